@@ -1,4 +1,8 @@
-"""Administration of a hub: its partitions, its workers, its quarantine, and its creation and removal."""
+"""Administers a hub: its partitions and workers, its quarantine, and its creation and removal.
+
+A worker serves a partition while it holds the partition's lease, which it renews at intervals. The quarantine is the
+table of the messages that could not be processed.
+"""
 
 from __future__ import annotations
 
@@ -53,9 +57,11 @@ class HubAdmin:
         A hub that already exists and is complete is not changed.
 
         :param settings: the hub's name, its storage and the number of its partitions.
-        :param cap: the largest number of partitions that one worker may hold; None: no limit.
+        :param cap: the cap (largest number of partitions of one worker) that the caller orders afterwards with
+            :attr:`partition_operations`. The call only checks that the hub has so many partitions. None: no check.
         :returns: the properties of the hub.
         :raises HubError: if the hub exists and differs from the settings.
+        :raises InputError: if the cap is larger than the number of partitions. Nothing was created.
         """
         async with open_store(settings) as store:
             return await create_hub(store, settings, cap=cap)
@@ -75,32 +81,38 @@ class HubAdmin:
         """The properties of the hub, for example its number of partitions. The client read them when it opened."""
         return self._hub.info
 
-    # workers and partitions
+    # operations on workers and partitions
 
     async def workers(self, *, prove: bool = False) -> tuple[Member, ...]:
         """Return the workers that are listed in the hub. A worker that has died stays in the list for a while.
 
-        :param prove: True: read the list twice, one renewal interval apart. A worker whose row has changed in between
-            is alive. False: read the list once, and compare it with the earlier readings of this client. In the first
-            reading of a client every worker counts as alive.
+        :param prove: True: find out which workers are alive. The list is read again until each worker has renewed its
+            row, or has not renewed it for 1.5 renewal intervals, at most for two minutes. A worker whose interval is
+            too long for this limit counts as alive. False: read the list once, and compare it with the earlier
+            readings of this client. In the first reading of a client every worker counts as alive.
         """
         return await self._members.prove() if prove else await self._members.live()
 
     async def partitions(self, *, prove: bool = False) -> tuple[PartitionState, ...]:
         """Return the state of every partition: its owner, whether the owner is alive, and how many messages wait.
 
-        :param prove: True: read the leases again until each owner has renewed its lease, or has not renewed it for 1.5
-            renewal intervals. False: read the leases once, and compare them with the earlier readings of this client.
-            In the first reading of a client every owner is ``unproven``.
+        :param prove: True: find out which owners are alive. The leases are read again until each owner has renewed its
+            lease, or has not renewed it for 1.5 renewal intervals, at most for two minutes. False: read the leases
+            once, and compare them with the earlier readings of this client. In the first reading of a client every
+            owner is ``unproven``.
         """
         return await administration.partition_states(self._hub.store, self._hub.names, self._observer, prove=prove)
 
     @property
     def partition_operations(self) -> PartitionOperations:
-        """The administrator's operations on partitions: kick, prohibit, offline, cap, drain, check."""
+        """The operations of an administrator on partitions.
+
+        An administrator can make the owner hand a partition over, prohibit a partition to workers, take a partition
+        offline, limit how many partitions a worker holds, drain a worker, and check the whole hub.
+        """
         return PartitionOperations(self._hub.store, self._hub.names, times=self._times, clock=self._hub.clock)
 
-    # instances that make no progress
+    # operations that say why instances make no progress
 
     async def waiting_of(
         self,
@@ -112,7 +124,7 @@ class HubAdmin:
         """Return why instances make no progress, like ``InstanceHandle.waiting``, for many instances at once.
 
         Cost: about five requests, whose answers are used again for 5 s, and one request for each instance whose
-        sentinel is read.
+        sentinel (the last row of its history) is read.
 
         :param states: the rows of the instances, which the caller has just read.
         :param members: the workers, if the caller has just read them; None: read them now.
@@ -129,18 +141,19 @@ class HubAdmin:
     ) -> WaitingInstances:
         """Count the instances that make no progress by their most important reason, and give examples.
 
-        The call reads at most 500 rows of each status that is not final, and the sentinels of at most 100 running or
-        suspended instances. :attr:`WaitingInstances.complete` says whether these limits were enough.
+        The call reads at most 500 rows of each status that is not final, and the sentinels (the last rows of the
+        histories) of at most 100 running or suspended instances. :attr:`WaitingInstances.complete` says whether these
+        limits were enough.
 
         :param members: the workers, if the caller has just read them; None: read them now.
-        :param watching: the triggerers that watch the hub for Airflow, read together with ``members``; None: those of
-            this client's last reading.
+        :param watching: the triggerers that watch the hub for Airflow, read together with ``members``; None: the
+            triggerers that this client found when it last read the list of workers.
         """
         if members is None:
             members = await self.workers()
         return await self._snapshots.scan(members, self._members.watching if watching is None else watching)
 
-    # quarantine
+    # operations on the quarantine
 
     async def quarantined(self, *, bodies: bool = True, limit: int | None = None) -> tuple[Quarantined, ...]:
         """Return the messages that could not be processed, with the cause of each.
@@ -166,7 +179,7 @@ class HubAdmin:
         return await self._out_of_quarantine(message_id, quarantine.put_back)
 
     async def drop_quarantined(self, message_id: str) -> bool:
-        """Delete a message in quarantine. The deletion cannot be undone.
+        """Delete a message in quarantine, so that no worker will process it. The deletion cannot be undone.
 
         :param message_id: the message's id from :meth:`quarantined`.
         :returns: False if the message is not in quarantine, or if another client moved or deleted it at the same time.

@@ -34,7 +34,7 @@ from airflow_provider_taskhub.storage.primitives import Store
 
 
 class Client:
-    """A connection to one hub. Create a client with :meth:`open`, and use the client only in that event loop.
+    """A connection to one hub. Create a client with :meth:`open`, and use it only in the event loop that opened it.
 
     :ivar admin: operations on the hub's partitions, workers and quarantine.
     :ivar watches: says which Airflow tasks wait for which instances; used by this package's Airflow operators and
@@ -86,7 +86,7 @@ class Client:
         return self._connection.describe()
 
     def instance(self, instance_id: str) -> InstanceHandle:
-        """Return a handle for one instance. The call reads nothing, so the instance need not exist.
+        """Return a handle for one instance. The call does not check whether the instance exists.
 
         :param instance_id: the id of an instance of this hub.
         """
@@ -139,7 +139,9 @@ class Client:
         limit: int = 100,
         continuation: str | None = None,
     ) -> InstancePage:
-        """Return one page of instances in the order of their ids. Large inputs and outputs are not read.
+        """Return one page of instances in the order of their ids. Large inputs and outputs are None in their states.
+
+        A filter that is empty or None leaves out no instance.
 
         :param statuses: return only instances with one of these statuses; empty: with any status.
         :param created_from: return only instances created at this time or later. A time without a zone is UTC.
@@ -170,6 +172,8 @@ class Client:
     ) -> PurgeResult:
         """Purge the ended instances that match the filters. If the call is interrupted, call it again for the rest.
 
+        A filter that is empty or None leaves out no ended instance.
+
         :param statuses: purge only instances with one of these final statuses; empty: with any final status.
         :param created_from: purge only instances created at this time or later. A time without a zone is UTC.
         :param created_to: purge only instances created at this time or earlier. A time without a zone is UTC.
@@ -193,17 +197,17 @@ class Client:
     # operations on one instance: each calls the method of InstanceHandle with the same name
 
     async def get(self, instance_id: str, *, payloads: bool = True) -> InstanceState | None:
-        """Short for :meth:`InstanceHandle.get`. :param instance_id: of the instance."""
+        """Short for :meth:`InstanceHandle.get`. :param instance_id: the instance's id."""
         return await self.instance(instance_id).get(payloads=payloads)
 
     async def wait(
         self, instance_id: str, *, timeout: timedelta | None = None, longest: float = LONGEST_PAUSE
     ) -> InstanceState:
-        """Short for :meth:`InstanceHandle.wait`. :param instance_id: of the instance."""
+        """Short for :meth:`InstanceHandle.wait`. :param instance_id: the instance's id."""
         return await self.instance(instance_id).wait(timeout=timeout, longest=longest)
 
     async def raise_event(self, instance_id: str, name: str, data: Any = None) -> None:
-        """Short for :meth:`InstanceHandle.raise_event`. :param instance_id: of the instance."""
+        """Short for :meth:`InstanceHandle.raise_event`. :param instance_id: the instance's id."""
         await self.instance(instance_id).raise_event(name, data)
 
     async def terminate(
@@ -216,27 +220,27 @@ class Client:
         timeout: timedelta | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> InstanceState:
-        """Short for :meth:`InstanceHandle.terminate`. :param instance_id: of the instance."""
+        """Short for :meth:`InstanceHandle.terminate`. :param instance_id: the instance's id."""
         return await self.instance(instance_id).terminate(
             reason, wait=wait, recurse=recurse, timeout=timeout, progress=progress
         )
 
     async def suspend(self, instance_id: str, reason: str = "", *, by: str | None = None) -> InstanceState:
-        """Short for :meth:`InstanceHandle.suspend`. :param instance_id: of the instance."""
+        """Short for :meth:`InstanceHandle.suspend`. :param instance_id: the instance's id."""
         return await self.instance(instance_id).suspend(reason, by=by)
 
     async def resume(self, instance_id: str, reason: str = "") -> InstanceState:
-        """Short for :meth:`InstanceHandle.resume`. :param instance_id: of the instance."""
+        """Short for :meth:`InstanceHandle.resume`. :param instance_id: the instance's id."""
         return await self.instance(instance_id).resume(reason)
 
     async def rewind(self, instance_id: str, reason: str = "") -> InstanceState:
-        """Short for :meth:`InstanceHandle.rewind`. :param instance_id: of the instance."""
+        """Short for :meth:`InstanceHandle.rewind`. :param instance_id: the instance's id."""
         return await self.instance(instance_id).rewind(reason)
 
     async def restart(self, instance_id: str, *, new_id: bool = False) -> InstanceState:
-        """Short for :meth:`InstanceHandle.restart`. :param instance_id: of the instance."""
+        """Short for :meth:`InstanceHandle.restart`. :param instance_id: the instance's id."""
         return await self.instance(instance_id).restart(new_id=new_id)
 
     async def purge(self, instance_id: str) -> bool:
-        """Short for :meth:`InstanceHandle.purge`. :param instance_id: of the instance."""
+        """Short for :meth:`InstanceHandle.purge`. :param instance_id: the instance's id."""
         return await self.instance(instance_id).purge()

@@ -11,10 +11,10 @@ from airflow_provider_taskhub.settings import LeaseTimes
 
 
 class Connection:
-    """An open hub, with the last readings of its workers and partitions.
+    """An open hub, with the objects that remember what a client last read about workers and partitions.
 
-    A worker is known to be alive if its row changes between two readings. All parts of a client share these objects,
-    because each object remembers its last reading.
+    A worker is known to be alive if its row changes between two readings. All parts of a client share one connection,
+    so that each part can compare its reading with the last reading of any part.
     """
 
     def __init__(self, hub: Hub, times: LeaseTimes) -> None:

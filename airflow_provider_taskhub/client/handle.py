@@ -111,6 +111,8 @@ class InstanceHandle:
     async def history(self) -> tuple[HistoryEvent, ...]:
         """Return the events of the instance's current generation. All of them are from the same moment.
 
+        Each ``continue_as_new`` begins a new generation with an empty history.
+
         :raises HistoryUnreadable: if an event cannot be read; use :meth:`readable_history` to see the others.
         :raises Conflict: if the instance was rewound, purged or started again during each of 5 readings.
         """
@@ -128,7 +130,11 @@ class InstanceHandle:
         return found.events, found.unreadable
 
     async def activities(self) -> tuple[ActivityRecord, ...]:
-        """Return all activity records of the instance: one for each attempt, ordered by task id and attempt."""
+        """Return all activity records of the instance, of all its generations: one record for each attempt.
+
+        The records are ordered by execution id, task id and attempt. Only activities that are declared with
+        ``record=True`` have records.
+        """
         found = await records.of_instance(self.hub.store, self.hub.names, self.id)
         return tuple(record for record, _ in found)
 
@@ -147,8 +153,9 @@ class InstanceHandle:
     async def failed_attempt(self) -> FailedAttempt | None:
         """Return the last attempt of the activity whose failure made the instance fail.
 
-        The activity need not have a record. If the failure of a child made the instance fail, the result is an attempt
-        of the child's activity. None: the attempt stored no log, or the error did not come from an activity.
+        The activity can be one without activity records. If the failure of a child made the instance fail, the result
+        is an attempt of the child's activity. None: the attempt stored no log, or the error did not come from an
+        activity.
         """
         return await blame.failed_attempt(
             self.hub.store, self.hub.names, self.id, lambda one: self.other(one).get(payloads=False)
@@ -159,8 +166,8 @@ class InstanceHandle:
     async def raise_event(self, name: str, data: Any = None) -> None:
         """Send an external event to the instance. Temporal calls such an event a signal.
 
-        The orchestrator receives the event with ``ctx.wait_for_external_event(name)``. An event that arrives before
-        this call is kept for it.
+        The orchestrator receives the event with ``ctx.wait_for_external_event(name)``. An event that arrives earlier is
+        kept until the orchestrator waits for it.
 
         :param name: the event's name.
         :param data: the event's content: one value, which is written as JSON.
@@ -197,8 +204,8 @@ class InstanceHandle:
     ) -> InstanceState:
         """Terminate the instance and its children. The call does not change an instance that has already ended.
 
-        An instance with a damaged history can be terminated too. The worker finds its children and its parent in the
-        events that can still be read. Afterwards the history contains only the termination.
+        An instance with a damaged history can be terminated too. The worker finds the instance's children and parent in
+        the events that can still be read. Afterwards the history contains only the termination.
 
         :param reason: this text becomes the instance's output.
         :param wait: True: return only when the instance has ended and its executors have confirmed that none of its
@@ -234,8 +241,9 @@ class InstanceHandle:
     async def suspend(self, reason: str = "", *, by: str | None = None) -> InstanceState:
         """Suspend the instance: running activities continue, but the orchestrator does not run before :meth:`resume`.
 
-        An instance that has not begun yet runs its first episode and is then suspended. The actions of that episode are
-        not executed before the resume, unless the orchestrator ends in that episode.
+        An instance that has not begun yet first runs its orchestrator until it waits (its first episode), and is then
+        suspended. The actions of this episode, for example calls of activities, are executed only after the resume,
+        unless the orchestrator ends in this episode.
 
         :param reason: this text is the instance's output until the instance ends, as in DurableTask.
         :param by: the name of the person or program that suspends the instance, to show to people. None: ``user@host``
@@ -298,8 +306,8 @@ class InstanceHandle:
     async def restart(self, *, new_id: bool = False) -> InstanceState:
         """Start the instance again with the orchestrator, version, input and tags of its last start.
 
-        :param new_id: True: start a new instance with a new random id; this instance may be in any state. False: keep
-            the id; this instance must have ended.
+        :param new_id: True: start a new instance with a new random id, whatever the state of this instance is. False:
+            keep the id; this instance must have ended.
         :returns: the state of the new instance.
         :raises InstanceNotFound: if there is no such instance.
         :raises InstanceExists: if the instance has not ended and ``new_id`` is False.

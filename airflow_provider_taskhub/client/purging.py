@@ -19,7 +19,7 @@ from airflow_provider_taskhub.retries import Retries, retry
 PURGES = Retries(after=(Throttled,), tries=5, first=1.0)
 """How the purge of one instance is tried again when the store answers that there are too many requests."""
 PURGED_AT_ONCE = 8
-"""Instances that are purged at the same time."""
+"""The largest number of instances that are purged at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class PurgeResult:
 
     :param purged: the number of instances that were purged.
     :param complete: False if matching instances are left, because the timeout or the limit was reached, or because
-        the purge of some failed. Call ``purge_many`` again to purge them.
+        some of them could not be purged. Call ``purge_many`` again to purge them.
     :param failed: the instances that the store could not purge: error texts by instance id.
     """
 
@@ -47,7 +47,7 @@ async def purge_many(
     rate: float | None,
     progress: Callable[[int], None],
 ) -> PurgeResult:
-    """Purge the ended instances that match. Parameters and errors: ``Client.purge_many``."""
+    """Purge the ended instances that match the filters ``wanted``. Parameters and errors: ``Client.purge_many``."""
     if rate is not None and not rate > 0:
         raise InputError(f"rate is {rate}: give more than 0 instances a second, or None")
     if open_ones := [str(status) for status in wanted.statuses if not status.is_final]:
@@ -79,7 +79,7 @@ async def _purge_one(hub: Hub, instance: InstanceHandle, failed: dict[str, str])
 
     :param failed: receives the error text if the store cannot purge the instance.
     :returns: whether the instance was purged.
-    :raises Unavailable: if the store does not answer other requests either.
+    :raises Unavailable: if the store answers neither the purge nor another request. The whole call then ends.
     """
     try:
         return await retry(instance.purge, PURGES, hub.clock)
@@ -88,5 +88,6 @@ async def _purge_one(hub: Hub, instance: InstanceHandle, failed: dict[str, str])
     except (Throttled, Unavailable) as error:
         failed[instance.id] = str(error)
         if isinstance(error, Unavailable):
-            await instance.get(payloads=False)  # raises Unavailable if the store answers no request at all
+            # If this reading succeeds, the store still answers, so the other instances can be purged.
+            await instance.get(payloads=False)
     return False

@@ -68,8 +68,8 @@ class Starter:
 
     async def _insert(self, start: ExecutionStarted) -> InstanceState:
         # The message gets the ETag of the inserted row: the store replaces the placeholder `mark` when it puts the
-        # message. A worker then knows the row, and need not read anything before the first episode. A message in a blob
-        # is written before the row, so it cannot have the ETag.
+        # message. With this ETag a worker can process the first episode without reading the row. The text of a message
+        # that is too large for the queue is in a blob, which is written before the row, so it cannot have the ETag.
         mark = uuid4().hex
         made, entity, blobs = self._start_parts(replace(start, taskhub_row_etag=mark))
         put = replace(made.put(), naming=(mark, EtagOf(step=1)))
@@ -107,7 +107,7 @@ class Starter:
             row = await self.hub.instance(instance_id)
             if row is None:
                 try:
-                    return await self._insert(start)  # the old instance was purged after our first insertion failed
+                    return await self._insert(start)  # the other instance was purged after our first insertion failed
                 except Conflict:
                     continue
             if policy is StartPolicy.ATTACH:

@@ -21,7 +21,7 @@ CHILD_APPEARS = 30.0
 
 
 async def activities_end(instance: InstanceHandle, deadline: Deadline) -> None:
-    """Wait until no recorded activity of an ended instance runs.
+    """Wait until no activity with an activity record runs for an ended instance.
 
     :param instance: the instance that has ended.
     :param deadline: the time until which to wait.
@@ -36,6 +36,8 @@ async def activities_end(instance: InstanceHandle, deadline: Deadline) -> None:
 
 async def families_end(instance: InstanceHandle, deadline: Deadline, progress: Callable[[str], None]) -> None:
     """Wait until all children of a terminated instance have ended, and also the children of these children.
+
+    If the termination was only for the instance itself, return at once.
 
     :param instance: the instance that was terminated.
     :param deadline: the time until which to wait.

@@ -22,7 +22,7 @@ from airflow_provider_taskhub.supervision import owned
 log = structlog.get_logger(__name__)
 
 FORGOTTEN_AT_ONCE = 16
-"""Requests that :meth:`Watches.forget` sends at the same time."""
+"""The largest number of requests that :meth:`Watches.forget` sends at the same time."""
 
 
 class Watches:
@@ -74,9 +74,10 @@ class Watches:
 
     @asynccontextmanager
     async def attending(self, name: str) -> AsyncIterator[None]:
-        """List this process in the hub as a watcher of instances for Airflow while the block runs.
+        """List this process in the hub as a watcher of instances for Airflow while the ``with`` block runs.
 
-        Other processes see in the list whether a triggerer waits for deferred tasks. Errors of the store are logged.
+        Other processes see in this list whether a triggerer waits for deferred tasks. Errors of the store do not end
+        the block.
 
         :param name: the name of this process, to show to people.
         """
@@ -95,7 +96,7 @@ class Watches:
     async def _attend(self, member: Member) -> None:
         while True:
             try:
-                await self._members.renew(member)  # inserts the row if there is none yet
+                await self._members.renew(member)  # the first call inserts the row of this process
             except StorageError as error:
                 log.info("watcher_not_listed", error=str(error))
             await self._hub.clock.sleep(self._times.renew.total_seconds())
