@@ -40,7 +40,11 @@ def create(
 def made(
     *, hub: str | None, partitions: int | None, lease_store: str | None = None, cap: int | None = None
 ) -> tuple[str, dict[str, object]]:
-    """Make a hub as ``create`` does. What to say of it: to people, to scripts. :param cap: of every worker."""
+    """Create a hub or complete it, as the command ``create`` does.
+
+    :param cap: the cap that the caller then orders for every worker; here it is only checked. None: no cap.
+    :returns: a sentence about the hub for people, and its properties for ``--json``.
+    """
     settings = settings_of(hub=hub, partitions=partitions, lease_store=lease_store)
 
     async def work() -> tuple[HubInfo, str]:

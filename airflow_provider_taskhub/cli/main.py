@@ -26,7 +26,10 @@ app.command()(worker)
 
 
 def _reflow(group: typer.Typer) -> None:
-    """Let a terminal of any width wrap the help: Typer keeps the line breaks of docstrings, but for the first part."""
+    """Remove the line breaks inside the paragraphs of the help, so that the help fits a terminal of any width.
+
+    Typer itself does so only for the first paragraph of a docstring.
+    """
     for command in group.registered_commands:
         text = inspect.getdoc(command.callback) if command.callback is not None else None
         if command.help is None and text:
@@ -37,7 +40,8 @@ def _reflow(group: typer.Typer) -> None:
 
 
 DEMO = "airflow_provider_taskhub.demo"
-"""Only a checkout has this package. It is found by name, since it stands on the package ``cli`` itself."""
+"""The package of ``taskhub demo``. A checkout has this package, an installed wheel does not. It is imported by name,
+because it imports the package ``cli`` itself."""
 if importlib.util.find_spec(DEMO) is not None:
     app.command()(importlib.import_module(f"{DEMO}.command").demo)
 _reflow(app)
@@ -57,6 +61,6 @@ def taskhub(
 
 
 def main() -> None:
-    """Entry point of the console script. What is logged goes to standard error: standard output is for answers."""
+    """Run the command line ``taskhub``. Logs go to standard error, because standard output is for results."""
     telemetry.configure()
     app()

@@ -1,4 +1,4 @@
-"""Options that many commands have, and the settings they make."""
+"""The options that many commands have, and the settings that follow from options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
 def settings_of(**arguments: object) -> Settings:
-    """Settings from options, environment and file; a wrong value ends the command with exit status 2."""
+    """Return the settings from options, environment variables and the settings file.
+
+    A wrong value ends the command with exit status 2.
+
+    :param arguments: values of options by the name of the setting; None: the option was not given.
+    """
     try:
         return load_settings(**arguments)
     except ConfigurationError as error:

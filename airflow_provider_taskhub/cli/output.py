@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for scripts; and how errors end a command."""
+"""Prints what commands return, as tables for people or as JSON for scripts, and ends a command after an error."""
 
 from __future__ import annotations
 
@@ -32,13 +32,17 @@ from airflow_provider_taskhub.errors import (
 T = TypeVar("T")
 
 WIDE = 100_000
-"""Columns of an output that is no terminal: nothing in it is folded or cut."""
+"""The width of an output that is not a terminal, in characters. It is so large that no line is folded or cut."""
 _LEAST = 8
-"""To how many characters a column may fold and still be read."""
+"""The smallest width of a column, in characters, at which people can still read it."""
 
 
 def writer(*, stderr: bool = False, width: int | None = None) -> Console:
-    """A console that prints texts as they are: ids and messages are users' words, and may look like markup."""
+    """Return a console that prints texts as they are. Ids and messages of users may look like Rich's markup.
+
+    :param stderr: True: print to standard error.
+    :param width: the width in characters; None: the width of the terminal.
+    """
     return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
 
@@ -47,10 +51,10 @@ errors = writer(stderr=True)
 
 
 class Exit(IntEnum):
-    """Exit codes of every command, for scripts and monitors."""
+    """The exit statuses of all commands, for scripts and monitors."""
 
     OK = 0
-    FAILED = 1  # the instance failed or was terminated; a check found something
+    FAILED = 1  # the instance failed or was terminated, or a check found a fault
     USAGE = 2  # wrong arguments or settings
     NOT_FOUND = 3
     EXISTS = 4
@@ -59,7 +63,7 @@ class Exit(IntEnum):
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON sees it: dataclasses as objects, times as ISO 8601."""
+    """Return a value in the types of JSON: a dataclass as a dictionary, a time as ISO 8601 text."""
     if isinstance(value, Timestamp):
         return value.text()
     if is_dataclass(value) and not isinstance(value, type):
@@ -74,14 +78,15 @@ def plain(value: Any) -> Any:
 
 
 def as_json(value: Any) -> None:
-    """One JSON document on standard output."""
+    """Print a value as a JSON document on standard output."""
     typer.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A table for people. Its ids stay in one piece, so that they can be copied: they are in a column named ``id``.
+    """Print a table for people. The values of a column named ``id`` are never folded, so that they can be copied.
 
-    A frame is only for a terminal with room for ids; elsewhere each row is one line, which a narrow terminal wraps.
+    The table has a frame only on a terminal that is wide enough for the ids. Otherwise each row is one line without a
+    frame, which a narrow terminal wraps.
     """
     texts = [["" if cell is None else str(cell) for cell in row] for row in rows]
     ids = max((cell_len(row[columns.index("id")]) for row in texts), default=0) if "id" in columns else 0
@@ -107,18 +112,21 @@ def plural(count: int, noun: str) -> str:
 
 
 def fail(message: str, code: Exit) -> NoReturn:
-    """One line on standard error, and the exit code."""
+    """Print an error on standard error, and end the command with this exit status."""
     errors.print(Text.assemble(("taskhub:", "red"), f" {message}"), soft_wrap=True)
     raise typer.Exit(int(code))
 
 
 def warn(message: str) -> None:
-    """One line on standard error."""
+    """Print a warning on standard error."""
     errors.print(Text.assemble(("warning:", "yellow"), f" {message}"), soft_wrap=True)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine; TaskHub's errors become one line and an exit code."""
+    """Run a command's coroutine and return its result. After an error of TaskHub, print its text and end the command.
+
+    The class of the error decides the exit status.
+    """
     try:
         return asyncio.run(work)
     except (InstanceNotFound, PartitionNotFound) as error:
@@ -138,5 +146,5 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def time_text(time: Timestamp | None) -> str:
-    """A time for people, to the second."""
+    """Return a time in whole seconds, to show to people; "" for None."""
     return "" if time is None else f"{time.text()[:19]}Z"

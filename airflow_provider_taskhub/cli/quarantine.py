@@ -1,4 +1,7 @@
-"""``taskhub quarantine``: messages that nobody could process, and what becomes of them."""
+"""``taskhub quarantine``: shows the messages that no worker could process, puts them back or drops them.
+
+A stuck instance is one whose episode (a run of its orchestrator) does not end. All its messages are in quarantine.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ def show(
 def put_back(
     message_ids: MessageIds = None, every: Everything = False, hub: HubName = None, json: AsJson = False
 ) -> None:
-    """Return messages to their queues. Fix the cause first. A stuck instance gets all its messages back.
+    """Return messages to their queues. Fix the cause first. If an instance is stuck, all its messages are returned.
 
     Example: taskhub quarantine put-back --all
     """
@@ -90,16 +93,13 @@ def drop(
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Delete messages. No worker will process them: an instance that needs one of them waits for ever.
+    """Delete messages. No worker will process them, so an instance that needs one of them waits for ever.
 
     Example: taskhub quarantine drop 0f8fad5b-d9cb-469f-a165-70867728950e
     """
     if every and not yes and not typer.confirm("Delete all messages in quarantine? This cannot be undone."):
         fail("nothing was dropped", Exit.FAILED)
     _each(message_ids, every, hub, HubAdmin.drop_quarantined, "dropped", _alone, json=json)
-
-
-# --- parts --------------------------------------------------------------------------------------------------------
 
 
 def _each(
@@ -124,7 +124,7 @@ def _each(
             try:
                 if message_id in there and message_id not in done and await do(client.admin, message_id):
                     done.update(together(there, there[message_id]))
-            except InputError as error:  # one of many that cannot be: the others nevertheless
+            except InputError as error:  # the other messages are processed nevertheless
                 failed[message_id] = str(error)
         missing = [message_id for message_id in wanted if message_id not in done and message_id not in failed]
         return len(done), missing, failed
@@ -146,7 +146,10 @@ def _alone(there: dict[str, Quarantined], item: Quarantined) -> Iterable[str]:
 
 
 def _instance(there: dict[str, Quarantined], item: Quarantined) -> Iterable[str]:
-    """What goes back with a message: all of its instance, if that is stuck."""
+    """Return the ids of the messages that go back together with a message.
+
+    If the instance of the message is stuck, these are all its messages; otherwise only the message itself.
+    """
     if item.stuck is None:
         return (item.message_id,)
     return [

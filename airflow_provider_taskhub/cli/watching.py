@@ -1,4 +1,4 @@
-"""What a command that waits for an instance tells meanwhile: what runs, and what the instance waits for."""
+"""Waits for an instance, and meanwhile prints which activities run and what the instance waits for."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ from airflow_provider_taskhub.masking import masked
 from airflow_provider_taskhub.supervision import owned
 
 LOOK = 2.0
-"""Seconds between two looks at what an instance waits for."""
+"""Seconds from one reading of what an instance waits for to the next."""
 PROGRESS_LOOKS = 5
-"""So many times longer is the pause while a recorded activity runs: else each look prints a line."""
+"""The factor by which the pause between two readings is longer while an activity with an activity record runs. Its
+progress differs at each reading, so that each reading prints a line."""
 MAX_MESSAGE = 200
-"""Characters of a progress message that a line shows."""
+"""The largest number of characters of a progress message that a line shows."""
 
 
 async def waited(client: Client, instance_id: str, *, timeout: timedelta | None, quiet: bool) -> InstanceState:
-    """Wait until an instance has ended, and tell what it waits for.
+    """Wait until an instance has ended, and meanwhile print what the instance waits for.
 
-    :param quiet: lines even on a terminal, where else one line changes.
-    :raises TimeoutError: when it has not within ``timeout``.
+    :param timeout: the longest time to wait; None: no limit.
+    :param quiet: True: print a line for each change, also on a terminal. False: a terminal shows one line that changes.
+    :raises TimeoutError: if the instance has not ended within ``timeout``.
     """
     return await _shown(_Wait(client, instance_id), client.wait(instance_id, timeout=timeout), quiet=quiet)
 
@@ -41,9 +43,9 @@ async def waited(client: Client, instance_id: str, *, timeout: timedelta | None,
 async def terminated(
     client: Client, instance_id: str, reason: str, *, recurse: bool, timeout: timedelta | None, quiet: bool
 ) -> InstanceState:
-    """Terminate an instance, wait until nothing of it runs any more, and tell what the termination waits for.
+    """Terminate an instance, wait until nothing of it runs any more, and print what the termination waits for.
 
-    Parameters and errors are those of :meth:`Client.terminate` and :func:`waited`.
+    Parameters and errors: :meth:`.Client.terminate` and :func:`waited`.
     """
     wait = _Termination(client, instance_id)
     ending = client.terminate(
@@ -66,13 +68,13 @@ async def _lines(wait: _Wait, work: asyncio.Task[InstanceState]) -> InstanceStat
         if text != said:
             said = text
             errors.print(text or "the instance goes on", soft_wrap=True)
-        # progress changes at each look
+        # The progress of a running activity differs at each reading. A longer pause prints fewer lines.
         await asyncio.wait((work,), timeout=LOOK * (PROGRESS_LOOKS if running else 1))
     return await work
 
 
 async def _spun(wait: _Wait, work: asyncio.Task[InstanceState]) -> InstanceState:
-    folded = Column(overflow="fold")  # by default a line is cut, and with it the way out
+    folded = Column(overflow="fold")  # by default a long line is cut, and its end says what the user can do
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False, table_column=folded),
@@ -90,15 +92,15 @@ async def _spun(wait: _Wait, work: asyncio.Task[InstanceState]) -> InstanceState
 
 
 class _Wait:
-    """A wait until an instance has ended."""
+    """What a command prints while it waits for the end of an instance."""
 
     def __init__(self, client: Client, instance_id: str) -> None:
         self.client, self.instance_id = client, instance_id
 
     async def standing(self) -> tuple[str, bool]:
-        """What the instance does and what it waits for, and whether an attempt with a record runs.
+        """Return a text about what the instance does and waits for, and whether an activity with a record runs.
 
-        Nothing while that cannot be read: the wait itself then reports the error.
+        The text is "" while the instance cannot be read. The wait itself reports the error.
         """
         try:
             running = await self._running()
@@ -119,7 +121,7 @@ class _Wait:
 
 
 class _Termination(_Wait):
-    """A wait until nothing of a terminated instance runs: the instance, and then one child after the other."""
+    """What a command prints while it waits for a terminated instance, and then for one child after the other."""
 
     def __init__(self, client: Client, instance_id: str) -> None:
         super().__init__(client, instance_id)
@@ -133,7 +135,10 @@ class _Termination(_Wait):
         return f"child {self.instance_id!r}: {text}" if self._child and text else text, running
 
     async def _reasons(self, running: Sequence[ActivityRecord]) -> tuple[Why, ...]:
-        """A termination does not wait for what the instance awaits, nor for the end of a suspension."""
+        """Return why the termination does not go on, which is not why the instance makes no progress.
+
+        A termination waits neither for what the orchestrator awaits, such as an event, nor for the end of a suspension.
+        """
         state = await self.client.get(self.instance_id, payloads=False)
         if state is None:
             return ()
@@ -144,7 +149,7 @@ class _Termination(_Wait):
 
 
 def told(reasons: Sequence[Why]) -> str:
-    """All reasons in one line."""
+    """Return all reasons in one line."""
     return "; ".join(map(str, reasons))
 
 
@@ -154,11 +159,11 @@ def _attempt(record: ActivityRecord) -> str:
 
 
 def progress_of(record: ActivityRecord) -> str:
-    """``50 %  loads May``: what the attempt reported last."""
+    """Return the progress that the attempt reported last, for example ``50 %  loads May``; "" if there is none."""
     share = None if record.progress is None else f"{record.progress * 100:.0f} %"
     return "  ".join(part for part in (share, _line(record.message)) if part)
 
 
 def _line(text: str | None) -> str:
-    """A text of user code as a part of one line."""
+    """Return a text of user code without line breaks, with secrets masked, and cut; "" for None."""
     return masked(" ".join((text or "").split())[:MAX_MESSAGE])

@@ -1,4 +1,4 @@
-"""``taskhub worker``: serve a hub until told to stop."""
+"""``taskhub worker``: serves a hub until a signal stops the worker."""
 
 from __future__ import annotations
 
@@ -78,11 +78,13 @@ async def _serve(settings: Settings, options: Options) -> None:
 
 
 def _tune_interpreter() -> None:
-    """For a process with one busy event loop, and threads that the loop waits for.
+    """Set up Python for a process with one busy event loop, and threads on which this loop waits.
 
-    A thread asks for the GIL only after it has waited for a whole switch interval; a loop that lets go of it for an
-    instant in every turn, each shorter than that, would keep the store's writer out for as long as it is busy. And what
-    was imported lives as long as the process: no collection need look at it.
+    Shorter switch interval: a thread asks for the GIL only after it has waited for a whole switch interval. The event
+    loop releases the GIL in every turn, but takes it again sooner than that. With the default interval, the thread that
+    writes to the store would not run while the loop is busy.
+
+    Less garbage collection: imported objects live as long as the process, so the collector does not look at them again.
     """
     sys.setswitchinterval(0.0005)
     gc.freeze()

@@ -1,4 +1,4 @@
-"""``taskhub instances``: start, watch and steer orchestrations. The commands stand in the order of the help."""
+"""``taskhub instances``: start, watch and control instances. The help lists the commands in the order below."""
 
 from __future__ import annotations
 

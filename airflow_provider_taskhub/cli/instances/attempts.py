@@ -1,4 +1,8 @@
-"""Attempts of an instance's activities: their table, and ``taskhub instances logs``."""
+"""Prints the attempts of an instance's activities: as a table, or with their logs (``taskhub instances logs``).
+
+A generation is the part of a run between two calls of ``continue_as_new``. Each generation has its own execution id,
+and its activities are numbered anew.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +65,10 @@ def logs(
 
 
 async def _logged(client: Client, state: InstanceState) -> list[dict[str, Any]]:
-    """Attempts that have a log, with its name as ``log``, in the order of their generations, tasks and attempts.
+    """Return the attempts that have a log, in the order of their generations, task ids and attempts.
 
-    The history has only the present generation. In earlier ones the number of an activity without a record may mean
-    another activity, so its name is "".
+    ``log`` is the name of the log. ``activity`` is "" for an activity without an activity record in an earlier
+    generation: the name would have to come from the history, which has only the current generation.
     """
     records = {record.log: record.name for record in await client.instance(state.instance_id).activities()}
     events, _ = await client.instance(state.instance_id).readable_history()
@@ -90,9 +94,11 @@ async def _logged(client: Client, state: InstanceState) -> list[dict[str, Any]]:
 
 
 def print_activities(records: Sequence[ActivityRecord], execution_id: str | None) -> None:
-    """Attempts in the order of their executions, tasks and attempts.
+    """Print a table of attempts in the order of their generations, task ids and attempts.
 
-    :param execution_id: of the instance now. Where records of other executions are there, a column names each one's.
+    If the attempts are from several generations, a column names the generation of each attempt.
+
+    :param execution_id: the execution id of the instance's current generation.
     """
     generations = generations_of((record.instance.execution_id or "" for record in records), execution_id)
     columns = ("generation",) if len(generations) > 1 else ()
@@ -121,10 +127,14 @@ def print_activities(records: Sequence[ActivityRecord], execution_id: str | None
 
 
 def generations_of(executions: Iterable[str], execution_id: str | None) -> dict[str, str]:
-    """How each execution is shown, in order: generations of earlier starts first, then those of the present start.
+    """Return how the generation of each execution id is shown, for example ``2`` or ``2 of 1f0c9a3e``.
 
-    A generation has the number of times that its start has continued as new, from 1. One of another start, as after a
-    rewind or a start with the same id, has the beginning of its execution id as well.
+    Generations of earlier runs come before those of the current run. The generations of a run count from 1. If another
+    run of the same instance id, for example before a rewind or a restart, had the generation, the text ends with the
+    first eight characters of the execution id.
+
+    :param executions: execution ids, in any order and with repetitions.
+    :param execution_id: the execution id of the instance's current generation; None: not known.
     """
     order = sorted({*executions}, key=lambda one: (same_start(one, execution_id), one[:HALF], generation_of(one), one))
     return {

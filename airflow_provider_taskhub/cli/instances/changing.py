@@ -1,4 +1,4 @@
-"""Commands that change what an instance does: end it, hold it, let it go on, repeat it, send it an event."""
+"""The commands that terminate, suspend, resume, rewind or restart an instance, or send an event to it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def terminate(
 ) -> None:
     """End an instance and its children now.
 
-    Activities without a record end at their next renewal: every 1 s, on Azure every 10 s.
+    A worker checks every 1 s (on Azure every 10 s) whether the instance has ended, and then ends activities that were
+    declared without a record.
 
     Example: taskhub instances terminate flights-2013 --reason "wrong year" --wait
     """
@@ -59,7 +60,7 @@ def terminate(
 
 
 def suspend(instance_id: InstanceId, reason: Reason = "", hub: HubName = None, json: AsJson = False) -> None:
-    """Suspend an instance. Running activities go on. The orchestrator waits for `resume`.
+    """Suspend an instance. Running activities continue. The orchestrator does not run until `resume`.
 
     Example: taskhub instances suspend flights-2013 --reason "the cluster is being moved"
     """
@@ -71,7 +72,7 @@ def suspend(instance_id: InstanceId, reason: Reason = "", hub: HubName = None, j
 
 
 def resume(instance_id: InstanceId, reason: Reason = "", hub: HubName = None, json: AsJson = False) -> None:
-    """Resume a suspended instance. It also processes the messages that came in the meantime.
+    """Resume a suspended instance. The instance also processes the messages that arrived during the suspension.
 
     Example: taskhub instances resume flights-2013
     """

@@ -1,4 +1,4 @@
-"""``taskhub instances list``: pages of instances, the newest first or by id."""
+"""``taskhub instances list``: prints a page of instances, the newest first or in the order of their ids."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ from airflow_provider_taskhub.hub.model import (
 
 MAX_LISTED = 1000
 MAX_SORTED = 5000
-"""Instances that are read at most to sort them by age: the store returns them by id."""
+"""The largest number of instances that are read to sort them by age. The store returns instances in the order of their
+ids, so all of them must be read before they can be sorted."""
 NEWEST = "newest:"
-"""Begins the continuation of a page that shows the newest first."""
+"""How a ``--continuation`` begins that continues a list with the newest instances first."""
 
 
 class Order(StrEnum):
-    """How a list is sorted."""
+    """The order of the list of instances."""
 
     NEWEST = "newest"
     ID = "id"
@@ -60,7 +61,7 @@ def list_(
     """
 
     by = order or (Order.ID if json else Order.NEWEST)
-    if continuation is not None:  # a page goes on in the order of the one before
+    if continuation is not None:  # the next page has the same order as the page before
         by = Order.NEWEST if continuation.startswith(NEWEST) else Order.ID
     where: dict[str, Any] = {
         "statuses": status or (),
@@ -92,9 +93,14 @@ def list_(
 
 
 async def _newest(client: Client, limit: int, where: dict[str, Any], after: str | None) -> InstancePage:
-    """A page of instances, the newest first. Of a larger hub only the first :data:`MAX_SORTED` by id are sorted.
+    """Return a page of instances, the newest first.
 
-    :param after: the continuation of the page before. :raises InputError: when it is not one.
+    If more than :data:`MAX_SORTED` instances match, only the first of them in the order of their ids are sorted and
+    returned, and a warning says so.
+
+    :param where: the filters of ``Client.list``.
+    :param after: the continuation that the page before printed; None: return the first page.
+    :raises InputError: if ``after`` is no such continuation.
     """
     found: list[InstanceState] = []
     continuation: str | None = None

@@ -1,4 +1,4 @@
-"""Options that several commands share, what they mean, and the client that a command works with."""
+"""The options that several commands share, functions that read their values, and the client of a command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ Reason = Annotated[str, typer.Option(help="Reason. It is stored as the output un
 
 
 def moment_of(text: str | None, option: str) -> datetime | None:
-    """The time that an option gives. :param option: its name, for the error."""
+    """Return the time that an option gives; None if the option was not given. A time without a zone is UTC.
+
+    :param text: the value of the option.
+    :param option: the name of the option, for the error text.
+    """
     if text is None:
         return None
     try:
@@ -45,7 +49,7 @@ def moment_of(text: str | None, option: str) -> datetime | None:
 
 
 def tags_of(pairs: list[str] | None) -> dict[str, str]:
-    """The tags that ``--tag`` gives."""
+    """Return the tags that the values ``NAME=VALUE`` of ``--tag`` give; empty for None."""
     tags = {}
     for pair in pairs or ():
         name, found, value = pair.partition("=")
@@ -56,7 +60,11 @@ def tags_of(pairs: list[str] | None) -> dict[str, str]:
 
 
 def value_of(text: str | None, option: str) -> Any:
-    """The JSON value that an option gives. :param option: its name, for the error."""
+    """Return the JSON value that an option gives; None if the option was not given.
+
+    :param text: the value of the option.
+    :param option: the name of the option, for the error text.
+    """
     if text is None:
         return None
     try:
@@ -66,7 +74,11 @@ def value_of(text: str | None, option: str) -> Any:
 
 
 def with_client(hub: str | None, work: Callable[[Client], Any]) -> Any:
-    """What the work returns, done with an open client of the hub."""
+    """Call an async function with an open client of the hub, and return its result.
+
+    :param hub: the value of ``--hub``; None: the settings name the hub.
+    :param work: the async function.
+    """
     settings = settings_of(hub=hub)
 
     async def opened() -> Any:

@@ -1,4 +1,4 @@
-"""``taskhub instances purge``: remove ended instances."""
+"""``taskhub instances purge``: deletes ended instances."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def purge(
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Delete instances that have ended, with all their data: history, payloads, records, logs.
+    """Delete instances that have ended, with all their data: history, payloads, activity records, logs.
 
-    If the command is interrupted, run it again: it deletes the rest. Children are separate instances: they stay.
+    If the command is interrupted, run it again to delete the rest. Children are separate instances and are not deleted.
 
     Example: taskhub instances purge flights-2013
 
@@ -98,7 +98,7 @@ def _purge_these(instance_ids: list[str], hub: str | None, *, json: bool) -> Non
         for instance_id in instance_ids:
             try:
                 done[instance_id] = done.get(instance_id) or await client.purge(instance_id)
-            except (InputError, StorageError) as error:  # one of many that cannot be: the others nevertheless
+            except (InputError, StorageError) as error:  # the other instances are purged nevertheless
                 failed[instance_id] = error
         return done, failed
 
@@ -120,7 +120,12 @@ def _purge_these(instance_ids: list[str], hub: str | None, *, json: bool) -> Non
 
 @contextmanager
 def _counting(*, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A line that says how far it has come."""
+    """While the ``with`` block runs, show on a terminal how many instances have been purged.
+
+    Yields a function that the block calls with the number of purged instances.
+
+    :param quiet: True: show nothing.
+    """
     if quiet or not errors.is_terminal:
         yield lambda purged: None
         return

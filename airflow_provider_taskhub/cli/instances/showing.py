@@ -1,4 +1,4 @@
-"""``taskhub instances show``: one instance with all that is known of it."""
+"""``taskhub instances show``: prints everything that the hub knows about one instance."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from airflow_provider_taskhub.hub.waiting.reasons import AWAITED, is_foreign, un
 from airflow_provider_taskhub.masking import masked, masked_json
 
 MAX_CHILDREN = 20
-"""Children that ``show`` lists."""
+"""The largest number of children that ``show`` lists."""
 
 
 def show(
@@ -120,7 +120,7 @@ def print_state(state: InstanceState) -> None:
         ("custom status", _short(state.custom_status)),
         ("tags", masked(", ".join(f"{name}={value}" for name, value in (state.tags or {}).items()))),
         ("input", _short(state.input)),
-        # before the end, the column holds why the instance was suspended or resumed
+        # until the instance ends, its output is the reason of its last suspension or resume
         ("output", _short(state.output) if state.status.is_final else None),
         ("failed at", place_of(state.failure)),
     ]
@@ -128,10 +128,14 @@ def print_state(state: InstanceState) -> None:
 
 
 def _print_served(served: Ownership, members: Sequence[Member] | None) -> None:
-    """:param members: workers, proven to live or not; None: nothing is proven."""
+    """Print which worker owns the instance's partition, and whether this worker is alive.
+
+    :param served: the partition and its owner.
+    :param members: the workers, with ``alive`` proven; None: it is not known which workers are alive.
+    """
     if served.owner is None:
         told = f"{served.state}, no worker serves it"
-    elif members is None or is_foreign(served):  # workers of .NET are no members
+    elif members is None or is_foreign(served):  # workers of .NET are not in the list of members
         told = f"owned by {served.owner}; is it alive? taskhub partitions show {served.partition}"
     else:
         lives = any(member.alive and member.worker == served.owner for member in members)
@@ -140,7 +144,7 @@ def _print_served(served: Ownership, members: Sequence[Member] | None) -> None:
 
 
 def _print_children(history: Sequence[HistoryEvent]) -> None:
-    """Children that the instance awaits, with their ids."""
+    """Print the children that the instance awaits, with their ids."""
     ended = {
         event.task_scheduled_id
         for event in history
@@ -167,6 +171,6 @@ def _what(event: Any) -> str:
 
 
 def _short(text: str | None, limit: int = 2000) -> str | None:
-    """A text of user code as ``show`` prints it: without the values of secrets, and not longer than the limit."""
+    """Return a text of user code with secrets masked, and cut after ``limit`` characters; None for None."""
     text = None if text is None else masked_json(text)
     return text if text is None or len(text) <= limit else f"{text[:limit]}… ({len(text)} characters; --json has all)"

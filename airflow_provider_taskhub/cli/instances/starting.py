@@ -1,4 +1,7 @@
-"""``taskhub instances start`` and ``wait``, and how every command waits for an instance and ends with its status."""
+"""``taskhub instances start`` and ``wait``, and the functions with which other commands wait for an instance too.
+
+A command that waited ends with exit status 1 if the instance did not complete.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ def wait(
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Wait until an instance has ended, and print what it does. Exit status 1 if it did not complete.
+    """Wait until an instance has ended, and print what it does. Exit status 1 if the instance did not complete.
 
     Example: taskhub instances wait flights-2013 --timeout 600
     """
@@ -96,7 +99,7 @@ def wait(
 
 
 async def warn_if_nobody(client: Client, orchestrator: str) -> None:
-    """Warn if no worker has the orchestrator: the instance waits for one, and its user learns it at once."""
+    """Print a warning if no worker has the orchestrator, so that the user knows why the instance does not begin."""
     members = [member for member in await client.admin.workers() if "orchestrator" in member.roles]
     if any(orchestrator in member.orchestrators for member in members):
         return

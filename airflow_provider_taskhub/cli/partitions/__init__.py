@@ -1,4 +1,8 @@
-"""``taskhub partitions``: who serves what, and orders about it. The commands stand in the order of the help."""
+"""``taskhub partitions``: shows which workers serve which partitions, and gives orders about this.
+
+An order of an administrator, such as "partition 3 is offline", stays in force until somebody lifts it. The help lists
+the commands in the order below.
+"""
 
 from __future__ import annotations
 

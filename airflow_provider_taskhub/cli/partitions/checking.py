@@ -1,4 +1,4 @@
-"""``taskhub partitions detect-stale`` and ``check``: exit statuses for monitors."""
+"""``taskhub partitions detect-stale`` and ``check``: tell monitors by the exit status whether the hub has faults."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def detect_stale(
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Read the leases twice. Exit status 1 if a lease was not renewed in between, or has no row.
+    """Read the leases of all partitions twice. Exit status 1 if a lease was not renewed in between, or has no row.
 
-    Exit status 2 if SECONDS is too short to prove anything: a live owner may renew its lease later than that.
+    Exit status 2 if SECONDS is so short that a live owner would not always renew its lease in this time.
 
     Example: taskhub partitions detect-stale 30 || page-somebody
     """
@@ -58,15 +58,16 @@ def check(
     Faults of instances: no live worker knows the orchestrator or an activity, or accepts the version; the worker that
     owns the partition cannot run the instance; the instance is in quarantine; its partition is offline.
 
-    The command also lists instances that are suspended, start later, await an event, a timer or a child, or belong to
-    an Airflow task while no triggerer watches the hub. These are no faults.
+    The command also lists instances that wait without a fault: they are suspended, start later, await an event, a timer
+    or a child, or belong to an Airflow task while no triggerer watches the hub.
 
-    The command reads at most 500 instances of each open status, and examines at most 100 running ones. If there are
-    more, the counts say "at least".
+    The command reads at most 500 instances of each status that is not final, and reads at most 100 running ones in
+    detail. If there are more, the counts say "at least".
 
-    The command waits until every worker and every owner has renewed, at most 1.5 renewal intervals of the slowest and
-    two minutes in all. A worker that has not renewed by then counts as dead. If a worker renews less often than every
-    two minutes, its partitions are reported as unknown. The command also lists the orders in force.
+    A live worker renews its row, and a live owner renews its lease, at regular intervals. The command waits until every
+    worker and every owner has renewed, at most 1.5 renewal intervals of the slowest and two minutes in all. A worker
+    that has not renewed by then counts as dead. If a worker renews less often than every two minutes, its partitions
+    are reported as unknown. The command also lists the orders of administrators that are in force.
 
     Example: taskhub partitions check --min-nodes 3 --json
     """
@@ -102,7 +103,7 @@ def _waiting(waiting: WaitingInstances) -> list[dict[str, object]]:
 
 
 def _show_waiting(waiting: WaitingInstances) -> None:
-    """Faults come first."""
+    """Print how many instances wait for each reason, with examples. Reasons that are faults come first."""
     least = "" if waiting.complete else "at least "
     for reason, count in sorted(waiting.counts.items(), key=lambda item: not item[0].is_fault):
         console.print(f"{least}{plural(count, 'instance')} waiting, {reason}:", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Orders about workers: how many partitions one may hold, and that one serves none."""
+"""The commands that order how many partitions a worker may hold, or that a worker serves none."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def drain_node(
 ) -> None:
     """Drain a worker, or all on a host: it hands over its partitions and takes none until `undrain-node`.
 
-    A drained worker still takes activities. To stop these too, send it SIGTERM.
+    A drained worker still runs activities. To stop the whole worker, send SIGTERM to its process.
 
     Example: taskhub partitions drain-node @node7 --reason "kernel update"
     """

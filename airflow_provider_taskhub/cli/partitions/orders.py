@@ -1,4 +1,7 @@
-"""What the commands share that give orders to partitions: their arguments, and how an order is given and told."""
+"""What all commands use that give orders of administrators: arguments, and functions that give and print an order.
+
+An order is a row in the hub, such as "partition 3 is offline". It is in force until it is lifted.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ T = TypeVar("T")
 
 
 def once(given: list[T] | None) -> list[T] | None:
-    """What was given, without repetitions; upper and lower case do not count."""
+    """Return the values without repetitions, in their order; None if there are none.
+
+    Two values that differ only in upper and lower case are one value.
+    """
     found: dict[str, T] = {}
     for item in given or ():
         found.setdefault(str(item).casefold(), item)
@@ -32,10 +38,11 @@ Reason = Annotated[str, typer.Option(help="Reason. It is shown with the order un
 
 
 def carry_out(hub: str | None, order: Callable[[PartitionOperations], Awaitable[T]], *, nodes: Sequence[str] = ()) -> T:
-    """Give an order to the hub.
+    """Call an operation on the partitions of a hub, and return its result.
 
-    :param nodes: names of workers that the order is about. A worker of that name may come later, so an unknown name is
-        only a warning.
+    :param order: calls the operation.
+    :param nodes: names of workers that the order is about. For a name that no worker has now, only a warning is
+        printed, because a worker with this name may start later.
     """
     settings = settings_of(hub=hub)
 
@@ -55,7 +62,12 @@ def _workers(listed: Sequence[Member]) -> str:
 
 
 def nothing_lifted(hub: str | None, *kinds: ControlKind) -> None:
-    """Warn that no order was lifted, and list those in force: an order is lifted by the name that it was given."""
+    """Print a warning that no order was lifted, with the orders that are in force.
+
+    The list helps because an order is lifted only by the same worker name with which it was given.
+
+    :param kinds: list only orders of these kinds.
+    """
     found = [
         _order(control) for control in carry_out(hub, lambda steering: steering.controls()) if control.kind in kinds
     ]
@@ -63,7 +75,7 @@ def nothing_lifted(hub: str | None, *kinds: ControlKind) -> None:
 
 
 def _order(control: Control) -> str:
-    """An order in a few words."""
+    """Return an order in a few words."""
     where = "" if control.partition is None else f" from partition {control.partition}"
     match control.kind:
         case ControlKind.CAP:

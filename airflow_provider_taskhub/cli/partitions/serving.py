@@ -1,4 +1,4 @@
-"""Orders about partitions: make them, hand one over, bar workers from them, take them offline."""
+"""The commands that create partitions, make an owner hand one over, prohibit them to workers, or take them offline."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def kick(
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Make the owner hand a partition over. Any worker that may serve it then takes it, also the same one.
+    """Make the owner hand a partition over. A worker that may serve the partition then takes it, perhaps the same one.
 
     Example: taskhub partitions kick 3 --prohibit etl@node7 --reason "slow disk"
     """

@@ -1,4 +1,4 @@
-"""What partitions and orders there are: ``taskhub partitions show`` and ``controls``."""
+"""``taskhub partitions show`` and ``controls``: print the partitions, and the orders of administrators."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _show_nodes(states: Sequence[PartitionState], json: bool) -> None:
 
 
 def controls(hub: HubName = None, json: AsJson = False) -> None:
-    """List the orders in force: who gave each, when and why.
+    """List the orders of administrators that are in force: who gave each order, when and why.
 
     Example: taskhub partitions controls --json
     """
