@@ -62,7 +62,7 @@ class TaskHubInstanceLink(BaseOperatorLink):  # type: ignore[misc]  # Airflow is
         index: Any = getattr(ti_key, "map_index", None)
         conn_id = getattr(operator, "taskhub_conn_id", "taskhub_default")
         chosen = getattr(operator, "instance_id", None)
-        if not isinstance(chosen, str) or "{{" in chosen:  # not rendered yet
+        if not isinstance(chosen, str) or "{{" in chosen:  # a template that Airflow has not rendered yet
             chosen = None
         index = -1 if index is None else index
         return task_page(ti_key.dag_id, ti_key.run_id, ti_key.task_id, index, conn_id, chosen)

@@ -1,8 +1,8 @@
 """Keeps the page's hub clients open between requests: one for each hub and event loop.
 
-A client is closed after some time without requests. An open client compares several readings of the members, so it
-knows which workers are alive (``Member.alive``). Also, a page that refreshes every two seconds need not make a new TLS
-connection each time.
+A client is closed after some time without requests. A client that stays open can compare several readings of the
+hub's list of workers, so it knows which workers are alive (``Member.alive``). Also, a page that refreshes every two
+seconds does not make a new TLS connection each time.
 
 The cache also keeps answers for a short time. Old answers are deleted, because histories and logs may contain payloads
 and are large.
@@ -40,9 +40,11 @@ pause."""
 MAX_FRESH = 30.0
 """The longest time, in seconds, for which an answer is used after its arrival, so that the page is not too old."""
 MOST_BYTES = 64 * 1024 * 1024
-"""The largest size of all answers together, estimated. If they are larger, the oldest are deleted early."""
+"""The largest estimated size of all kept answers together, in bytes. If they are larger, the oldest answers are deleted
+before their time."""
 MOST_TALLIES = 2_000
-"""The largest number of kept activity counts of ended instances. The least recently used are deleted first."""
+"""The largest number of ended instances whose activity counts are kept. The counts that were used least recently are
+deleted first."""
 _VALUE = 100
 """Estimated bytes that a value takes in memory without its texts."""
 
@@ -67,12 +69,14 @@ class ClientCache:
         if self._client is None:
             loop = asyncio.get_running_loop()
             self._client = loop.create_future()
-            # an empty context: the client is open for longer than the request that opens it
+            # an empty context, because the client stays open longer than the request whose context this would be
             self._supervisor.spawn(self._keep(self._client), name="client", context=contextvars.Context())
         return await asyncio.shield(self._client)
 
     async def once(self, key: object, ask: Callable[[Client], Awaitable[T]]) -> T:
-        """Return a recent answer with this key, or call the function to get one. Several callers share one call.
+        """Return a recent answer with this key, or call ``ask`` to get a new one.
+
+        Callers that need the same answer at the same time share one call.
 
         :param key: identifies the request.
         :param ask: sends the request with the open client.
@@ -85,9 +89,9 @@ class ClientCache:
         return found
 
     async def tally(self, state: InstanceState) -> Mapping[str, int]:
-        """Return the numbers of an instance's activities by state.
+        """Return how many activities of an instance's current generation are in each state.
 
-        They are read only once for an instance that has ended, because they do not change any more.
+        The numbers of an ended instance are read only once, because they do not change any more.
         """
         key = state.instance_id, state.execution_id, state.etag
         if key in self._tallies:

@@ -1,6 +1,8 @@
 """Turns instances, activities and events into the JSON of the page. No I/O.
 
-Each function gets a function ``show`` that masks a payload, or hides it from a user without the right to see it.
+The functions get a function ``show`` that masks a payload, or hides it from a user without the right to see it.
+
+A generation is the part of a run between two calls of ``continue_as_new``. Each generation numbers its activities anew.
 """
 
 from __future__ import annotations
@@ -94,7 +96,9 @@ def _custom(state: InstanceState, show: Show) -> str:
 
 
 def tally(records: Sequence[ActivityRecord]) -> dict[str, int]:
-    """Count the activities of one generation by the state of their last attempt, and those with several attempts.
+    """Count the activities of one generation by the state of their last attempt.
+
+    The result also has the number of activities with several attempts (``retried``), and of all activities (``all``).
 
     :param records: the activity records of one generation.
     """

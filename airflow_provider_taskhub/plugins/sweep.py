@@ -1,4 +1,7 @@
-"""Runs the sweep in Airflow's API server. It terminates instances without a waiting task even if no triggerer runs.
+"""Runs the sweep in Airflow's API server.
+
+The sweep terminates instances that no Airflow task waits for any more. In the API server it works even if no triggerer
+runs.
 
 The sweep is started by a middleware, although :class:`SweepingMiddleware` does not change any request. Airflow gives
 plugins no other way to run code for as long as the API server runs: a middleware of the root application gets the
@@ -98,7 +101,7 @@ def _application() -> Any:
 
 
 def _token() -> str:
-    """Return a token for the task execution API, made like the tokens of Airflow's executors, but for no task."""
+    """Return a token for the task execution API. It is like the tokens of Airflow's executors, but names no task."""
     from airflow.api_fastapi.auth.tokens import JWTGenerator, get_signing_args
     from airflow.configuration import conf
 
@@ -127,9 +130,9 @@ class SweepingMiddleware:
 
 @asynccontextmanager
 async def sweeping(server: Any = None) -> AsyncIterator[None]:
-    """Sweep the hubs of :func:`.swept_connections` while the block runs.
+    """Sweep the hubs of :func:`.swept_connections` while the ``async with`` block runs.
 
-    :param server: the root application of the API server.
+    :param server: the root application of the API server; None: there is no root application.
     """
     supervisor = Supervisor()
     supervisor.keep("sweep", lambda: _sweep_all(server))
@@ -151,7 +154,7 @@ async def _sweep_all(server: Any) -> None:
 
 
 async def _sweep(connection: str, tasks: ServerTasks) -> None:
-    """Sweep one hub until the task is cancelled. After an error, start again; log an error that differs from the last.
+    """Sweep one hub until the task is cancelled. After an error, start again. Log the error if it is not the last one.
 
     :param connection: the Airflow connection that names the hub.
     """

@@ -1,6 +1,7 @@
 """Reads the instances that one Airflow task has started.
 
-Their ids are known, so the cost does not depend on the number of other instances in the hub.
+The ids of these instances follow from the ids of the task and from its generation (a counter that a clear of the task
+raises). So the cost does not depend on the number of other instances in the hub.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.model import InstanceState
 
 AT_ONCE = 8
-"""Generations that are read at the same time. If all instances of such a group are missing, the search ends."""
+"""The number of generations whose instances are read at the same time. If none of these instances exists, the search
+ends."""
 MOST = 200
-"""The largest number of generations that are read. Each needs one request."""
+"""The largest number of generations that are read. Each generation needs one request."""
 _LISTED = 100
 """The largest number of instances in the list that is read if the instances of the first generations are missing."""
 
@@ -29,7 +31,7 @@ async def of_task(client: Client, ids: TaskIds) -> tuple[InstanceState, ...]:
     Children of these instances have the same tags but other ids, and are not returned.
 
     :param client: a client of the hub.
-    :param ids: the task.
+    :param ids: the ids of the task.
     """
     found = await _numbered(client, ids) or await _listed(client, ids)
     return tuple(reversed(found))

@@ -32,7 +32,10 @@ class LazyApplication:
 
 
 class TaskHubPlugin(AirflowPlugin):  # type: ignore[misc]  # Airflow is not followed by mypy
-    """Adds to Airflow a page with the hub's instances, a tab on each task with its instance, and the sweep."""
+    """Adds to Airflow a page with the hub's instances, a tab on each task with its instance, and the sweep.
+
+    The sweep terminates instances that no Airflow task waits for any more.
+    """
 
     name = "taskhub"
     fastapi_apps = [{"app": LazyApplication(), "url_prefix": URL_PREFIX, "name": "TaskHub"}]  # noqa: RUF012

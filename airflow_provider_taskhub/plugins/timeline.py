@@ -1,6 +1,7 @@
 """Makes the timeline of an instance from its history and its activity records: lanes with bars. No I/O.
 
-Times are milliseconds since 1970, as JavaScript uses them.
+Times are milliseconds since 1970, as JavaScript uses them. A generation is the part of a run between two calls of
+``continue_as_new``; the timeline shows one generation.
 """
 
 from __future__ import annotations
@@ -207,7 +208,7 @@ def _events(history: Sequence[HistoryEvent]) -> Iterator[dict[str, Any]]:
 
 
 def _losses(records: Sequence[ActivityRecord]) -> Iterator[dict[str, Any]]:
-    """Yield one mark for each worker that lost attempts, at the time of its first lost attempt."""
+    """Yield one mark for each worker that lost attempts (it died or was cut off), at the time of its first loss."""
     lost: dict[str, Timestamp] = {}
     for record in records:
         if record.state is RecordState.LOST and record.ended is not None:
@@ -218,19 +219,25 @@ def _losses(records: Sequence[ActivityRecord]) -> Iterator[dict[str, Any]]:
 
 
 def only(text: str | None) -> str | None:
-    """Return an activity's input without the brackets of the JSON list in which DurableTask stores it."""
+    """Return an activity's input as JSON. DurableTask stores it as a list of one element; remove the list's brackets.
+
+    None and a text without brackets are returned unchanged.
+    """
     return text[1:-1] if text and text.startswith("[") and text.endswith("]") else text
 
 
 def _label(name: str, given: str) -> str:
     """Return a lane's label with a short form of the input, for example ``monthly(months=[5], …)``.
 
-    Of a JSON object the short values come first, because most often they differ between the activities of a fan-out.
+    If the input is a JSON object, its shortest entries come first, because most often these entries differ between the
+    activities of a fan-out.
+
+    :param given: the input as JSON, already masked; "" for no input.
     """
     given = "" if given == "null" else given
     try:
         value = json.loads(given) if given.startswith("{") else None
-    except ValueError:  # cut off, or masked
+    except ValueError:  # the input was cut off or masked, so it is not JSON any more
         value = None
     parts = [given] if given else []
     if isinstance(value, dict):

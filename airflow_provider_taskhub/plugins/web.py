@@ -197,7 +197,7 @@ def _data() -> Any:
                 cache, head = await _open(name)
                 found = await cache.once(("task", ids), lambda client: task_instances.of_task(client, ids))
             except (ConfigurationError, StorageError) as error:
-                trouble = trouble or error  # the task's instances may be in another hub
+                trouble = trouble or error  # go on with the next hub: it may have the task's instances
                 continue
             if found:
                 return head | {"instances": [json_views.of_task(state) for state in found]}
@@ -216,7 +216,7 @@ def _data() -> Any:
     ) -> dict[str, Any]:
         """Return the last lines of an attempt's log.
 
-        Without an execution id, the attempt belongs to the instance's current generation.
+        The execution id names the generation of the instance to which the attempt belongs. None: the current one.
         """
         cache, _ = await _open(conn)
         state, _ = await _readable(cache, id, user)
@@ -313,7 +313,7 @@ def _now() -> datetime:
 async def _rights(user: Any) -> tuple[set[str], bool]:
     """Return the ids of the DAGs that the user may read, and whether the user is an administrator.
 
-    Airflow reads its database for the DAG ids, so this runs in a thread.
+    Airflow reads its database to find the ids of the DAGs, so the request runs in a thread.
     """
     from airflow.api_fastapi.app import get_auth_manager
 

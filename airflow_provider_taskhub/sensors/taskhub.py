@@ -26,7 +26,7 @@ _BACKSTOP = timedelta(minutes=5)
 
 
 class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not followed by mypy
-    """Waits for an instance that another task or program starts. It never cancels the instance.
+    """Waits for an instance that another task or program starts. The sensor never cancels the instance.
 
     Without ``statuses``, the sensor waits until the instance has completed. An instance that failed or was terminated
     fails the sensor. With ``statuses``, the sensor waits until the instance has one of them. Another final status fails
@@ -68,7 +68,7 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         statuses = self._statuses()
         try:
             state = TaskHubHook(self.taskhub_conn_id).run(self._read)
-        except (HubError, StorageError) as error:  # no hub yet, or no answer: the trigger tries again, for longer
+        except (HubError, StorageError) as error:  # the trigger tries again, for a longer time
             self.log.info("the hub cannot be read now: %s. The sensor keeps waiting", error)
             state = None
         if state is not None and (state.status.is_final or state.status in statuses):
@@ -118,9 +118,10 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         return self._result(replace(state, status=status))
 
     def _found(self, state: InstanceState) -> Any:
-        """Return the result without a wait. Skip the task instead of failing if ``soft_fail`` or ``never_fail`` is set.
+        """Return the result of an instance that already has a wanted or final status, without a deferral.
 
-        Airflow applies these two options only after a deferral.
+        If the sensor must fail, and ``soft_fail`` or ``never_fail`` is set, skip the task instead. Airflow itself
+        applies these two options only after a deferral.
         """
         try:
             return self._result(state)
@@ -133,6 +134,7 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
     def _result(self, state: InstanceState) -> Any:
         """Return the sensor's result for a status that ends the wait.
 
+        :returns: the output of a completed instance; None for another wanted status.
         :raises AirflowException: if the instance has ended with a status that the sensor does not wait for.
         """
         from airflow_provider_taskhub.engine.events import Status
@@ -144,9 +146,11 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         return plain(state.output) if state.status is Status.COMPLETED else None
 
     def _overdue(self, message: str) -> str:
-        """Return the text of the error when the time limit is over. It says whether the instance exists.
+        """Return the text of the error when the time limit is over.
 
-        Most often the user gave a wrong instance id.
+        The text says whether the instance exists, because most often the user gave a wrong instance id.
+
+        :param message: the beginning of the text.
         """
         try:
             state = TaskHubHook(self.taskhub_conn_id).run(self._read)
