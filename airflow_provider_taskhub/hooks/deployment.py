@@ -11,7 +11,7 @@ from airflow.sdk import conf
 
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 
-_LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # compared, never bound
+_LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # only compared: no server listens on them
 
 
 def deployment() -> str:
@@ -19,7 +19,7 @@ def deployment() -> str:
 
     Two Airflow deployments may share a hub. Each deployment terminates only the instances that it has started itself,
     so the names must differ. An address such as ``localhost`` is the same on every machine. Therefore the name of the
-    machine is added to it.
+    machine is added to such an address.
     """
     if name := conf.get("taskhub", "deployment", fallback="").strip():
         return str(name)

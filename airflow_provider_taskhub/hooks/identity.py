@@ -3,8 +3,9 @@
 The operator writes these values; the links and the page read them. No I/O.
 
 Instance ids are ``dag:task:run:gN`` (``dag:task[index]:run:gN`` for a mapped task), where N is the generation of the
-task. DAG ids and task ids contain no colon, so two tasks cannot have the same id if the run id has only the characters
-of Airflow's default run ids. For any other run id a digest of all parts is added.
+task. DAG ids and task ids contain no colon, so two tasks cannot get the same instance id if the run id has only the
+characters of Airflow's default run ids. For any other run id a digest of all parts is added. The generation of a task
+is a counter that rises when a user clears the task.
 """
 
 from __future__ import annotations
@@ -72,7 +73,10 @@ class TaskIds:
         return f"{readable}:g{generation}"
 
     def started(self, tags: Mapping[str, str] | None) -> bool:
-        """Return whether this task in this run started an instance with these tags, in any try or generation."""
+        """Return whether this task in this DAG run started an instance with these tags, in any try or generation.
+
+        :param tags: the tags of the instance; None: it has no tags.
+        """
         mine = {DAG_TAG: self.dag_id, RUN_TAG: self.run_id, TASK_TAG: self.task_id, MAP_TAG: str(self.map_index)}
         return tags is not None and all(tags.get(name) == value for name, value in mine.items())
 

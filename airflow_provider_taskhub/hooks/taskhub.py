@@ -131,8 +131,10 @@ class TaskHubHook(BaseHook):  # type: ignore[misc]  # Airflow is not followed by
 async def open_client(settings: Settings, *, create: bool = False) -> AsyncIterator[Client]:
     """Open a client of a hub.
 
-    The import of the client and of a storage SDK takes about a second. It runs in a thread, so that it does not block
-    the event loop.
+    The import of the client and of a storage SDK takes about a second. The import runs in a thread, so that it does not
+    block the event loop.
+
+    :param create: True: create the hub if it does not exist.
     """
     module = await asyncio.to_thread(importlib.import_module, "airflow_provider_taskhub.client")
     async with module.Client.open(settings, create=create) as client:

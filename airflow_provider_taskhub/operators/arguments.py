@@ -17,7 +17,7 @@ def problems(
 ) -> Iterator[str]:
     """Yield an error text for each wrong argument of the operator. A retry cannot help with such errors.
 
-    :param given: the input, after :func:`evaluated`.
+    :param given: the input as :func:`evaluated` has returned it.
     """
     from airflow_provider_taskhub.codec import dumps, loads
     from airflow_provider_taskhub.engine.identity import check_new_instance_id
@@ -96,5 +96,5 @@ def _holds_secret(value: Any) -> bool:
 
 
 def seconds(value: timedelta | float | None) -> float | None:
-    """Return a duration in seconds. :param value: a timedelta, or a number of seconds."""
+    """Return a duration in seconds; None for None. :param value: a timedelta, or a number of seconds."""
     return value.total_seconds() if isinstance(value, timedelta) else value

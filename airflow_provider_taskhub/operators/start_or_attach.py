@@ -2,6 +2,9 @@
 
 :func:`launch` reads the instance with the wanted id, looks the decision up in the table :data:`REACTIONS`, and carries
 the decision out.
+
+The generation of a task is a counter that rises when a user clears the task. All tries of one generation use the same
+instance.
 """
 
 from __future__ import annotations
@@ -28,7 +31,10 @@ _GENERATIONS = 10_000
 
 
 class FoundInstance(StrEnum):
-    """What a task finds under the instance id that it wants. "Mine" means: this task started it in this run."""
+    """What a task finds under the instance id that it wants.
+
+    "Mine" means: this task started the instance in this DAG run, in its current generation.
+    """
 
     NOTHING = "nothing"
     LIVE = "mine, live"
@@ -67,7 +73,8 @@ REACTIONS: Mapping[FoundInstance, StartDecision] = {
 class Counter:
     """The generation of an Airflow task, which Airflow's ``task_state_store`` keeps between tries.
 
-    A clear of the task changes ``max_tries``. The generation therefore rises when ``max_tries`` differs.
+    A clear of the task changes ``max_tries``. The generation therefore rises when ``max_tries`` differs from the stored
+    value.
     """
 
     generation: int
@@ -179,8 +186,8 @@ def found(state: InstanceState | None, task: TaskIdentity, generation: int) -> F
 async def _recall(client: Client, request: Request) -> Counter:
     """Find the generation from the instances in the hub, when ``task_state_store`` has no stored value.
 
-    This is so in a first try, and after somebody deleted the stored value. If a first try finds instances, the run was
-    deleted and created again. Its generation is then higher than those of the instances found.
+    No value is stored in a first try, and after somebody deleted the value. If a first try finds instances, the DAG run
+    was deleted and created again. The task's generation is then higher than the generations of these instances.
     """
     task, last, tags = request.task, 0, None
     if request.instance_id is not None:
@@ -214,7 +221,7 @@ async def _react(client: Client, request: Request, generation: int, notes: list[
     if reaction is StartDecision.TERMINATE_AND_REPLACE:
         notes.append(await _terminate(client, instance_id))
     starts = reaction in (StartDecision.START, StartDecision.REPLACE, StartDecision.TERMINATE_AND_REPLACE)
-    if reaction is not StartDecision.RETURN:  # written before the start, so that the sweep finds every instance
+    if reaction is not StartDecision.RETURN:  # before the start, so that the sweep knows each started instance
         tags = {} if starts or state is None else state.tags or {}
         await client.watches.add(_watch(request, instance_id, generation, owner=tags.get(OWNER_TAG, task.owner)))
     if starts:
@@ -223,7 +230,7 @@ async def _react(client: Client, request: Request, generation: int, notes: list[
     elif state is not None and state.status is Status.PENDING:
         state = await _start(
             client, request, instance_id, generation, StartPolicy.ATTACH
-        )  # sends its start message again
+        )  # puts the start message of the Pending instance again
     owner = ((state.tags if state else None) or {}).get(OWNER_TAG, task.owner)
     return Launched(instance_id=instance_id, owner=owner, reaction=reaction, notes=tuple(notes))
 

@@ -59,7 +59,7 @@ SHORT_WAIT = timedelta(seconds=1.5)
 _BEFORE_DEADLINE = timedelta(seconds=0.5)
 """Time between the end of the short wait and the task's deadline, so that the task can still defer."""
 _SLACK = 1.5
-"""Seconds by which the short wait may be longer because the hub answers slowly."""
+"""Seconds that the short wait is allowed to take longer if the hub answers slowly."""
 _CONFIRM = 10.0
 """Seconds for which the Airflow worker waits until a terminated instance has ended. Short, because the task holds a
 worker slot during this time."""
@@ -88,7 +88,8 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
     :param taskhub_conn_id: connection of type ``taskhub``. Without such a connection, the environment and the settings
         file name the hub, and the embedded hub is the default.
     :param instance_id: id of the instance. None: an id from DAG, task, map index, run and generation.
-    :param version: version of the instance. Only workers whose app is compatible with it run the instance. "": all do.
+    :param version: version of the instance. Only workers whose app is compatible with it run the instance. "": every
+        worker.
     :param tags: texts by name. ``taskhub instances list --tag`` and the page find the instance by them.
     :param no_worker_timeout: a timedelta, or seconds. The task fails if for this time no live worker could run the
         instance: none has its orchestrator in its version or an activity that it awaits, or the owner of its partition
@@ -130,7 +131,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         deadline = self._deadline()
         request = self._request(context)
         link = self.operator_extra_links[0]
-        ti.xcom_push(key=link.xcom_key, value=link.get_link(self, ti_key=ti))  # first: the link soon works
+        ti.xcom_push(key=link.xcom_key, value=link.get_link(self, ti_key=ti))  # first, so that the link soon works
         store = context["task_state_store"]
         generation: int | None = None
 
@@ -182,7 +183,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             self.log.info("the trigger of another wait (for %s) resumed this task: waiting again", instance_id)
             self._wait(waits_for[0], waits_for[1], until)
         if why == "timeout":
-            self._terminate(instance_id, event["owner"], EXECUTION_TIMEOUT)  # the trigger may have failed to do it
+            self._terminate(instance_id, event["owner"], EXECUTION_TIMEOUT)  # the trigger may have failed to do so
             raise AirflowTaskTimeout(f"{self._named(instance_id)}: {event['message']}")
         if why == "no_worker":
             self._give_up(context, instance_id, event["owner"])
@@ -305,7 +306,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         return await self._ended(client, instance_id)
 
     async def _log_end(self, client: Client, instance_id: str) -> None:
-        """Write the lines about the instance into the task's log that the trigger writes in other cases."""
+        """Write the lines about the instance into the task's log that the trigger writes after a deferral."""
         from airflow_provider_taskhub.triggers.task_log import TaskLog, served_by
 
         try:
@@ -320,7 +321,10 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
                 self.log.info(line)
 
     async def _ended(self, client: Client, instance_id: str) -> InstanceState | None:
-        """Read the ended instance with its output, log the cause of a failure, and delete the completion hint."""
+        """Read the ended instance with its output, log the cause of a failure, and delete the completion hint.
+
+        :returns: the instance's state; None if the instance is not in the hub any more.
+        """
         from airflow_provider_taskhub.engine.events import Status
         from airflow_provider_taskhub.triggers.outcome import causes, failed_log
 
@@ -352,7 +356,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
     def _give_up(self, context: Context, instance_id: str, owner: str) -> None:
         """Terminate the instance that no worker could run, unless another try of the task follows.
 
-        Otherwise the instance would run without a waiting task when a worker starts.
+        If it were not terminated, it would run without a waiting task as soon as a worker starts.
         """
         ti = context["ti"]
         if ti.try_number <= ti.max_tries:

@@ -97,7 +97,7 @@ class SupervisorTasks:
         :raises TimeoutError: if the answer does not come within :data:`DEADLINE` seconds.
         """
         async with asyncio.timeout(DEADLINE):
-            while self._open_request is not None:  # a request that timed out still occupies its thread
+            while self._open_request is not None:  # wait for a request that timed out: its thread still runs
                 await asyncio.wait([self._open_request])
                 self._open_request = None if self._open_request.done() else self._open_request
             answer = self._requests.spawn(asyncio.to_thread(request), name="question to Airflow", awaited=True)
@@ -107,7 +107,7 @@ class SupervisorTasks:
 
     def _answered(self, answer: asyncio.Future[Any]) -> None:
         if not answer.cancelled():
-            answer.exception()  # asyncio would log an exception that nobody reads, if the request has timed out
+            answer.exception()  # read here, because after a timeout nobody else reads it, and asyncio would log it
         if self._open_request is answer:
             self._open_request = None
 

@@ -22,7 +22,10 @@ LOG_LINES = 50
 
 
 def plain(text: str | None) -> Any:
-    """Return the value of a JSON text. Return another text unchanged: failed instances may have one."""
+    """Return the value of a JSON text; None for None.
+
+    A text that is not JSON, for example the output of a failed instance, is returned unchanged.
+    """
     if text is None:
         return None
     try:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.watches import Watch
 
 EVERY = 5.0
-"""Seconds between two turns of the sweep."""
+"""Seconds from the end of one turn (one complete pass of the sweep) to the next."""
 SETTLE = 20.0
 """Seconds for which a task must be final or deleted before the sweep terminates its instance."""
 AGAIN = 30.0
@@ -93,7 +93,7 @@ class Sightings:
     task was deleted. A task that this process never found may belong to another Airflow deployment."""
 
     def take(self, watches: Iterable[Watch], answers: Mapping[Group, Sequence[Answer]], now: float) -> list[Sighting]:
-        """Return the watch rows whose task is final or deleted by these answers, the one with the oldest time first.
+        """Return the watch rows whose task is final or deleted by these answers, the oldest ``since`` first.
 
         A row that no request of this turn named keeps its ``since``. A row loses its ``since`` if Airflow did not
         answer the request about its task.
@@ -196,7 +196,7 @@ class Sweep:
         watch, now = sighting.watch, self._clock.monotonic()
         state = await client.get(watch.instance_id, payloads=False)
         if state is not None and state.status.is_final:
-            if state.status is Status.TERMINATED:  # with another final status, the waiting task has deleted the hint
+            if state.status is Status.TERMINATED:  # for other statuses the waiting task deletes the hint itself
                 if not sighting.over:  # keep the hint for one turn: a sensor's watcher may need to read it
                     sighting.over = True
                     return

@@ -52,7 +52,7 @@ async def end(ti: Any, state: InstanceState, *, owner: str | None, push: bool) -
 
     :param ti: the trigger's task instance.
     :param state: the state of the completed instance.
-    :param owner: the owner tag of the instance for which the trigger waits.
+    :param owner: the owner tag of the instance for which the trigger waits; None: return False.
     :param push: False: do not push the output.
     :returns: whether the triggerer may end the task now.
     :raises Exception: if Airflow does not answer, or refuses the XCom.

@@ -30,8 +30,8 @@ _LONGEST_MESSAGE = 100
 def execution(record: ActivityRecord) -> str:
     """Return the execution id of the generation to which an attempt belongs.
 
-    A restart and a continue-as-new begin a new generation of the instance. In each generation the task ids of the
-    activities begin again.
+    A start and each ``continue_as_new`` begin a new generation of the instance, with a new execution id. In each
+    generation the task ids of the activities begin again.
     """
     return record.instance.execution_id or ""
 

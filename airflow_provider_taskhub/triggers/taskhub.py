@@ -68,12 +68,12 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
     :param instance_id: the id of the instance to wait for.
     :param taskhub_conn_id: the Airflow connection that names the hub.
     :param orchestrator: the name of the instance's orchestrator. If it is given, the wait ends when no live worker
-        knows this orchestrator for ``no_worker_timeout``.
+        could run the instance for ``no_worker_timeout``. "": the trigger does not check this.
     :param owner: the value that the instance's tag ``taskhub.owner`` must have so that this trigger may terminate it;
         None: the trigger never terminates the instance.
     :param statuses: names of statuses that end the wait, besides the final statuses, which always end it.
     :param deadline: the time, in ISO 8601, at which the trigger terminates the instance (if ``owner`` is given) and
-        stops to wait.
+        stops waiting; None: no limit.
     :param no_worker_timeout: seconds to wait while no worker can run the instance; None: the value of the settings.
     :param may_be_missing: True: wait also for an instance that does not exist yet, as a sensor does. False: report a
         missing instance at once.
@@ -137,7 +137,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         event = await self._outcome()
         if message := event.payload["message"]:
             self.log.error(message)
-        if self.trigger_id is not None:  # dag.test() sets no trigger id, and needs none of the following
+        if self.trigger_id is not None:  # dag.test() sets none, and its tasks can be resumed at once
             if await self._ends_here():
                 self.log.info("the task ends in the triggerer: nothing in the task needs a worker")
                 yield TaskSuccessEvent()
@@ -276,7 +276,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
     async def _timed_out(self, settings: Settings | None) -> TriggerEvent:
         """Terminate the instance at the deadline, if this trigger may, and return the event.
 
-        :param settings: of the hub; None: the connection cannot be read.
+        :param settings: the settings of the hub; None: the connection cannot be read.
         """
         message = OVERDUE
         if self.owner is not None and settings is None:
@@ -312,7 +312,8 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
             return problem
 
     async def _kill(self) -> None:
-        # cancelled only when the process ends; then the next try of the task or the sweep terminates the instance
+        # This task is cancelled only when the process ends. Then the next try of the Airflow task or the sweep terminates
+        # the instance.
         with suppress(asyncio.CancelledError):
             killed = await self._killed()
             if killed is None:
@@ -327,7 +328,8 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         """Return how a user ended the task; None if a try of the task waits or may continue, so nobody killed it.
 
         Airflow also calls ``on_kill`` when it moves the trigger to another triggerer, or resumes the task. A task that
-        runs or will run either continues with this instance or terminates it.
+        runs or will run either continues with this instance or terminates it. The result is also None if Airflow does
+        not answer.
         """
         ti = self.task_instance
         if ti is None:
@@ -351,7 +353,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         return self.deadline is not None and self.clock.utc_now() >= Timestamp.parse(self.deadline)
 
     def _longest_pause(self) -> float:
-        """Seconds to wait for a change of the instance before the next check of the time limits."""
+        """Return for how many seconds to wait for a change of the instance before the next check of the time limits."""
         if self.deadline is None:
             return _LOOK
         left = (Timestamp.parse(self.deadline) - self.clock.utc_now()).total_seconds()

@@ -1,4 +1,7 @@
-"""How long no live worker could run an instance, or the hub could not be used: the reasons to give up a wait."""
+"""Measures how long no live worker could run an instance, or the hub could not be used.
+
+If one of these times is too long, the task gives up its wait.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ class UnusableTime:
     worker has its version, or if the worker that owns its partition cannot run it. Times come from this process's
     monotonic clock and count from the beginning of the wait in this process.
 
-    :param orchestrator: the name of the instance's orchestrator; empty: workers are not looked at.
+    :param orchestrator: the name of the instance's orchestrator; "": do not check the workers.
     :param limit: seconds after which the wait ends with an error.
-    :param clock: of this process.
+    :param clock: the clock of this process.
     """
 
     def __init__(self, orchestrator: str, limit: float, clock: Clock) -> None:

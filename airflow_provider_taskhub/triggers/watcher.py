@@ -7,6 +7,9 @@ wait begins and when the instance has ended.
 The watcher holds the hub's client, polls, and reconnects after errors. It contains no Airflow code. An error never
 ends a wait: the watcher passes the error to the waiting triggers and tries again. Each event loop has its own watchers,
 because ``dag.test()`` and tests run every trigger in a new loop.
+
+Beside its polls a watcher runs the sweep, which terminates instances that no Airflow task waits for any more. The sweep
+is needed as long as the hub has watch rows; each says which Airflow task waits for which instance.
 """
 
 from __future__ import annotations
@@ -37,8 +40,8 @@ if TYPE_CHECKING:
 Connect = Callable[[], "AbstractAsyncContextManager[Client]"]
 
 IN_TURN = 4
-"""Awaited instances that are read again in each interval. Thus the watcher also finds instances that ended without a
-hint, because a .NET worker ran them or because the hint was lost."""
+"""The number of awaited instances that are read in each interval even without a completion hint. Thus the watcher also
+finds instances that ended without a hint, because a .NET worker ran them or because the hint was lost."""
 AT_ONCE = 100
 """The largest number of new waits, and of hints, that one interval handles. This limits the length of an interval."""
 _PARALLEL = 8
@@ -46,7 +49,7 @@ MEMBERS_EVERY = timedelta(seconds=5)
 IDLE = timedelta(seconds=10)
 """Time after which a watcher without waits closes its client, unless its sweep has watch rows left."""
 MOST_FAILURES = 100
-"""Number of failures in a row, about 50 minutes, after which a watcher without waits stops. The hub may be deleted."""
+"""Number of failures in a row, about 50 minutes, after which a watcher without waits stops: the hub may be gone."""
 _RECONNECT = Retries(after=(Exception,), first=1.0, longest=30.0)
 """Pauses after failures of the loop that reads the hub. The loop does not use ``retries.retry``, because a successful
 reading must reset the number of failures."""
@@ -105,7 +108,10 @@ class Watcher:
 
     @contextmanager
     def waiting(self, instance_id: str) -> Iterator[WatchedInstance]:
-        """Read an instance regularly while the block runs, and give the block the newest information about it."""
+        """Read an instance regularly while the caller's ``with`` block runs.
+
+        Yields an object that always has the newest information about the instance. :func:`change` waits for changes.
+        """
         wait = WatchedInstance(instance_id=instance_id, members=self._members)
         if instance_id not in self._waits:
             self._turn.append(instance_id)
@@ -128,7 +134,7 @@ class Watcher:
         """
         try:
             state = await self._client.get(instance_id) if self._client is not None else None
-        except Exception:  # no error may end a wait; the caller can end the task in an Airflow worker instead
+        except Exception:  # an error must not end the wait: a worker can end the task instead
             return None
         return state if state is not None and state.status.is_final else None
 
@@ -146,7 +152,8 @@ class Watcher:
 
     async def _run(self) -> None:
         failures = 0
-        # No await between this check and the end of the task: a new wait finds a running task or a finished one.
+        # There must be no await between this check and the end of this task, so that a new wait finds either a task
+        # that continues or a task that has ended.
         while self._needed(failures):
             try:
                 async with self._connect() as client, client.watches.attending("triggerer"), self._sweeping(client):
@@ -154,13 +161,13 @@ class Watcher:
                     while await self._poll(client):
                         failures = 0
                     self._client = None
-            except Exception as error:  # no error may end a wait
+            except Exception as error:  # an error must not end the waits: connect again
                 failures += 1
                 self._report(error, self._everyone())
                 await self._clock.sleep(_RECONNECT.pause(failures, error))
 
     def _needed(self, failures: int) -> bool:
-        """Whether a trigger waits, or the sweep has watch rows left.
+        """Return whether a trigger waits, or the sweep has watch rows left.
 
         The task of a watch row may have been deleted after its wait in this process, so the sweep must continue.
         """
@@ -168,7 +175,7 @@ class Watcher:
 
     @asynccontextmanager
     async def _sweeping(self, client: Client) -> AsyncIterator[None]:
-        """Run the sweep as a task of its own while the block runs, so that waiting for Airflow does not delay polls."""
+        """Run the sweep as a separate task during the ``with`` block, so that a slow Airflow does not delay polls."""
         if self._sweep is None:
             yield
             return
@@ -219,7 +226,7 @@ class Watcher:
                 state = await client.get(instance_id, payloads=False)
                 records = await client.instance(instance_id).activities() if state is not None else ()
             except StorageError:
-                raise  # the hub cannot be read
+                raise  # the whole hub cannot be read, not only this instance
             except Exception as error:  # only this instance cannot be read
                 self._report(error, self._waits.get(instance_id, ()), alone=True)
             else:
