@@ -31,7 +31,8 @@ TASK = "delays"
 MONTHLY = "monthly_delays"
 WORKERS = ("alpha", "beta")
 STALLED = 180.0
-"""Seconds without any change after which the demo fails. Work of a killed worker is repeated much sooner."""
+"""Seconds without any change after which the demo fails. The work of a killed worker is repeated much sooner, so a
+longer silence is an error."""
 READY = 120.0
 """Seconds to wait until both workers are ready."""
 GONE = 20.0
@@ -79,8 +80,8 @@ class _Watch:
     :param begun: the monotonic time of the trigger, in seconds.
     :param changed: the monotonic time of the last change, in seconds.
     :param seen: the last state, to notice a change.
-    :param victim: the name of the killed worker; "": none yet.
-    :param month: the month whose activity ran on that worker.
+    :param victim: the name of the killed worker; "": no worker was killed yet.
+    :param month: the month whose activity ran on that worker; 0: no worker was killed yet.
     :param announced: the last stage that the screen shows.
     """
 

@@ -71,7 +71,7 @@ class Processes:
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
         memory = self._folder / "mark"
-        if memory.exists():  # a run that was killed could not clean up
+        if memory.exists():  # an earlier demo was killed and could not end its processes
             sweep(memory.read_text())
         memory.write_text(self._mark)
         os.environ[MARK] = self._mark
