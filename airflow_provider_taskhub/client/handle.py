@@ -208,8 +208,9 @@ class InstanceHandle:
         the events that can still be read. Afterwards the history contains only the termination.
 
         :param reason: this text becomes the instance's output.
-        :param wait: True: return only when the instance has ended and its executors have confirmed that none of its
-            recorded activities runs any more. With ``recurse`` the call waits for all children in the same way.
+        :param wait: True: return only when the instance has ended and the workers have confirmed that none of its
+            activities with an activity record runs any more. With ``recurse`` the call waits for all children in the
+            same way.
         :param recurse: True: also terminate every child that has not ended, and the children of these children.
             Children that were started with the tag for fire and forget always continue.
         :param timeout: the longest time that ``wait`` may take; None: no limit.

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["TaskHubOperator"]
 
 COUNTER_KEY = "taskhub"
-"""Key of the generation in Airflow's ``task_state_store``."""
+"""Key under which Airflow's ``task_state_store`` keeps the task's generation, a counter that a clear raises."""
 _BACKSTOP = timedelta(minutes=5)
 """Time from the trigger's deadline to Airflow's own timeout of the deferral, which acts if no triggerer was running."""
 SHORT_WAIT = timedelta(seconds=1.5)

@@ -1,9 +1,10 @@
 """Terminates instances that Airflow started and that no Airflow task waits for any more.
 
-Airflow reports a kill to a trigger only while the trigger runs. A task may be marked, cleared or deleted before a
-triggerer runs its trigger, or while no triggerer runs. Its instance would then continue. Therefore two kinds of
-processes compare the hub's watch rows with the states of the Airflow tasks: every triggerer that has waited for an
-instance of the hub, until no watch row is left; and every API server that knows the Airflow connection of the hub.
+Airflow reports a kill to a trigger only while the trigger runs. If a user marks, clears or deletes a task before a
+triggerer runs its trigger, or while no triggerer runs, the instance of the task would continue. Therefore two kinds of
+processes compare the hub's watch rows (which Airflow task waits for which instance) with the states of the Airflow
+tasks: every triggerer that has waited for an instance of the hub, until no watch row is left; and every API server that
+knows the Airflow connection of the hub.
 
 :class:`Sightings` makes the decisions and does no I/O. :class:`Sweep` does the I/O. The sweep terminates an instance
 only if it has found the instance's task final or deleted at least twice, :data:`SETTLE` seconds apart. If Airflow does
@@ -67,7 +68,7 @@ class Answer:
 
 @dataclass(slots=True, kw_only=True)
 class Sighting:
-    """A watch row whose Airflow task is final or deleted.
+    """A watch row whose Airflow task is in a final state, or was deleted.
 
     :param watch: the watch row.
     :param why: why no task waits for the instance; used as the reason of the termination.

@@ -312,8 +312,8 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
             return problem
 
     async def _kill(self) -> None:
-        # This task is cancelled only when the process ends. Then the next try of the Airflow task or the sweep terminates
-        # the instance.
+        # This code is cancelled only when the process ends. Then the next try of the Airflow task or the sweep
+        # terminates the instance.
         with suppress(asyncio.CancelledError):
             killed = await self._killed()
             if killed is None:

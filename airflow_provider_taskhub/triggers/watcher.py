@@ -1,8 +1,8 @@
 """Reads one hub for all triggers of one event loop, with a fixed number of requests per interval for many waits.
 
-In each interval the watcher reads the completion hints, which are few, and :data:`IN_TURN` of the awaited instances
-with their activities, in rotation. Every few seconds it reads the members. It also reads an instance's row when the
-wait begins and when the instance has ended.
+In each interval the watcher reads the few completion hints (rows that say "this instance may have ended"), and
+:data:`IN_TURN` of the awaited instances with their activities, in rotation. Every few seconds it reads the list of
+workers. It also reads an instance's row when the wait begins and when the instance has ended.
 
 The watcher holds the hub's client, polls, and reconnects after errors. It contains no Airflow code. An error never
 ends a wait: the watcher passes the error to the waiting triggers and tries again. Each event loop has its own watchers,
@@ -63,7 +63,7 @@ class WatchedInstance:
     :param looked: True: the instance row was read at least once. A ``state`` of None then means that there is no row.
     :param state: the instance's state; None: no row, or not read yet.
     :param records: the instance's activity records.
-    :param members: the hub's members; None: not read yet.
+    :param members: the hub's workers; None: not read yet.
     :param whys: why the instance makes no progress, the most important reason first.
     :param trouble: the error of the last reading of the hub or of this instance; None: the reading succeeded.
     :param alone: True: only this instance cannot be read. False: the error concerns the hub.
