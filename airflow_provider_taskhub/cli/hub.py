@@ -26,7 +26,7 @@ def create(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Create the hub, or complete it if its creation was interrupted. A complete hub stays as it is.
+    """Create the hub, or complete it if its creation was interrupted. A complete hub is not changed.
 
     Example: taskhub hub create --hub Flights --partitions 8
     """
@@ -66,7 +66,7 @@ def made(
 
 @app.command()
 def show(hub: HubName = None, json: AsJson = False) -> None:
-    """Print the place, partitions and format of the hub. Exit status 2 if the hub is missing or not ready.
+    """Print where the hub is stored, its partitions and its format. Exit status 2 if the hub is missing or not ready.
 
     Example: taskhub hub show --json
     """

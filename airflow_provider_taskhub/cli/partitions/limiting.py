@@ -30,7 +30,9 @@ def cap(
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Limit how many partitions a worker holds, or takes in one scan. Without a cap, shares are equal.
+    """Limit how many partitions a worker holds, or takes in one scan of the leases.
+
+    Without a cap, the workers share the partitions equally.
 
     --lift with --node lifts the cap of these workers. --lift alone lifts the caps that are for every worker.
 

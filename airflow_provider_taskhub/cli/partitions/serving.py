@@ -72,7 +72,7 @@ def kick(
 def prohibit(
     partitions: Partitions, node: Nodes, reason: Reason = "", hub: HubName = None, json: AsJson = False
 ) -> None:
-    """Prohibit partitions to workers until `allow`. The workers hand them over within one scan.
+    """Prohibit partitions to workers until `allow`. The workers hand them over at their next scan of the leases.
 
     Example: taskhub partitions prohibit 3 4 --node etl@node7 --node @node8
     """
