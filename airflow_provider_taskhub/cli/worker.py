@@ -41,10 +41,11 @@ def worker(
     verbose: Annotated[bool, typer.Option("--verbose", help="Also log debug lines.")] = False,
     hub: HubName = None,
 ) -> None:
-    """Run orchestrators and activities of a hub until SIGTERM or Ctrl-C, then drain. Activities run in child processes.
+    """Run orchestrators and activities of a hub until SIGTERM or Ctrl-C. Then finish what runs, and stop.
 
-    The worker creates the hub if it is missing. Give all workers of a hub the same apps and the same TASKHUB_LEASE__
-    settings. If apps differ, workers log a warning, and each instance runs on a worker that has its code.
+    Activities run in child processes. The worker creates the hub if it is missing. Give all workers of a hub the same
+    apps and the same TASKHUB_LEASE__ settings. If apps differ, workers log a warning, and each instance runs on a
+    worker that has its code.
 
     Example: taskhub worker --app flights_app:app
     """

@@ -40,8 +40,8 @@ def terminate(
 ) -> None:
     """End an instance and its children now.
 
-    A worker checks every 1 s (on Azure every 10 s) whether the instance has ended, and then ends activities that were
-    declared without a record.
+    A worker checks every 1 s (on Azure every 10 s) whether the instance has ended, and then ends activities that
+    have no activity record.
 
     Example: taskhub instances terminate flights-2013 --reason "wrong year" --wait
     """
