@@ -28,14 +28,14 @@ from airflow_provider_taskhub.engine.trace_context import context_for_action, sp
 from airflow_provider_taskhub.fast_dataclass import dataclass
 
 MAX_HISTORY_INPUT = 1024
-"""An input of at most this many characters is also stored in its scheduling event, for monitors. A longer input is
-only in the message."""
+"""An input of at most this many characters is also stored in the history, for monitors. A longer input is only in the
+message."""
 FIRE_AND_FORGET = "FireAndForget"
 """DurableTask's tag of a child orchestration whose parent does not wait for the child."""
 WATCH_TAG = "taskhub.watch"
-"""Tag of an instance that an Airflow task waits for. Its end adds a row to ``{Hub}Completions``."""
+"""Tag of an instance that an Airflow task waits for. When the instance ends, ``{Hub}Completions`` gets a row."""
 TIMER = "timer"
-"""The role of a timer that user code made. This role is not stored in the timer's row."""
+"""The role (a word in an action's identity) of a timer that user code made. The timer's row does not store the role."""
 _NOT_INHERITED = frozenset({FIRE_AND_FORGET, WATCH_TAG})
 """Tags that a child does not inherit from its parent."""
 
@@ -61,17 +61,18 @@ class CallSite:
 class Action:
     """One decision of an orchestrator.
 
-    :param kind: type of the scheduling event that the action becomes.
+    :param kind: type of the history event that the action becomes, such as TaskScheduled.
     :param role: word that enters the action's identity, e.g. ``activity`` or ``retry again 3``.
     :param where: line of user code that made the decision.
     :param name: name of the activity, the child's orchestrator or the event; "" for a timer.
-    :param number: number of the action in its generation; -1 until the generation has numbered it.
+    :param number: number of the action in its generation (it counts from 0 again after ``continue_as_new``); -1 until
+        the action has its number.
     :param version: version of the activity or of the child's orchestrator; "" for none.
     :param input: input or event data as JSON text; None for none.
     :param tags: tags that the call itself gives to the activity or child.
     :param fire_at: time when a timer fires; None for other actions.
-    :param instance_id: instance id of the child, or of the instance that receives the event. None: the child gets its
-        default id.
+    :param instance_id: instance id of the child, or of the instance that receives the event. None: another action, or
+        a child that gets its default id.
     :param run: execution id of the instance that receives an event, if that instance is a child which the sender still
         awaits; else None.
     """
@@ -97,10 +98,10 @@ class Action:
 class Scope:
     """The situation in which a decision is made.
 
-    :param instance: instance and execution id of the generation.
-    :param started: start event of the generation.
+    :param instance: the instance that decides, with its current execution id.
+    :param started: the first event of its history, which starts the orchestrator.
     :param time: the orchestrator's time.
-    :param rewinds: number of rewinds in the generation's history so far. It enters the identity of actions.
+    :param rewinds: number of rewinds in the history so far. It enters the identity of actions.
     """
 
     instance: OrchestrationInstance
@@ -113,12 +114,12 @@ Decided = tuple[HistoryEvent, Outbound]
 
 
 def decide(action: Action, scope: Scope) -> Decided:
-    """Return the scheduling event of an action, and the message that makes a worker carry the action out."""
+    """Return the event that an action adds to the history, and the message that makes a worker carry out the action."""
     return _BUILD[action.kind](action, scope, identity(action, scope))
 
 
 def identity(action: Action, scope: Scope) -> str:
-    """Return the identity of an action: see :func:`.identity.action_id`."""
+    """Return the identity of an action, a UUID made from its content: see :func:`.identity.action_id`."""
     return action_id(
         scope.instance,
         action.number,
@@ -225,7 +226,7 @@ def _event(action: Action, scope: Scope, name: str) -> Decided:
         parent_trace_context=context_for_action(scope.started.parent_trace_context, name),
         taskhub_execution_id=action.run,
     )
-    # The target has no execution id: the event is for the receiver's current generation.
+    # The target has no execution id, so that the event also reaches a receiver that has continued as new.
     return sent, Outbound(event=raised, target=OrchestrationInstance(instance_id=receiver), action_id=name)
 
 

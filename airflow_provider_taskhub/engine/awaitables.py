@@ -1,6 +1,7 @@
 """The tasks that an orchestrator awaits: activities and children with their retries, timers, external events.
 
-The generation hands each answer to its task. The task decides what follows: the task completes, or it schedules another
+A *generation* is the part of an instance's run between two calls of ``continue_as_new``. Its object gives each answer
+to the task that waits for the answer. The task decides what follows: the task completes, or it schedules another
 attempt or the next part of a long timer. A task uses its generation only through the ``Engine`` protocol.
 """
 
@@ -28,7 +29,10 @@ class Answerable(Protocol):
     """A task that waits for the answer to an action."""
 
     def answered(self, result: str | None) -> None:
-        """Take the answer of an action that succeeded. :param result: its result as JSON text."""
+        """Take the answer of an action that succeeded.
+
+        :param result: the result of the action as JSON text; None: the action has no result, for example a timer.
+        """
 
     def failed(self, error: TaskFailedError, *, recorded: bool) -> None:
         """Take the answer of an action that failed.
@@ -39,20 +43,20 @@ class Answerable(Protocol):
 
 
 class Engine(Protocol):
-    """The part of a generation that tasks use."""
+    """The interface through which tasks use their :class:`.generation.Generation`."""
 
     @property
     def time(self) -> Timestamp: ...
 
     def schedule(self, action: Action, waiter: Answerable | None) -> None:
-        """Give an action its number and add it to the generation's actions.
+        """Give an action its number and add it to the open actions.
 
         :param action: the decision.
         :param waiter: the task that gets the answer; None: no task waits for an answer.
         """
 
     def recorded_decision(self, number: int) -> tuple[RetryDecision, Timestamp]:
-        """Return the recorded decision about a retry, and when the timer of this decision fires.
+        """Return the decision about a retry as the history has it, and when the timer of this decision fires.
 
         :param number: action number of the attempt that failed.
         """
@@ -88,7 +92,7 @@ class Attempts(Group[Any]):
         try:
             number = self._action.number
             decision, at = self._engine.recorded_decision(number) if recorded else self._apply_policy(failure)
-        except BaseException as broken:  # the policy's `handle` is user code and may raise any error
+        except BaseException as broken:  # the policy's `handle` is user code and can raise any error
             self.fail(broken)
             return
         if decision is RetryDecision.STOP:
@@ -103,7 +107,9 @@ class Attempts(Group[Any]):
         return decision, now + delay
 
     def settled(self, child: Task[Any]) -> None:
-        """Schedule the next attempt, because the timer between two attempts fired.
+        """Schedule the next attempt, because the timer between two attempts has fired.
+
+        After the last attempt the task fails instead.
 
         :param child: the timer.
         """
@@ -145,16 +151,16 @@ class Timer(CancellableTask[None]):
         super().cancel()
 
     def recorded(self, fire_at: Timestamp) -> None:
-        """Take over the end of the current part from the history.
+        """Correct the end of the timer's current part to the end that the history has.
 
-        A .NET worker divides timers in another way, so a part that it has scheduled may be longer.
+        A .NET worker divides timers in another way, so a part in the history can be longer than a part of TaskHub.
 
         :param fire_at: the end of the part, as its TimerCreated event says.
         """
         self._until = fire_at
 
     def answered(self, result: str | None) -> None:
-        if self._done:  # the timer was cancelled before
+        if self._done:  # the timer was cancelled before it fired
             return
         if self._until < self._fire_at:
             self._schedule_part()
@@ -191,5 +197,5 @@ class EventWait(CancellableTask[Any]):
         what = f"data of event {self.name!r}"
         try:
             self.complete(decode(None if input is None else loads(input, what=what), self._annotation, what=what))
-        except BaseException as error:  # a pydantic validator of the user may raise any error
+        except BaseException as error:  # a pydantic validator of the user can raise any error
             self.fail(error)

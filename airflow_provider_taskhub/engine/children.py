@@ -1,8 +1,9 @@
-"""Terminating the children of a terminated instance: pure functions over the instance's history.
+"""Finds the children to terminate when their parent is terminated: pure functions over the parent's history.
 
 If the terminate message has ``TaskHubRecurse``, each child that has not completed gets a terminate message too. This
-message names the child's start, so that it cannot end a later run of the same instance id. It also names the child's
-orchestrator, because the child may not have begun yet. A child with DurableTask's fire-and-forget tag gets no message.
+message has the child's execution id, so that it cannot end a later run of the same instance id. It also has the name of
+the child's orchestrator, because perhaps the child has not begun yet. A child with DurableTask's fire-and-forget tag
+gets no message.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from airflow_provider_taskhub.engine.identity import child_execution_id
 from airflow_provider_taskhub.fast_dataclass import dataclass
 
 MAX_CARRIED = 16_000
-"""Maximum characters of the list of open children that a generation passes to the next one. The oldest children are
-removed from a longer list."""
+"""Maximum characters of the list of open children that an instance passes on at ``continue_as_new``. The oldest
+children are removed from a longer list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +37,8 @@ class Child:
     """A child that has not completed.
 
     :param instance_id: instance id of the child.
-    :param execution_id: execution id of the child's first generation; None if a .NET worker ran the parent, because
-        .NET does not record it.
+    :param execution_id: execution id with which the child started; None if a .NET worker ran the parent, because .NET
+        does not record this id.
     :param name: name of the child's orchestrator.
     """
 
@@ -47,11 +48,11 @@ class Child:
 
 
 def unfinished(history: Iterable[HistoryEvent]) -> tuple[Child, ...]:
-    """Return the children that have not completed: those of this generation and those of earlier generations.
+    """Return the children that have not completed, also those that were started before a ``continue_as_new``.
 
     Children with the fire-and-forget tag are not included.
 
-    :param history: the events of the current generation.
+    :param history: the events since the last ``continue_as_new``.
     """
     earlier: list[Child] = []
     waiting: dict[int, Child] = {}
@@ -74,7 +75,7 @@ def unfinished(history: Iterable[HistoryEvent]) -> tuple[Child, ...]:
 def carried(history: Iterable[HistoryEvent]) -> str | None:
     """Return the open children as text. If the instance continues as new, the next start event carries this text.
 
-    :param history: the events of the generation that ends.
+    :param history: the events from the last ``continue_as_new`` until this one.
     :returns: a JSON list of at most :data:`MAX_CARRIED` characters; None if there are no open children.
     """
     entries = [json.dumps([child.instance_id, child.execution_id, child.name]) for child in unfinished(history)]
@@ -86,10 +87,10 @@ def carried(history: Iterable[HistoryEvent]) -> str | None:
 def terminations(history: Iterable[HistoryEvent], instance_id: str, time: Timestamp) -> list[Outbound]:
     """Return the messages that terminate the open children of an instance.
 
-    :param history: the events of the instance's generation, with the ExecutionTerminated event.
+    :param history: the events of the instance since the last ``continue_as_new``, with the ExecutionTerminated event.
     :param instance_id: instance id of the parent.
     :param time: timestamp of the messages.
-    :returns: an empty list if the terminate message does not ask for the children (``TaskHubRecurse``).
+    :returns: an empty list if the terminate message has no ``TaskHubRecurse``, so that the children go on.
     """
     history = tuple(history)
     terminated = next((event for event in reversed(history) if isinstance(event, ExecutionTerminated)), None)

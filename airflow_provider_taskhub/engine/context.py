@@ -1,8 +1,8 @@
 """The orchestration context: the object through which an orchestrator calls activities, waits and reads its input.
 
 Methods have the names of DurableTask; some also have the name of Microsoft's Python SDK. The context checks and encodes
-arguments. Its generation keeps the decisions, the events and the time. This module is long because of the overloads
-that let type checkers check calls, and the texts of the methods, which are all public.
+arguments. The module ``generation`` keeps the decisions, the events and the time. This module is long because of the
+overloads that let type checkers check calls, and the texts of the methods, which are all public.
 """
 
 from __future__ import annotations
@@ -170,11 +170,12 @@ class OrchestrationContext:
         :param activity: the declared function, or its name.
         :param input: the one argument of the activity. The worker adds the session of a Spark activity.
         :param arguments: several arguments instead of ``input``, for an activity of another system such as .NET.
+            None: ``input`` is the only argument.
         :param retry: retry policy of this call; None: the retry policy that the activity declares.
         :param retry_policy: the name of ``retry`` in Microsoft's Python SDK.
         :param version: version that the message carries, for workers of other systems that choose the code by version.
             TaskHub's workers choose an activity only by its name.
-        :param tags: texts by name. The activity reads them with ``activity_info().tags``.
+        :param tags: texts by name; None: no tags. The activity reads the tags with ``activity_info().tags``.
         :raises InputError: JSON cannot express the input, or the version or the tags cannot be stored.
         """
         name = _name(activity, "call_activity")
@@ -246,7 +247,7 @@ class OrchestrationContext:
         :param retry: retry policy of this call; None: a failed child is not started again.
         :param retry_policy: the name of ``retry`` in Microsoft's Python SDK.
         :param version: version of the child; None: the version that the orchestrator's app declares.
-        :param tags: texts by name, which are added to the tags that the child inherits.
+        :param tags: texts by name, which are added to the tags that the child inherits; None: no tags are added.
         :param fire_and_forget: whether the parent does not wait for the child. The returned task is then complete at
             once, with the result None.
         :raises InputError: JSON cannot express the input; the instance id is not valid, or is the id of this instance;
@@ -342,8 +343,8 @@ class OrchestrationContext:
     def continue_as_new(self, new_input: Any = None, *, save_events: bool = True) -> None:
         """Start the orchestrator again with a new input and an empty history, when the orchestrator returns.
 
-        :param new_input: input of the next generation: one value that JSON can express.
-        :param save_events: whether external events that no wait has taken go to the next generation.
+        :param new_input: the new input: one value that JSON can express.
+        :param save_events: whether external events that no wait has taken are kept for the time after the new start.
         """
         text = dumps(new_input, what=f"input of orchestrator {self.name!r}")
         self._generation.continue_as_new(text, keep_events=save_events)

@@ -1,7 +1,7 @@
 """Runs one orchestrator function with ``send`` and ``throw``, without an event loop.
 
-The function can await only tasks of its context. The driver knows whether a task is settled, and nothing else about the
-task. The generation decides what a return value or an error of the function means.
+The function can await only tasks of its context. The driver knows whether a task is settled (has a result or an error),
+and nothing else about the task. The module ``generation`` decides what a result or an error of the function means.
 """
 
 from __future__ import annotations
@@ -17,20 +17,27 @@ from airflow_provider_taskhub.errors import OrchestrationError
 from airflow_provider_taskhub.fast_dataclass import dataclass
 
 MAX_STEPS = 1_000_000
-"""Maximum number of awaits in one turn. Code that exceeds it is in an endless loop over completed tasks."""
+"""Maximum number of awaits in one turn, which ends when the function waits. Code with more awaits is in an endless loop
+over completed tasks."""
 
 Body = Coroutine[Any, Any, Any] | Generator[Any, Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """The orchestrator function has returned. :param value: its return value."""
+    """The orchestrator function has returned.
+
+    :param value: its return value.
+    """
 
     value: Any
 
 
 class Driver:
-    """Runs one orchestrator function. :param name: name of the orchestrator, for errors."""
+    """Runs one orchestrator function.
+
+    :param name: name of the orchestrator, for errors.
+    """
 
     __slots__ = ("_awaited", "_body", "_name")
 
@@ -52,7 +59,7 @@ class Driver:
         return self.turn()
 
     def turn(self) -> Returned | None:
-        """Run the function until it waits for a task that is not settled, or until it returns.
+        """Run the function until it waits for a task without a result and without an error, or until it returns.
 
         :returns: a :class:`Returned` with the return value; None if the function waits.
         :raises BaseException: any error that the function raised.
@@ -92,7 +99,7 @@ class Driver:
                 body.close()
 
     def line(self) -> CallSite | str:
-        """Return the line of user code at which the function waits."""
+        """Return the line of user code at which the function waits; a text if the line is unknown."""
         frame = _innermost(self._body)
         return CallSite.of(frame) if frame is not None else "an unknown line"
 
@@ -111,12 +118,15 @@ def _resumed(body: Body, task: Task[Any] | None) -> Any:
     error = task.get_exception()
     if error is None:
         return body.send(task.get_result())
-    # Several awaits may raise the same error object. Without `with_traceback` its traceback would grow at each await.
+    # Several awaits can raise the same error object. Without `with_traceback` its traceback would grow at each await.
     return body.throw(error.with_traceback(None))
 
 
 def _innermost(body: Any) -> FrameType | None:
-    """Return the innermost frame of user code that waits. It looks through nested coroutines and ``yield from``."""
+    """Return the innermost frame of user code that waits. It looks through nested coroutines and ``yield from``.
+
+    :returns: None if no user code waits.
+    """
     found: FrameType | None = None
     while body is not None:
         frame = getattr(body, "cr_frame", None) or getattr(body, "gi_frame", None)

@@ -30,12 +30,13 @@ class Outbound:
         instance's own control queue and is hidden until ``fire_at``. An ExecutionStarted (of a child), EventRaised,
         ExecutionTerminated (to a child) and SubOrchestrationInstanceCompleted/Failed (to the parent) go to the control
         queue of the target.
-    :param target: the message's ``OrchestrationInstance``: the instance that the message is for, with its execution id
-        if the message is for one generation only. For activities and timers, the sending instance itself.
+    :param target: the message's ``OrchestrationInstance``: the instance that the message is for. It has an execution id
+        if the message must not reach another generation (after ``continue_as_new``). For activities and timers, the
+        target is the sending instance itself.
     :param action_id: identity of the action (a UUIDv5), sent as the message's ``ActivityId``; None for messages that
         no action made, such as responses to the parent.
     :param context_tags: tags of the sending instance, for the message's ``OrchestrationExecutionContext``; only
-        activities and children have them.
+        activities and children have them. None: no tags.
     """
 
     event: HistoryEvent
@@ -46,17 +47,19 @@ class Outbound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """The result of one run of an orchestrator over new events. ``continue_as_new`` may have changed the generation.
+    """The result of one run of an orchestrator over new events.
+
+    If the orchestrator continues as new, its next generation, with an empty history, begins in the same episode.
 
     :param loaded: instance and execution id before the episode: the ``Sender`` of the messages.
     :param current: instance and execution id at the end of the episode.
-    :param switched: whether the generation changed. Then ``history`` replaces all stored rows, from row number 0.
+    :param switched: whether a new generation began. Then ``history`` replaces all stored rows, from row number 0.
     :param history: the events to store. They are appended to the stored history, or replace it if ``switched``.
     :param first_ordinal: row number of ``history[0]``.
     :param outbound: messages to send, in the order in which they were decided.
     :param number: number of this episode in the loaded generation, from 1: the ``Episode`` field of messages.
     :param status: runtime status at the end of the episode; RUNNING or SUSPENDED for an instance that has not ended.
-    :param custom_status: custom status as JSON text; None for null.
+    :param custom_status: custom status as JSON text; None: no custom status.
     :param completed: the completion event if the instance ended in this episode; else None.
     :param awaits: what the instance waits for at the end of the episode; empty if the instance has ended.
     :param stale: new events that the episode did not use, each with its reason: the event is a duplicate, belongs to
@@ -78,7 +81,7 @@ class Episode:
 
     @property
     def started(self) -> bool:
-        """Whether ``history`` has an ExecutionStarted event. It makes the checkpoint write the whole instance row."""
+        """Whether ``history`` has an ExecutionStarted event. If so, the checkpoint writes the whole instance row."""
         return any(isinstance(event, ExecutionStarted) for event in self.history)
 
     @property

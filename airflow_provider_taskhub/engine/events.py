@@ -16,7 +16,8 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.fast_dataclass import dataclass
 
 REWOUND = "Rewound: "
-"""Prefix of the reason in a history row that a rewind has rewritten. The row's former event type follows it."""
+"""Prefix of the reason in a history row that a rewind has rewritten. After the prefix, the reason has the event type
+that the row had before."""
 
 
 class EventType(IntEnum):
@@ -65,7 +66,10 @@ class Status(StrEnum):
 
     @classmethod
     def of_number(cls, number: int) -> Status:
-        """Return the status for a number of DurableTask's enum. :param number: the number, as in a message."""
+        """Return the status for a number of DurableTask's enum.
+
+        :param number: the number, as in a message.
+        """
         return _STATUS_ORDER[number]
 
     @property
@@ -79,7 +83,7 @@ _STATUS_ORDER = tuple(Status)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrchestrationInstance:
-    """An instance, and optionally one of its generations.
+    """An instance, and optionally one of its generations. Each ``continue_as_new`` begins a new generation.
 
     :param instance_id: id of the instance.
     :param execution_id: execution id of the generation; None: unknown, or any generation.
@@ -111,10 +115,10 @@ class FailureDetails:
 
     :param error_type: name of the error's class, with its module.
     :param error_message: text of the error.
-    :param stack_trace: stack trace of the user code, as text.
+    :param stack_trace: stack trace of the user code, as text; None: unknown.
     :param inner_failure: cause of the error; None if it has no cause.
     :param is_non_retriable: whether a retry is forbidden.
-    :param properties: additional values that a .NET worker recorded.
+    :param properties: additional values that a .NET worker recorded; None: there are none.
     """
 
     error_type: str
@@ -152,7 +156,7 @@ class HistoryEvent:
         for events that mark an episode.
     :param is_played: whether the event was processed. DurableTask stores this field; TaskHub never reads it.
     :param taskhub_message_id: id of the queue message that brought the event. If the answer to a commit is lost, the
-        worker finds this id in the history and knows that the commit succeeded.
+        worker finds this id in the history and knows that the commit succeeded. None: no message brought the event.
     """
 
     event_type: ClassVar[EventType]
@@ -165,11 +169,12 @@ class HistoryEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionStarted(HistoryEvent):
-    """The start of an instance, or of a generation after ``continue_as_new``.
+    """The start of an instance, or its new start after ``continue_as_new``.
 
-    :param taskhub_row_etag: ETag of the instance row that the TaskHub client inserted together with this start.
-    :param taskhub_children: the children of earlier generations that have not completed, as a JSON list
-        (:func:`.children.carried`).
+    :param taskhub_row_etag: ETag of the instance row that the TaskHub client inserted together with this start; None
+        in other starts.
+    :param taskhub_children: the children that were started before the ``continue_as_new`` and have not completed, as a
+        JSON list (:func:`.children.carried`); None: there are none.
     """
 
     event_type = EventType.ExecutionStarted
@@ -208,11 +213,12 @@ class ExecutionCompleted(HistoryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionTerminated(HistoryEvent):
-    """An order to terminate the instance.
+    """A request to terminate the instance.
 
     :param input: reason of the terminate.
-    :param taskhub_execution_id: execution id of any generation of the run that the message is for. None: the sender
-        does not name a run; a .NET client never does. Other messages use this field in the same way.
+    :param taskhub_execution_id: an execution id of the run that the message is for. (A *run* is one start of the
+        instance with all that follows, so ``continue_as_new`` does not end it.) None: the sender does not name a run;
+        a .NET client never does. Other messages use this field in the same way.
     :param taskhub_recurse: whether the instance's children are terminated too.
     :param taskhub_child: name of the instance's orchestrator if the instance's parent sent this message; else None.
     """
@@ -227,7 +233,10 @@ class ExecutionTerminated(HistoryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskScheduled(HistoryEvent):
-    """The decision to run an activity. :param taskhub_action_id: identity of the action."""
+    """The decision to run an activity.
+
+    :param taskhub_action_id: identity of the action; None if a .NET worker wrote the event.
+    """
 
     event_type = EventType.TaskScheduled
 
@@ -245,7 +254,7 @@ class TaskCompleted(HistoryEvent):
 
     :param task_scheduled_id: number of the action that called the activity.
     :param result: result as JSON text.
-    :param taskhub_action_id: identity of the action that this answers; None in answers of a .NET worker.
+    :param taskhub_action_id: identity of the action that called the activity; None in answers of a .NET worker.
     """
 
     event_type = EventType.TaskCompleted
@@ -332,7 +341,7 @@ class TimerFired(HistoryEvent):
 
     @property
     def fired_at(self) -> Timestamp:
-        """When the timer fired. The event is made together with the timer, so its timestamp alone may be too early."""
+        """When the timer fired. The event is made together with the timer, so its timestamp alone can be too early."""
         return max(self.timestamp, self.fire_at)
 
 
@@ -410,7 +419,7 @@ class GenericEvent(HistoryEvent):
     def is_message(self) -> bool:
         """Whether this event came as the message of a rewind and is not a rewritten row.
 
-        A history may have no, one or several such events for one rewind, and they may come after other new events.
+        A history can have no, one or several such events for one rewind. Other new events can stand before them.
         """
         return self.event_id < 0 and not (self.reason or "").startswith(REWOUND)
 
@@ -424,10 +433,10 @@ class HistoryState(HistoryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionSuspended(HistoryEvent):
-    """An order to suspend the instance.
+    """A request to suspend the instance.
 
     :param taskhub_process: id of the client process that sent the message; None in a history.
-    :param taskhub_by: user who ordered the suspend, such as ``ann@node7``; None if the client does not say so.
+    :param taskhub_by: user who asked for the suspension, such as ``ann@node7``; None: the client does not name a user.
     """
 
     event_type = EventType.ExecutionSuspended
@@ -440,7 +449,10 @@ class ExecutionSuspended(HistoryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionResumed(HistoryEvent):
-    """An order to resume the instance. :param taskhub_process: as in :class:`ExecutionSuspended`."""
+    """A request to resume the instance.
+
+    :param taskhub_process: as in :class:`ExecutionSuspended`.
+    """
 
     event_type = EventType.ExecutionResumed
 

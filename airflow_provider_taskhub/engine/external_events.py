@@ -1,4 +1,4 @@
-"""The external events of a generation: waits that have no event yet, and events that no wait has taken yet.
+"""The external events of a live instance: waits that have no event yet, and events that no wait has taken yet.
 
 Upper and lower case of event names are the same, as in DurableTask.
 """
@@ -25,7 +25,7 @@ class ExternalEvents:
         self._raised = 0
 
     def __len__(self) -> int:
-        """Number of event names for which there are waits."""
+        """Return the number of event names for which there are waits."""
         return len(self._waits)
 
     @property
@@ -34,7 +34,7 @@ class ExternalEvents:
         return list(self._unclaimed.values())
 
     def wait(self, task: EventWait) -> None:
-        """Give the wait the oldest event of its name: at once if there is one, else when the next one comes."""
+        """Give a wait the oldest unused event of its name. If there is none, the wait gets the next one that comes."""
         key = task.name.casefold()
         numbers = self._by_name.get(key)
         if numbers:
@@ -44,7 +44,7 @@ class ExternalEvents:
             self._waits.setdefault(key, deque()).append(task)
 
     def offer(self, event: EventRaised) -> None:
-        """Give the event to the oldest wait for its name, or keep it."""
+        """Give an event to the oldest wait for its name. If there is no such wait, keep the event for a later wait."""
         key = event.name.casefold()
         waits = self._waits.get(key)
         while waits:

@@ -1,4 +1,4 @@
-"""Converts exceptions to FailureDetails and back. All code that calls user code uses it."""
+"""Converts exceptions to FailureDetails and back. All code that calls user code uses this module."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ def _own(frames: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
     """Return the frames of user code, judged by file path. The error itself is often raised inside a library.
 
     :param frames: (file, line, function) of each frame.
-    :returns: the frames outside Python and its installed packages; if there are none, the best that is left.
+    :returns: the frames outside Python and its installed packages; if there are none, the frames outside Python; if
+        there are none of these either, all frames.
     """
     without_python = [frame for frame in frames if not _PYTHON.search(frame[0])]
     return [frame for frame in without_python if not _INSTALLED.search(frame[0])] or without_python or frames
@@ -100,7 +101,7 @@ def failure_of(error: BaseException) -> FailureDetails:
       activity or child.
     - ``is_non_retriable`` is true for ``OrchestrationError(retryable=False)``, for any exception with an attribute
       ``retryable`` that is False, for a failed activity or child whose own failure is non-retriable, for
-      :class:`InputError` and for :class:`NonDeterminismError`. A retry after these would fail in the same way.
+      :class:`InputError` and for :class:`NonDeterminismError`. A retry after such an error would fail in the same way.
 
     Texts have at most :data:`MAX_TEXT` characters, and a failure has at most :data:`MAX_CAUSES` causes.
 
@@ -127,7 +128,7 @@ def _type_name(kind: type) -> str:
 def message_of(error: BaseException) -> str:
     """Return the text of an exception in storable form (:func:`storable`), with at most :data:`MAX_TEXT` characters.
 
-    It never raises, even if the exception's ``__str__`` raises.
+    This function never raises, even if the exception's ``__str__`` raises.
 
     :param error: the exception.
     """
@@ -183,7 +184,7 @@ def _is_final(error: BaseException) -> bool:
         return True
     try:
         return getattr(error, "retryable", None) is False
-    except BaseException:  # `retryable` may be a property of user code, which may raise any error
+    except BaseException:  # `retryable` can be a property of user code, which can raise any error
         return False
 
 
@@ -217,7 +218,7 @@ def user_frames(error: BaseException) -> traceback.StackSummary:
 
 
 def _is_library(frame: FrameType) -> bool:
-    known = frame.f_globals  # `__package__` first: the `__name__` of an executor's main module is only "__main__"
+    known = frame.f_globals  # `__package__` is better: the `__name__` of an executor's main module is only "__main__"
     return str(known.get("__package__") or known.get("__name__") or "").partition(".")[0] in _LIBRARIES
 
 

@@ -1,9 +1,10 @@
 """One generation of an instance: its live orchestrator function, its open actions and waits, and its state.
 
-The function runs without an event loop, with ``send`` and ``throw``. It runs only while an event is delivered, so the
-order of events in the history decides the order of everything. Replayed events and new events take the same path.
-There is one difference: in a replay, scheduling events of the history *confirm* decisions; in a new episode, decisions
-are *flushed* at the end.
+A *generation* is the part of an instance's run between two calls of ``continue_as_new``. The function runs without an
+event loop, with ``send`` and ``throw``. It runs only while an event is delivered, so the order of events in the history
+decides the order of everything. Replayed events and new events take the same path. There is one difference. In a
+replay, each decision must have an event in the history, which *confirms* the decision. At the end of a new episode, the
+decisions are *flushed*: they become events and messages.
 """
 
 from __future__ import annotations
@@ -43,21 +44,24 @@ from airflow_provider_taskhub.engine.wait_changes import WaitRecorder
 from airflow_provider_taskhub.errors import NonDeterminismError, OrchestrationError
 
 MAX_ACTIONS = 100_000
-"""Maximum number of actions in one turn. Code that exceeds it is in an endless loop without an await."""
+"""Maximum number of actions that the code can decide after one event. Code with more is in an endless loop without an
+await."""
 
 _FAILURES = (TaskFailed, SubOrchestrationInstanceFailed)
 
 
 class Generation:
-    """One generation of an instance. User code gets only its :class:`.context.OrchestrationContext`.
+    """One generation of an instance: the part of its run between two calls of ``continue_as_new``.
+
+    User code gets only the :class:`.context.OrchestrationContext` of the generation.
 
     :param registry: the declared orchestrators and activities.
     :param definition: the declared orchestrator.
     :param started: start event of the generation.
     :param instance: instance and execution id of the generation.
     :param time: the orchestrator's time at the beginning.
-    :param past: retry decisions and rewinds of the history; None for a generation without a history.
-    :param custom_status: custom status at the beginning, as JSON text; None for null.
+    :param past: retry decisions and rewinds of the history; None: there is no history yet.
+    :param custom_status: custom status at the beginning, as JSON text; None: no custom status.
     :param log: function that gets the lines of ``ctx.logger``; None: the lines are dropped.
     """
 
@@ -80,7 +84,7 @@ class Generation:
         self.time = time
         self.status = Status.PENDING
         self.replaying = False
-        self.recorded = False  # True while events are replayed whose following decisions are in the history too
+        self.recorded = False  # True in a replay, up to the last event whose decisions the history has
         self.custom_status = custom_status
         self.result: str | None = None
         self.failure: FailureDetails | None = None
@@ -92,7 +96,7 @@ class Generation:
         self._wants_generation = False
         self._past = past or Recorded()
         self._actions = OpenActions()
-        self._drops_unrecorded = False  # True after a terminate of a suspended instance: its unsent actions are dropped
+        self._drops_unrecorded = False  # True if a suspended instance was terminated: its unsent actions are dropped
         self._events = ExternalEvents()
         self._held: list[tuple[OpenAction | None, HistoryEvent]] = []
         self.wait_changes = WaitRecorder()
@@ -102,11 +106,11 @@ class Generation:
         self._limit = MAX_ACTIONS
         self._context = OrchestrationContext(self, log)
 
-    # ---- for the execution (replay.py)
+    # ---- methods for the class Execution in replay.py
 
     @property
     def is_decided(self) -> bool:
-        """Whether the generation has ended: finally, or because it continues as new."""
+        """Whether the generation has ended: with the instance, or by ``continue_as_new``."""
         return self.status.is_final or self.status is Status.CONTINUED_AS_NEW
 
     def begin(self) -> None:
@@ -118,7 +122,7 @@ class Generation:
         """Take an event that arrived as a message.
 
         :param event: the event.
-        :returns: None if the event belongs in the history; else the reason why it is stale.
+        :returns: None if the event belongs in the history; else the reason why the event is not used and not stored.
         """
         happening = HAPPENINGS.get(event.event_type)
         if happening is None:
@@ -136,36 +140,36 @@ class Generation:
         return None
 
     def confirm(self, event: Scheduling) -> None:
-        """Check that the replayed code has made the decision of a scheduling event in the history.
+        """Check that the replayed code has made a decision that is in the history.
 
-        :param event: the scheduling event.
+        :param event: the event of the decision in the history, such as TaskScheduled.
         :raises NonDeterminismError: the code has not made this decision, or has made another one.
         """
         self._actions.confirm(event, self.numbers, self._driver)
 
     def episode(self, time: Timestamp) -> None:
-        """Begin an episode. All decisions of earlier episodes must be in the history by now.
+        """Begin an episode. The history must have all decisions that the code made in earlier episodes.
 
         :param time: the orchestrator's time in this episode.
         :raises NonDeterminismError: the code has decided an action that the history does not have.
         """
         self.wait_changes.clear()
-        # A rewind removes failures, so the replayed code may get further than it got before its failure. Up to the
-        # rewritten completion it may therefore decide actions that the history does not have.
+        # A rewind removes failures, so the replayed code can get further than it got before its failure. Up to the
+        # rewritten completion it can therefore decide actions that the history does not have: no check is made there.
         live = self.rewinds >= self._past.rewound and self.status is not Status.SUSPENDED
         if self._actions.unrecorded and live and not self.is_decided:
             self._actions.check_recorded()
         self.time = time
 
     def answers(self, event: HistoryEvent) -> bool:
-        """Return whether an event is an answer that fits an open action."""
+        """Return whether an event is an answer that fits one of the actions without an answer."""
         return isinstance(event, Answer) and self._actions.mismatch(event, self.numbers) is None
 
     def fail_nondeterministic(self, error: NonDeterminismError, last: int) -> None:
         """Fail the instance because its code does not fit its history, even if the code has returned a result.
 
-        :param error: the mismatch.
-        :param last: the highest action number in the history. The number of the completion event comes after it.
+        :param error: the error that describes the mismatch.
+        :param last: the highest action number in the history. The completion event gets a higher number.
         """
         self.close()
         self._actions.unrecorded.clear()
@@ -175,7 +179,10 @@ class Generation:
         self.status = Status.FAILED
 
     def fail_with(self, error: OrchestrationError) -> None:
-        """Fail the instance with an error of the engine itself. :param error: the error."""
+        """Fail the instance with an error of the engine itself.
+
+        :param error: the error.
+        """
         self.close()
         self.result, self.failure = message_of(error), failure_of(error)
         self._move(Happening.FAILED)
@@ -183,9 +190,9 @@ class Generation:
     def flush(self, time: Timestamp) -> list[Decided]:
         """Return the new decisions in the order of their numbers; an empty list while the instance is suspended.
 
-        If the generation has ended, only its new children and sent events are returned. Its new timers and activities
-        are dropped, because their answers would have no receiver. If a suspended instance was terminated, all its new
-        decisions are dropped, as in DurableTask.
+        If the code has ended or continues as new, only its new children and sent events are returned. Its new timers
+        and activities are dropped, because their answers would have no receiver. If a suspended instance was
+        terminated, all its new decisions are dropped, as in DurableTask.
 
         :param time: the orchestrator's time.
         """
@@ -197,7 +204,7 @@ class Generation:
         return self._actions.flush(scope, ended=self.is_decided)
 
     def awaits(self) -> Awaits:
-        """Return what the generation waits for now."""
+        """Return what the orchestrator waits for now."""
         named, child_ids, timer = self._actions.awaited()
         events = self._events.awaited()
         activities, children = named[EventType.TaskScheduled], named[EventType.SubOrchestrationInstanceCreated]
@@ -213,7 +220,7 @@ class Generation:
         )
 
     def carried(self) -> list[HistoryEvent]:
-        """Return the events that the next generation takes over: unused external events, suspends and resumes."""
+        """Return the events to pass on at ``continue_as_new``: unused external events, suspends and resumes."""
         kept: list[HistoryEvent] = [*self._events.unclaimed] if self._keep_events else []
         return kept + self._carried
 
@@ -222,7 +229,7 @@ class Generation:
         self._closed = True
         self._driver.close()
 
-    # ---- for the tasks and the context
+    # ---- methods for the tasks and the context
 
     def schedule(self, action: Action, waiter: Answerable | None) -> None:
         """Give an action its number and add it to the open actions.
@@ -244,7 +251,7 @@ class Generation:
         self._actions.add(action, waiter)
 
     def recorded_decision(self, number: int) -> tuple[RetryDecision, Timestamp]:
-        """Return the recorded decision about a retry, and when the timer of this decision fires.
+        """Return the decision about a retry as the history has it, and when the timer of this decision fires.
 
         :param number: action number of the attempt that failed.
         :returns: STOP if the next action in the history is not a timer of this attempt's retry policy.
@@ -265,7 +272,7 @@ class Generation:
     def continue_as_new(self, input: str | None, *, keep_events: bool) -> None:
         """Start a new generation when the orchestrator returns, instead of completing the instance.
 
-        :param input: input of the new generation, as JSON text.
+        :param input: input of the new generation, as JSON text; None: no input.
         :param keep_events: whether external events that no wait has taken go to the new generation.
         """
         self._wants_generation = True
@@ -312,12 +319,12 @@ class Generation:
         self.result, self.failure = event.input, None
 
     def note(self, event: HistoryEvent) -> None:
-        """Take a row that a rewind has rewritten: the code may decide its action again. Other events have no effect."""
+        """Take a row that a rewind has rewritten: allow the code to decide its action again. Ignore other events."""
         if isinstance(event, GenericEvent):
             if event.event_id >= 0:
                 self._actions.allow_again(event.event_id)
-            # The rewritten row counts the rewind, not the rewind's message. The message may never come, or may come
-            # after another event has already woken the instance.
+            # The rewritten rows of completions count the rewinds. The messages of rewinds are not counted: such a
+            # message perhaps never comes, or comes after another event has already woken the instance.
             if event.is_rewind:
                 self.rewinds += 1
                 self._actions.allow_all_again()

@@ -1,4 +1,4 @@
-"""Computes ids: identities of actions, execution ids of later generations, replay-safe GUIDs.
+"""Computes ids: identities of actions, execution ids after ``continue_as_new``, replay-safe GUIDs.
 
 All functions are pure, because an episode that runs again after a crash must compute the same ids. No function may use
 random values or a clock. The page docs/decisions/identity-of-actions.md has the reasons.
@@ -17,7 +17,8 @@ from airflow_provider_taskhub.errors import InputError
 NAMESPACE = UUID("9e952958-5e33-4daf-827f-2fa12937b875")
 """The UUID namespace that DurableTask uses for replay-safe GUIDs."""
 HALF = 16
-"""Number of hex digits at the start of an execution id that are the same in all generations of one run."""
+"""Number of hex digits at the start of an execution id that stay the same at ``continue_as_new``. They name the run:
+one start of an instance with all that follows."""
 MAX_INSTANCE_ID = 256
 _LATER = "00000000"
 
@@ -34,13 +35,13 @@ def action_id(
 ) -> str:
     """Return the identity of an action. A replay of a decision gives the same identity; no other decision has it.
 
-    :param instance: instance and execution id of the generation that made the decision.
-    :param number: number of the action in its generation.
+    :param instance: the instance that made the decision, with its execution id at that time.
+    :param number: number of the action; ``continue_as_new`` begins again with 0.
     :param kind: role of the action, e.g. ``activity``.
     :param name: name of the activity, the child's orchestrator or the event; "" for a timer.
     :param version: version of the activity or of the child's orchestrator.
-    :param input: input as JSON text, or the time of a timer as text; its SHA-256 enters the identity.
-    :param rewinds: number of rewinds in the generation's history so far.
+    :param input: input as JSON text, or the time of a timer as text; its SHA-256 enters the identity. None: no input.
+    :param rewinds: number of rewinds in the history so far.
     :returns: a UUIDv5 in its usual text form.
     """
     digest = None if input is None else sha256(input.encode("utf-8", "surrogatepass")).hexdigest()
@@ -57,12 +58,12 @@ def child_execution_id(action: str) -> str:
 
 
 def next_execution_id(execution_id: str) -> str:
-    """Return the execution id of the next generation. The same argument always gives the same result.
+    """Return the execution id of an instance after ``continue_as_new``. The same argument always gives the same result.
 
-    The first half stays the same, so that a duplicate of the first start message is recognised in every generation. The
-    second half counts the generations, so that a reader knows which of two generations is newer.
+    The first half stays the same, so that a duplicate of the first start message is always recognised. The second half
+    counts the calls of ``continue_as_new``, so that a reader knows which of two ids is newer.
 
-    :param execution_id: execution id of the current generation.
+    :param execution_id: the execution id before ``continue_as_new``.
     """
     return f"{execution_id[:HALF]:0<{HALF}}{_LATER}{generation_of(execution_id) + 1:08x}"
 
@@ -70,15 +71,15 @@ def next_execution_id(execution_id: str) -> str:
 def generation_of(execution_id: str) -> int:
     """Return how many calls of ``continue_as_new`` this execution id counts; 0 for an id that .NET made.
 
-    :param execution_id: execution id of a generation.
+    :param execution_id: an execution id of the instance.
     """
     return int(execution_id[24:], 16) if len(execution_id) == 32 and execution_id[16:24] == _LATER else 0
 
 
 def run_name(execution_id: str) -> str:
-    """Return the first half of an execution id. All generations of one run share it, so it names the run.
+    """Return the first half of an execution id, which names the run: one start of an instance with all that follows.
 
-    :param execution_id: execution id of any generation of the run.
+    :param execution_id: any execution id of the run; each ``continue_as_new`` of the run changes only the second half.
     """
     return execution_id.replace("-", "")[:HALF].lower()
 
@@ -91,9 +92,9 @@ def same_start(one: str | None, other: str | None) -> bool:
 def guid(instance: OrchestrationInstance, time: Timestamp, count: int) -> UUID:
     """Return a replay-safe GUID for user code. Like DurableTask's GUIDs it is a UUIDv5 of the arguments.
 
-    :param instance: instance and execution id of the generation.
+    :param instance: the instance, with its current execution id.
     :param time: the orchestrator's time.
-    :param count: how many GUIDs the generation has made, this one included.
+    :param count: how many GUIDs the code has made since the last ``continue_as_new``, this one included.
     """
     return uuid5(NAMESPACE, json.dumps([instance.instance_id, instance.execution_id, time.text(trim=False), count]))
 
@@ -124,8 +125,8 @@ def check_instance_id(instance_id: str) -> str:
 def check_new_instance_id(instance_id: str) -> str:
     """Return the id of a new instance if it is valid.
 
-    For an instance that already exists, call :func:`check_instance_id`: another client may have made the instance, and
-    its id must stay usable.
+    For an instance that already exists, call :func:`check_instance_id`: perhaps another client has made the instance,
+    and its id must stay usable.
 
     :param instance_id: the id to check.
     :raises InputError: as :func:`check_instance_id`, or the id contains U+FFFE or U+FFFF. XML has neither, so Azure

@@ -36,13 +36,13 @@ def input_arguments(
     :param function: the orchestrator or activity.
     :param parameter: name of the parameter that takes the input.
     :param annotation: type of this parameter; None for any type.
-    :param value: the input as a plain JSON value. None means "no input": the parameter's default is then used, if it
-        has one.
+    :param value: the input as a plain JSON value. None means "no input": the parameter's default is then used. If
+        there is no default, None is decoded like other values.
     :param what: how an error names the value, e.g. ``input of orchestrator 'flights'``.
     :param recorded: whether the instance has already run with this input. Unknown keys are then ignored, because a
-        replay must not fail where the first run did not.
-    :returns: one argument, or none if the parameter's default is used.
-    :raises InputError: the value does not fit its type, or has an unknown key. The text names the parts.
+        replay must not fail where the first run did not. A value of a wrong type is refused always.
+    :returns: one argument; an empty tuple if the parameter's default is used.
+    :raises InputError: the value does not fit its type, or has an unknown key. The error text names the key or field.
     """
     if value is None and has_default(function, parameter):
         return ()
@@ -88,7 +88,7 @@ _Found = Iterator[tuple[str, str, frozenset[str]]]
 
 
 def _unknown_at_top(raw: Any, annotation: Any) -> _Found:
-    """Yield the unknown keys at the top of a value that could not be decoded.
+    """Yield the unknown keys of a value that could not be decoded, but not those of values inside the value.
 
     A misspelt key is a likely cause: the required field with the correct name is then missing.
     """
@@ -131,7 +131,7 @@ def _of_model(raw: dict[str, Any], decoded: BaseModel, path: str) -> _Found:
     kind = type(decoded)
     validators = kind.__pydantic_decorators__.model_validators.values()
     if any(validator.info.mode != "after" for validator in validators):
-        return  # a validator of the user runs before pydantic and may use keys that are no fields
+        return  # a validator of the user runs before pydantic and can use keys that are no fields
     names: dict[str, str] = {}
     for name, field in kind.model_fields.items():
         aliases = tuple(_aliases(field.validation_alias or field.alias))

@@ -1,7 +1,8 @@
 """The lifecycles of instances and activities: two tables that give a reaction for each pair of state and happening.
 
-A caller asks :func:`react_instance` or :func:`react_activity` first, and then does what the reaction says. An
-impossible pair of an instance raises an error before the caller has changed anything. A new state needs one new row.
+A caller asks :func:`react_instance` or :func:`react_activity` first, and then does what the reaction says. If a
+pair is impossible for an instance, an error is raised before the caller has changed anything. A new state needs one new
+row.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ class Reaction(StrEnum):
     RESUME = "resume"  # resume, and give the held events to the orchestrator
     TERMINATE = "terminate"
     NOTE = "note"  # store the event; the orchestrator does not get it
-    CARRY = "carry"  # give the event to the next generation
+    CARRY = "carry"  # give the event to the orchestrator after continue_as_new
     LATER = "later"  # keep the event's message until the start message has arrived
-    DISCARD = "discard"  # do not store the event; the episode reports it as stale
-    END = "end"  # store the end of the instance or generation
+    DISCARD = "discard"  # do not store the event; Episode.stale lists the event
+    END = "end"  # store that the instance ends or continues as new
     IMPOSSIBLE = "impossible"  # raise LifecycleError
 
 
@@ -118,13 +119,13 @@ INSTANCE: dict[Status, dict[Happening, Move]] = {
         Happening.FAILED: Move(Reaction.IMPOSSIBLE, Status.SUSPENDED),
         Happening.CONTINUED: Move(Reaction.IMPOSSIBLE, Status.SUSPENDED),
     },
-    Status.CONTINUED_AS_NEW: {  # the orchestrator continued as new, and the next generation has not begun
+    Status.CONTINUED_AS_NEW: {  # the orchestrator has called continue_as_new and returned, and has not begun again
         Happening.STARTED: Move(Reaction.DISCARD, Status.CONTINUED_AS_NEW),
         Happening.ANSWERED: Move(Reaction.DISCARD, Status.CONTINUED_AS_NEW),
         Happening.RAISED: Move(Reaction.CARRY, Status.CONTINUED_AS_NEW),
         Happening.SUSPENDED: Move(Reaction.CARRY, Status.CONTINUED_AS_NEW),
         Happening.RESUMED: Move(Reaction.CARRY, Status.CONTINUED_AS_NEW),
-        Happening.TERMINATED: Move(Reaction.TERMINATE, Status.TERMINATED),  # no next generation is started
+        Happening.TERMINATED: Move(Reaction.TERMINATE, Status.TERMINATED),  # the orchestrator does not begin again
         Happening.REWOUND: Move(Reaction.NOTE, Status.CONTINUED_AS_NEW),
         Happening.RETURNED: Move(Reaction.IMPOSSIBLE, Status.CONTINUED_AS_NEW),
         Happening.FAILED: Move(Reaction.END, Status.FAILED),
@@ -152,9 +153,10 @@ def react_instance(state: Status, happening: Happening) -> Move:
 
 
 class ActivityState(StrEnum):
-    """The state of one attempt of an activity. Activity records store all values but ``queued``.
+    """The state of one attempt of an activity.
 
-    An attempt is queued until a worker claims it: only then its activity record is inserted.
+    No activity record (the row of an attempt) has the state ``queued``: an attempt is queued until a worker claims it,
+    and only the claim inserts the record.
     """
 
     QUEUED = "queued"
@@ -180,7 +182,7 @@ class ActivityHappening(StrEnum):
     TIMED_OUT = "timed out"
     EXPIRED = "expired"  # the attempt has waited longer than its queue timeout
     CRASHED = "crashed"  # the executor process has ended
-    SILENT = "silent"  # the record has not changed for the take time, or the lock file of the worker is free
+    SILENT = "silent"  # the record has not changed for the time lease.take, or the worker is proven dead
     CANCEL = "cancel"  # the instance was terminated
     CONFIRMED = "confirmed"  # the executor has said that no code of the attempt runs any more
 
@@ -211,7 +213,7 @@ class ActivityMove(NamedTuple):
 def _row(
     state: ActivityState, **moves: tuple[ActivityReaction, ActivityState]
 ) -> dict[ActivityHappening, ActivityMove]:
-    """Return a row of the table. A happening that is not named in ``moves`` is ignored."""
+    """Return a row of the table. For a happening that ``moves`` does not name, the reaction is IGNORE."""
     row = dict.fromkeys(ActivityHappening, ActivityMove(ActivityReaction.IGNORE, state))
     row.update({ActivityHappening[name]: ActivityMove(*move) for name, move in moves.items()})
     return row

@@ -1,4 +1,4 @@
-"""The actions of a generation that are not in the history yet, and the actions that wait for their answer."""
+"""The actions of an orchestrator that are not in the history yet, and the actions that wait for their answer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class OpenAction:
 
     :ivar action: the decision.
     :ivar waiter: the task that gets the answer.
-    :ivar identity: identity of the action; None until the action has its scheduling event.
+    :ivar identity: identity of the action; None until the history has the event that schedules the action.
     :ivar child_id: instance id of the child that the action starts; None for other actions.
     """
 
@@ -59,9 +59,9 @@ class OpenAction:
         self.child_id: str | None = None
 
     def recorded(self, event: HistoryEvent, identity: str | None) -> None:
-        """Take over the action's identity and child id from its scheduling event.
+        """Take over the action's identity and child id from the history.
 
-        :param event: the scheduling event.
+        :param event: the event that schedules the action, such as TaskScheduled.
         :param identity: identity of the action; None if a .NET worker wrote the event.
         """
         self.identity = identity
@@ -70,7 +70,10 @@ class OpenAction:
 
 
 class OpenActions:
-    """The open actions of one generation. The generation gives the actions their numbers.
+    """The actions of one generation that wait for an answer, or that the history does not have yet.
+
+    A generation is the part of an instance's run between two calls of ``continue_as_new``. It gives the actions their
+    numbers.
 
     :ivar unrecorded: actions that the history does not have yet, by number.
     """
@@ -96,9 +99,9 @@ class OpenActions:
             self._open[action.number] = OpenAction(action, waiter)
 
     def confirm(self, event: Scheduling, numbers: int, driver: Driver) -> None:
-        """Check that the replayed code has made the decision of a scheduling event in the history.
+        """Check that the replayed code has made a decision that is in the history.
 
-        :param event: the scheduling event.
+        :param event: the event of the decision in the history, such as TaskScheduled.
         :param numbers: how many actions the code has decided so far.
         :param driver: driver of the orchestrator function, for the text of an error.
         :raises NonDeterminismError: the code has not made this decision, or has made another one.
@@ -132,22 +135,22 @@ class OpenActions:
                 )
 
     def allow_again(self, number: int) -> None:
-        """Allow an action without its scheduling event in the history, because a rewind removed the event.
+        """Allow that the history does not have the event of an action, because a rewind has removed the event.
 
         :param number: number of the action.
         """
         self._allowed_again.add(number)
 
     def allow_all_again(self) -> None:
-        """Do what :meth:`allow_again` does, for all actions that are unrecorded now."""
+        """Do what :meth:`allow_again` does, for all actions that the history does not have now."""
         self._allowed_again.update(self.unrecorded)
 
     def flush(self, scope: Scope, *, ended: bool) -> list[Decided]:
-        """Turn the unrecorded actions into scheduling events and messages, in the order of their numbers.
+        """Make events and messages for the actions that the history does not have, in the order of their numbers.
 
         :param scope: the situation in which the actions were decided.
-        :param ended: whether the generation has ended. Activities and timers are then dropped, because their answers
-            have no receiver; children and sent events are kept.
+        :param ended: whether the code has ended or continues as new. Activities and timers are then dropped, because their
+            answers have no receiver; children and sent events are kept.
         """
         decided = []
         runs = self._runs() if any(one.kind is EventType.EventSent for one in self.unrecorded.values()) else {}
@@ -197,7 +200,7 @@ class OpenActions:
         echo = event.taskhub_action_id
         if echo is None or entry.identity is None or echo == entry.identity:
             return None
-        # A child answers with its execution id. Later generations of the child keep only the first half of this id.
+        # A child answers with its execution id. If the child continues as new, only the first half of this id stays.
         if entry.action.kind is EventType.SubOrchestrationInstanceCreated and same_start(echo, entry.identity):
             return None
         return f"{event.event_type.name} answers another decision ({echo}) than action {number} ({entry.identity})"
@@ -213,8 +216,8 @@ class OpenActions:
     def awaited(self) -> tuple[dict[EventType, dict[str, None]], list[str], Timestamp | None]:
         """Return what the open actions wait for. It examines at most :data:`.pending_waits.MAX_EXAMINED` actions.
 
-        :returns: the names of the awaited activities and children by type of their scheduling event, the ids of
-            the children, and the time of the next timer (None: there is no timer).
+        :returns: the names of the awaited activities and children by type of the event that schedules them (such
+            as TaskScheduled), the ids of the children, and the time of the next timer (None: there is no timer).
         """
         named: dict[EventType, dict[str, None]] = {kind: {} for kind in (*_QUESTION.values(),)}
         timer: Timestamp | None = None

@@ -28,7 +28,8 @@ def response(
     parent = started.parent
     if parent is None or FIRE_AND_FORGET in (started.tags or {}):
         return None
-    # The response must carry the identity of the parent's action. The child's execution id was made from that identity.
+    # The response must carry the identity of the parent's action. The child's execution id was made from that identity,
+    # so the execution id is sent in its place.
     echo = instance.execution_id
     event: HistoryEvent
     if completed.status is Status.COMPLETED:

@@ -1,4 +1,4 @@
-"""The history of the current generation, and the values computed from it: time, episodes, action numbers, memory."""
+"""The history of an instance since its last ``continue_as_new``, and values computed from this history."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _TEXTS: Mapping[EventType, tuple[str, ...]] = {
     EventType.EventRaised: ("input",),
     EventType.GenericEvent: ("data", "reason"),
 }
-"""By event type, the fields whose texts may have any length."""
+"""By event type, the fields whose texts can have any length."""
 
 
 class Past:
-    """The history of the current generation. Each episode adds events.
+    """The history of an instance since its last ``continue_as_new``. Each episode adds events.
 
     :param events: the history from its beginning; empty for an instance that starts.
     :ivar events: the history.
@@ -69,13 +69,16 @@ class Past:
         self.extend(events)
 
     def clear(self) -> None:
-        """Remove all events, because the next generation begins. The time is kept, because it never goes back."""
+        """Remove all events, because the instance continues as new. The time is kept, because it never goes back."""
         self.events.clear()
         self.episodes, self.size = 0, _LIVE
         self.last_number = -1
 
     def extend(self, events: Iterable[HistoryEvent]) -> None:
-        """Append events to the history. :param events: the events, in their order."""
+        """Append events to the history.
+
+        :param events: the events, in their order.
+        """
         for event in events:
             self.events.append(event)
             if event.event_id > self.last_number:

@@ -1,4 +1,4 @@
-"""Retry decisions and rewinds in a generation's history. Replay reads them and never asks the policy again."""
+"""Finds retry decisions and rewinds in a history. A replay uses the found decisions and asks no retry policy again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def retry_role(decision: RetryDecision, number: int) -> str:
 def retry_of(timer: TimerCreated) -> tuple[RetryDecision, int] | None:
     """Return the retry decision that a timer's row stores, and the number of the failed attempt's action.
 
-    :param timer: the scheduling event of the timer.
+    :param timer: the event that made the timer.
     :returns: None if the row has no retry decision.
     """
     word, _, rest = (timer.taskhub_role or "").partition(" ")
@@ -43,11 +43,11 @@ def verdict_of(
     Earlier versions wrote timer rows without ``TaskHubRole``. For such a row the function compares the timer's identity
     with the identities of all possible decisions.
 
-    :param timer: the scheduling event of the timer.
+    :param timer: the event that made the timer.
     :param number: number of the failed attempt's action.
-    :param instance: instance and execution id of the generation.
-    :param rewinds: upper bound of the number of rewinds that the timer's identity may count. Every number up to it is
-        tried.
+    :param instance: the instance, with its current execution id.
+    :param rewinds: upper bound of the number of rewinds that the timer's identity can count. Every number up to this
+        bound is tried.
     """
     told = retry_of(timer)
     if told is not None:
@@ -62,10 +62,12 @@ def verdict_of(
 
 
 class Recorded:
-    """The retry decisions and rewinds in a history. It is made once, when a generation is loaded.
+    """Finds in a history what retry policies have decided, and what rewinds have rewritten.
 
-    :param past: the history of the generation.
-    :ivar rewound: number of completions that rewinds have rewritten.
+    One object is made for each history that is loaded into memory.
+
+    :param past: the history of an instance since its last ``continue_as_new``.
+    :ivar rewound: number of ExecutionCompleted events that rewinds have rewritten, one for each rewind.
     """
 
     def __init__(self, past: Iterable[HistoryEvent] = ()) -> None:
@@ -83,9 +85,9 @@ class Recorded:
     ) -> tuple[RetryDecision, Timestamp] | None:
         """Return the retry decision about a failed attempt, and when the timer of this decision fires.
 
-        :param timer: number of the action after the failure. It is the timer's number if a timer followed.
+        :param timer: number of the next action after the failure. If a retry timer followed, it is that action.
         :param attempt: number of the failed attempt's action.
-        :param instance: instance and execution id of the generation.
+        :param instance: the instance, with its current execution id.
         :returns: None if no timer of a retry policy followed.
         """
         event = self._timers.get(timer)

@@ -1,7 +1,7 @@
 """The registry of a worker: the orchestrators and activities of all its apps, by name.
 
 The registry checks what can be checked only after all modules are loaded: that names are unique over all apps, and that
-the annotations of inputs can be resolved. An annotation may name a class that is defined below the function. Only the
+the annotations of inputs can be resolved. An annotation can name a class that is defined below the function. Only the
 annotation of the input is resolved, so that the annotation ``spark: "SparkSession"`` does not need pyspark.
 """
 
@@ -63,7 +63,7 @@ class OrchestratorDefinition:
     def arguments(self, value: Any, *, what: str, recorded: bool) -> tuple[Any, ...]:
         """Return the arguments that follow the context in a call of this function: the decoded input, or none.
 
-        Parameters as :func:`.inputs.input_arguments`.
+        The parameters are those of :func:`.inputs.input_arguments`.
         """
         if self.parameter is None:
             return ()
@@ -145,7 +145,7 @@ class Registry:
     def of(cls, apps: Iterable[Declared]) -> Registry:
         """Return the registry of several apps.
 
-        :param apps: the apps; each must have another name.
+        :param apps: the apps; no two of them have the same name.
         :raises ConfigurationError: an app, an orchestrator or an activity is declared twice, or the annotation of an
             input cannot be resolved.
         """

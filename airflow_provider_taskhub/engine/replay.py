@@ -1,10 +1,11 @@
-"""Runs episodes: it takes the history of an instance and new events, and returns an :class:`.episode.Episode`.
+"""Runs episodes: takes the history of an instance and new events, and returns an :class:`.episode.Episode`.
 
 This module decides the form of a history, which is that of DurableTask.Core: the events that an episode appends, their
-order, the change of generation within an episode, and the messages. It reads no clock and does no I/O.
+order, and the messages. It also decides how ``continue_as_new`` begins a new *generation*, with an empty history,
+within an episode. It reads no clock and does no I/O.
 
-This module is longer than others, because it is one state machine over one live generation. An episode may be made for
-new events, for an interrupted commit, for a failure or for a termination, and each must keep the same order of events.
+This module is longer than others, because it is one state machine over one live generation. An episode is made for new
+events, for an interrupted commit, for a failure or for a termination, and each must keep the same order of events.
 """
 
 from __future__ import annotations
@@ -43,21 +44,22 @@ from airflow_provider_taskhub.engine.replay_safe_logger import Log
 from airflow_provider_taskhub.errors import InputError, NonDeterminismError, OrchestrationError
 
 MAX_GENERATIONS = 10_000
-"""Maximum number of generations in one episode. Each new event allows one more."""
+"""Maximum number of calls of ``continue_as_new`` in one episode. Each new event allows one more."""
 _DECISIONS = (TaskScheduled, SubOrchestrationInstanceCreated, TimerCreated, EventSent)
 
 
 class Execution:
     """An instance in memory, with its history and its live orchestrator.
 
-    A session keeps the execution, so that further events are taken without a replay.
+    A session keeps the execution, so that further events are taken without a replay. A *generation* is the part of the
+    instance's run between two calls of ``continue_as_new``.
 
     :param registry: the declared orchestrators and activities.
     :param past: history of the current generation, from its beginning; empty for an instance that starts.
     :param instance: id of the instance, with the execution id if the execution id is known.
     :param max_generations: maximum number of generations in one episode; each new event allows one more.
     :param custom_status: custom status in the instance row. It is needed because a status that an earlier generation
-        set is not in the history.
+        set is not in the history. None: no custom status.
     :param log: function that gets the lines of ``ctx.logger``; None: the lines are dropped.
     """
 
@@ -81,7 +83,7 @@ class Execution:
 
     @property
     def history(self) -> tuple[HistoryEvent, ...]:
-        """The history of the current generation, with the episodes that this execution has made."""
+        """The history since the last ``continue_as_new``, with the episodes that this execution has made."""
         return tuple(self._past.events)
 
     @property
@@ -96,7 +98,7 @@ class Execution:
 
     @property
     def instance(self) -> OrchestrationInstance:
-        """The instance id, and the execution id of the current generation."""
+        """The instance id and the current execution id, which changes with each ``continue_as_new``."""
         return self._instance
 
     def close(self) -> None:
@@ -105,10 +107,10 @@ class Execution:
             close()
 
     def release(self) -> Callable[[], None] | None:
-        """Drop the live orchestrator and keep the history. The next new events make a replay.
+        """Drop the live orchestrator and keep the history. The next episode begins with a replay.
 
         :returns: a function that closes the orchestrator function. The caller chooses when to call it, because the
-            ``finally`` blocks that it runs are user code and may take long. None if there is no live orchestrator.
+            ``finally`` blocks that it runs are user code and can take long. None if there is no live orchestrator.
         """
         generation, self._generation = self._generation, None
         if generation is None:
@@ -130,7 +132,7 @@ class Execution:
         :param new: the new events, in the order in which they arrived.
         :param now: time of this machine's clock. The orchestrator's time is the latest of ``now``, the last time in the
             history and the times of the timers that fire in ``new``.
-        :param new_execution_id: function that makes the execution id of the next generation from the current one.
+        :param new_execution_id: function that makes the execution id after ``continue_as_new`` from the current one.
         :raises UnknownOrchestrator: no loaded app has code for the instance. Nothing has changed then.
         :raises InputError: neither the history nor ``new`` has an ExecutionStarted event.
         """
@@ -187,7 +189,7 @@ class Execution:
     def recall(self) -> str | None:
         """Replay the history and return the custom status that the code sets. A history does not hold custom statuses.
 
-        :returns: the custom status as JSON text; None for null.
+        :returns: the custom status as JSON text; None: no custom status.
         :raises UnknownOrchestrator: no loaded app has code for the instance.
         """
         return self._load(()).custom_status
@@ -195,8 +197,8 @@ class Execution:
     def resume(self) -> Episode:
         """Return the missing rest of the last episode in the history.
 
-        The rows of a new generation may need several transactions. If the worker dies between two of them, the history
-        has only the beginning of the episode.
+        The history rows that an episode writes after ``continue_as_new`` can need several transactions. If the worker
+        dies between two of them, the history has only the beginning of the episode.
 
         :returns: an episode with an empty ``history`` if nothing is missing.
         :raises UnknownOrchestrator: no loaded app has code for the instance.
@@ -304,7 +306,7 @@ class Execution:
 
         :param completed: completion event of the instance; None if it has not ended.
         :param new: the new events of the instance's history.
-        :param switched: whether the generation changed in this episode, so that ``new`` is the whole history.
+        :param switched: whether the instance continued as new in this episode, so that ``new`` is the whole history.
         """
         if completed is None or completed.status is not Status.TERMINATED:
             return []
@@ -314,7 +316,7 @@ class Execution:
     # ---- replay of the stored history
 
     def _load(self, new: Sequence[HistoryEvent]) -> Generation:
-        """Return the live generation. If there is none in memory, make it and replay the stored history.
+        """Return the live generation (its orchestrator). If none is in memory, make it and replay the stored history.
 
         :param new: new events. For an instance without a history they have the ExecutionStarted event.
         """
@@ -339,7 +341,7 @@ class Execution:
         return generation
 
     def _start(self, new: Sequence[HistoryEvent]) -> tuple[ExecutionStarted, OrchestrationInstance]:
-        """Return the start event of this generation, from its history or from ``new``, and the instance's ids."""
+        """Return the start event, from the history or from ``new``, and the instance id with the execution id."""
         started = next((event for event in (*self._past.events, *new) if isinstance(event, ExecutionStarted)), None)
         if started is None:
             raise InputError(f"instance {self._instance.instance_id!r} has no ExecutionStarted in its history")
@@ -395,12 +397,13 @@ class Execution:
     def _next(
         self, before: Generation, time: Timestamp, new_execution_id: Callable[[str], str], children: str | None
     ) -> tuple[Generation, list[HistoryEvent]]:
-        """Make the next generation, run it over the events carried into it, and return it with its history so far.
+        """Make the generation that follows ``continue_as_new``, and run it over the events that it takes over.
 
         :param before: the generation that continued as new.
         :param time: the orchestrator's time.
         :param new_execution_id: function that makes the execution id of the next generation from the current one.
         :param children: the open children as text, for the start event; None if there are none.
+        :returns: the next generation, and its history so far.
         """
         before.close()
         instance = OrchestrationInstance(
@@ -504,7 +507,7 @@ def run(
     new_execution_id: Callable[[str], str] = next_execution_id,
     custom_status: str | None = None,
 ) -> Episode:
-    """Make one episode, as a pure function. Parameters and errors as in :class:`Execution`."""
+    """Make one episode, as a pure function, with the parameters of :class:`Execution` and :meth:`Execution.advance`."""
     execution = Execution(registry, past, instance=instance, custom_status=custom_status)
     try:
         return execution.advance(new, now=now, new_execution_id=new_execution_id)
@@ -513,7 +516,7 @@ def run(
 
 
 def _start_first(new: Sequence[HistoryEvent]) -> Sequence[HistoryEvent]:
-    """Move the ExecutionStarted event to the front: an event that was sent after it may arrive before it."""
+    """Move the ExecutionStarted event to the front: a later event of the instance can arrive before its start."""
     if len(new) < 2 or isinstance(new[0], ExecutionStarted):
         return new
     starts = [event for event in new if isinstance(event, ExecutionStarted)]

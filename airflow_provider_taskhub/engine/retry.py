@@ -29,7 +29,7 @@ class RetryPolicy:
     :param backoff_coefficient: each delay is the previous delay multiplied by this factor; at least 1.
     :param max_retry_interval: upper limit of each delay; None: six days, which is also the highest limit.
     :param retry_timeout: a failure later than this time after the first attempt is not retried; None: no limit.
-    :param handle: function that returns whether a failure may be retried; None: every failure may. A non-retriable
+    :param handle: function that returns True if a failure is retried; None: every failure is retried. A non-retriable
         failure is never retried, and ``handle`` is not called for it.
     :param max_number_of_attempts: the name of ``max_attempts`` in Microsoft's durabletask Python SDK.
     :raises ConfigurationError: a value is out of its range.
@@ -65,7 +65,10 @@ class RetryPolicy:
                 raise ConfigurationError(f"RetryPolicy: {name} is {value}; give more than 0, or None for no limit")
 
     def delay(self, attempt: int) -> timedelta:
-        """Return the delay after a failed attempt; at most six days. :param attempt: number of the attempt, from 0."""
+        """Return the delay after a failed attempt; at most six days.
+
+        :param attempt: number of the attempt, from 0.
+        """
         cap = min(self.max_retry_interval or LONGEST_DELAY, LONGEST_DELAY)
         try:
             seconds = self.first_retry_interval.total_seconds() * self.backoff_coefficient**attempt
@@ -92,7 +95,7 @@ def decide_retry(
     :param policy: the retry policy; None: no retry.
     :param attempt: number of the attempt that failed, from 0.
     :param first: the orchestrator's time when the first attempt was scheduled.
-    :param now: the orchestrator's time.
+    :param now: the orchestrator's time after the failure.
     :param failure: the failure of the attempt.
     """
     if policy is None or failure.is_non_retriable:

@@ -13,7 +13,8 @@ from airflow_provider_taskhub.engine.signatures import T, T_co
 from airflow_provider_taskhub.errors import TaskFailedError
 
 _PRUNE = 16
-"""A task removes its settled groups when it has this many groups, and again each time the number has doubled."""
+"""A task lists the groups (``when_all``, ``when_any``) that wait for it. When the list has this length, or 2, 4, 8 …
+times this length, the task removes the groups that have a result or an error already."""
 
 NAME = "__taskhub_name__"
 """Attribute of a declared function. It holds the name under which the function was declared."""
@@ -47,7 +48,8 @@ class Task(Generic[T_co]):
     def get_result(self) -> T_co:
         """Return the result of a completed task.
 
-        :raises TaskFailedError: if the task has failed. :raises ValueError: if the task is not complete yet.
+        :raises TaskFailedError: if the task has failed. (An event with data of a wrong type raises ``InputError``.)
+        :raises ValueError: if the task is not complete yet.
         """
         if not self._done:
             raise ValueError("the task is not complete: await it first")
@@ -71,23 +73,29 @@ class Task(Generic[T_co]):
         return result
 
     def complete(self, result: Any) -> None:
-        """For the engine: complete the task. A settled task does not change. :param result: result of the task."""
+        """For the engine: complete the task. Do nothing if the task already has a result or an error.
+
+        :param result: result of the task.
+        """
         if not self._done:
             self._done = True
             self._result = result
             self._notify_groups()
 
     def fail(self, error: BaseException) -> None:
-        """For the engine: fail the task. A settled task does not change. :param error: error that an await raises."""
+        """For the engine: fail the task. Do nothing if the task already has a result or an error.
+
+        :param error: the error that an await of the task raises.
+        """
         if not self._done:
             self._done = True
             self._error = error
             self._notify_groups()
 
     def join(self, group: Group[Any]) -> None:
-        """For the engine: notify a group when this task is settled; at once if the task is settled already.
+        """For the engine: notify a group as soon as this task has a result or an error. That can be at once.
 
-        :param group: the group that depends on this task.
+        :param group: the group that depends on this task, such as ``when_all``.
         """
         if self._done:
             group.settled(self)
@@ -95,7 +103,7 @@ class Task(Generic[T_co]):
             self._groups = [group]
         else:
             if len(self._groups) >= _PRUNE and (len(self._groups) & (len(self._groups) - 1)) == 0:
-                # Code may call when_any with the same task in a loop. The settled groups would then fill the memory.
+                # Code can call when_any with the same task in a loop. The complete groups would then fill the memory.
                 self._groups = [other for other in self._groups if not other._done]
             self._groups.append(group)
 
@@ -106,12 +114,15 @@ class Task(Generic[T_co]):
 
 
 class Group(Task[T_co]):
-    """A task that depends on other tasks."""
+    """A task that depends on other tasks, such as ``when_all``."""
 
     __slots__ = ()
 
     def settled(self, child: Task[Any]) -> None:
-        """Take the notice that one of the group's tasks is settled. :param child: the settled task."""
+        """React to the end of one of the group's tasks.
+
+        :param child: the task, which has a result or an error now.
+        """
         raise NotImplementedError
 
 
@@ -138,7 +149,7 @@ class WhenAll(Group[list[Any]]):
 
 
 class WhenAny(Group[Task[Any]]):
-    """The task of ``when_any``: it gives the task that was settled first. It does not fail if that task failed."""
+    """The task of ``when_any``: it gives the first task with a result or an error, and does not fail with that task."""
 
     __slots__ = ()
 

@@ -26,7 +26,10 @@ def parts(trace_parent: str | None) -> tuple[str, str, str] | None:
 
 
 def span_of(name: str) -> str:
-    """Return a span id computed from a name. :param name: unique name of the instance or action of the span."""
+    """Return a span id computed from a name.
+
+    :param name: unique name of the instance or action of the span.
+    """
     return sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
@@ -41,7 +44,7 @@ def context(trace_parent: str, trace_state: str | None) -> TraceContext:
 
 
 def begun(started: ExecutionStarted, instance: OrchestrationInstance, now: Timestamp) -> ExecutionStarted:
-    """Return the start event with the id and the begin of the orchestration's own span, as its history stores them.
+    """Return the start event with the id and the start time of the orchestration's own span, as histories store them.
 
     :param started: the start event that arrived.
     :param instance: instance and execution id of the orchestration.

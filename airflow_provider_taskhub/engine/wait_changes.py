@@ -43,7 +43,7 @@ class Waits:
     timers: tuple[int, ...] = ()
 
     def text(self) -> str | None:
-        """Return the changes as JSON text, for a column of the episode's last event; None if nothing changed."""
+        """Return the waits and timers as JSON text, for a column of the episode's last event; None: there are none."""
         found = {
             "begun": [name[:LONGEST_NAME] for name in self.begun],
             "ended": [[wait.name[:LONGEST_NAME], wait.since.ticks] for wait in self.ended],
@@ -54,7 +54,10 @@ class Waits:
 
     @classmethod
     def parse(cls, text: str | None) -> Waits:
-        """Read the text of the column. :param text: the text; if it is missing or damaged, the result is empty."""
+        """Read the text that :meth:`text` made.
+
+        :param text: the text of the column. If it is None or damaged, the result has no waits and no timers.
+        """
         try:
             found = json.loads(text or "{}")
             return cls(
@@ -69,7 +72,10 @@ class Waits:
 
 
 class WaitRecorder:
-    """Collects the changes of the current episode. A wait that begins and ends in the same episode is left out."""
+    """Collects the waits that begin or end in the current episode, and the timers that it cancels.
+
+    A wait that begins and ends in the same episode is not collected.
+    """
 
     def __init__(self) -> None:
         self._begun: dict[int, BegunWait] = {}
@@ -87,13 +93,13 @@ class WaitRecorder:
         self._timers.append(timer)
 
     def clear(self) -> None:
-        """Forget all changes, because the next episode begins."""
+        """Forget all waits and timers, because the next episode begins."""
         self._begun.clear()
         self._ended.clear()
         self._timers.clear()
 
     def text(self) -> str | None:
-        """Return the changes as text: see :meth:`Waits.text`."""
+        """Return the waits and timers as text, as :meth:`Waits.text` does; None if there are none."""
         if not (self._begun or self._ended or self._timers):
             return None
         return Waits(
