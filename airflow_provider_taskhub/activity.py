@@ -44,7 +44,8 @@ class ActivityInfo:
 
     :param name: name of the activity.
     :param instance_id: id of the instance that called the activity.
-    :param execution_id: execution id of that instance's generation.
+    :param execution_id: execution id of that instance. Each ``continue_as_new`` gives the instance a new execution id.
+        None: unknown.
     :param tags: tags of the call, from ``call_activity(tags=…)``.
     :param task_id: number of the call in the history of its orchestration.
     :param attempt: number of the attempt, from 1. It grows by 1 each time an attempt of this call is lost because its
@@ -54,7 +55,7 @@ class ActivityInfo:
         it to ignore a repeated effect.
     :param trace_parent: W3C ``traceparent`` of this attempt, to pass on to other services; None: the attempt is not
         traced.
-    :param trace_state: W3C ``tracestate`` of this attempt.
+    :param trace_state: W3C ``tracestate`` of this attempt; None: there is none.
     """
 
     name: str
@@ -109,8 +110,10 @@ def progress(fraction: float | None = None, message: str | None = None) -> None:
     The call is cheap, so an activity may report often. Only the newest report is surely sent; older reports may be
     skipped.
 
-    :param fraction: finished part of the work, from 0 to 1; other numbers are clipped to this range. None: unchanged.
-    :param message: one line for people, of which the first 500 characters are kept. None: unchanged.
+    :param fraction: finished part of the work, from 0 to 1; other numbers are clipped to this range. None: the last
+        reported fraction stays.
+    :param message: one line for people, of which the first 500 characters are kept. None: the last reported message
+        stays.
     """
     attempt = _attempt.get(None)
     if attempt is not None:
@@ -119,7 +122,7 @@ def progress(fraction: float | None = None, message: str | None = None) -> None:
 
 
 def cancelled() -> bool:
-    """Return whether the activity was asked to stop.
+    """Return whether the activity was asked to stop; False outside of an activity.
 
     An activity is asked to stop if its instance was terminated, if its timeout has passed, or if its worker is losing
     the right to run it. If the activity still runs ten seconds later, its executor is killed. So call this function

@@ -1,6 +1,6 @@
 """The class App, by which a user's module declares its orchestrators and activities.
 
-The module has the decorators and the function that loads an app by ``module:attribute``. A decorator checks the
+This module has the decorators and the function that loads an app by ``module:attribute``. A decorator checks the
 signature of its function at once. So a mistake shows when the user's module is imported, not when an instance runs.
 """
 
@@ -104,7 +104,7 @@ class App:
 
         :param function: the function to declare. Python passes it if the decorator is written without parentheses.
         :param name: the name by which the orchestrator is started; None: the function's name.
-        :raises ConfigurationError: if the app already has an orchestrator of this name, or the function has other
+        :raises ConfigurationError: if the app already has an orchestrator of this name, or the function needs other
             parameters.
         """
 
@@ -149,10 +149,10 @@ class App:
         :param timeout: time limit of each attempt; None: no limit.
         :param queue_timeout: time limit of the wait for a free slot; None: no limit.
         :param record: True: the worker writes a row in the hub for each attempt, and the row decides which worker runs
-            the attempt. Then no other worker repeats the attempt while its worker lives. The rows cost some storage
-            requests.
-        :raises ConfigurationError: if the app already has an activity of this name, the function has other parameters,
-            or an argument is wrong.
+            the attempt. Then no other worker repeats the attempt while the worker that runs it lives. The rows cost
+            some storage requests.
+        :raises ConfigurationError: if the app already has an activity of this name, the function needs other
+            parameters or is a generator, or an argument is wrong.
         """
 
         def declare(function: F) -> F:
@@ -276,7 +276,7 @@ def _parameters(function: Callable[..., Any], what: str, *, first: str | None) -
     :param what: the function's kind and name, for the error text.
     :param first: what the first parameter is ("ctx" or "spark"); None: the input is the first parameter.
     :returns: the name of the input's parameter; None if the function has no such parameter.
-    :raises ConfigurationError: if the function needs more or fewer parameters.
+    :raises ConfigurationError: if the function does not have the parameter ``first``, or needs more than one input.
     """
     parameters = list(inspect.signature(function).parameters.values())
     positional = [p for p in parameters if p.kind in _POSITIONAL]
@@ -341,9 +341,12 @@ def load_app(path: str) -> App:
 
 
 def _place(error: BaseException) -> str:
-    """Return a sentence with the line that failed: the last line outside of Python's import system and this package."""
+    """Return a sentence for an error text, with the line that failed.
+
+    It is the last line outside of Python's import system and this package. Without such a line, no line is named.
+    """
     frames = [frame for frame in user_frames(error) if not frame.filename.startswith("<frozen")]
     own = [frame for frame in frames if frame.filename != importlib.__file__]
-    if not own:  # the file could not be read as Python: the error names its line
+    if not own:  # Python could not parse the file: the error's own text already names the line
         return "Fix the module"
     return f"It failed at {own[-1].filename}:{own[-1].lineno}"

@@ -15,7 +15,7 @@ from airflow_provider_taskhub.codec import Timestamp
 
 _MONOTONIC_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """The system clock behind ``monotonic``. Rejected: ``time.monotonic``. On Linux that clock stops while the machine is
-suspended: after an hour of suspension a worker would take its leases for seconds old."""
+suspended: after an hour of suspension a worker would believe that its leases are only seconds old."""
 
 
 class Clock(Protocol):
@@ -28,7 +28,7 @@ class Clock(Protocol):
         """Return seconds since an arbitrary start. The value never falls, and grows while the machine is suspended."""
 
     async def sleep(self, seconds: float) -> None:
-        """Wait for some seconds. A negative number waits only for the next turn of the event loop."""
+        """Wait for some seconds. 0 or a negative number waits only for the next turn of the event loop."""
 
 
 class SystemClock:

@@ -24,7 +24,7 @@ from airflow_provider_taskhub.fast_dataclass import dataclass
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ISO = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?", re.ASCII)
 
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.dumps would make an encoder each time
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.dumps makes an encoder at each call
 
 MAX_NESTED = 500
 """Largest depth of lists and objects inside each other in a text that is written.
@@ -108,7 +108,7 @@ class Timestamp:
 @lru_cache(maxsize=16)
 def _second(seconds: int) -> str:
     """Return whole seconds since 1970 as ISO 8601 text without zone. The cache helps, as many times share a second."""
-    return (_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None).isoformat()  # strftime writes year 1 as "1"
+    return (_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None).isoformat()  # strftime would write year 1 as "1"
 
 
 @lru_cache(maxsize=16)
@@ -217,7 +217,7 @@ def _adapter_of(annotation: Any, what: str) -> TypeAdapter[Any]:
     try:
         try:
             adapter = _adapter(annotation)
-        except TypeError:  # an unhashable annotation
+        except TypeError:  # the cache cannot hold an annotation that has no hash
             adapter = TypeAdapter(annotation)
         if not adapter.pydantic_complete:
             adapter.rebuild()
@@ -273,7 +273,7 @@ Measured on 4 MB of JSON (tables of numbers, paths, prose): level 1 takes 40 to 
 level 9 takes 230 to 440 ms. The result of level 1 is 9 to 24 % larger than that of level 6, and 9 to 29 % larger than
 that of level 9."""
 SLOW = 1024 * 1024
-"""Size of a text (characters or bytes) from which it is compressed or decompressed in a thread.
+"""A text that is larger than this (in characters or bytes) is compressed and decompressed in a thread.
 
 A text of this size would block the event loop for 10 to 30 ms."""
 
@@ -304,14 +304,14 @@ class Packed:
         return self._data is None and len(self.text) > SLOW
 
     def data(self) -> bytes:
-        """Return the gzip bytes."""
+        """Return the text as gzip. Only the first call compresses the text; later calls return the same bytes."""
         if self._data is None:
             self._data = compress(self.text)
         return self._data
 
 
 def unpacked_size(data: bytes) -> int:
-    """Return the size in bytes of the text in a blob. The last four bytes of gzip hold the size."""
+    """Return the size in bytes of the text in a blob: gzip, whose last four bytes hold the size, or plain UTF-8."""
     return max(len(data), int.from_bytes(data[-4:], "little") if data[:2] == _GZIP else 0)
 
 

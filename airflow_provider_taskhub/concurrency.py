@@ -15,15 +15,16 @@ R = TypeVar("R")
 async def gather_bounded(action: Callable[[T], Awaitable[R]], items: Iterable[T], *, limit: int) -> list[R]:
     """Call ``action`` for every item, with at most ``limit`` calls at the same time.
 
-    After an error no further call begins. The calls that run are not cancelled; this function waits for their end. A
-    cancelled request may have been carried out, and the caller could not know. If the caller is cancelled, the calls
-    are cancelled too.
+    After an error no further call begins, but this function waits for the end of the calls that run. It does not cancel
+    them, because a cancelled request is perhaps carried out, and the caller could not know. If the caller is cancelled,
+    the calls are cancelled too.
 
     Rejected: a semaphore with ``asyncio.gather``. It makes a task for every item, and after an error the other calls
     run on without an owner.
 
     :returns: the results, in the order of the items.
-    :raises Exception: the error of a failed call. If several calls failed, it is the error of the first such item.
+    :raises Exception: the error of a failed call. If several calls failed, it is the error of the first of
+        their items.
     """
     waiting = list(items)
     results: list[R | None] = [None] * len(waiting)

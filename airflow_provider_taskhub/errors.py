@@ -119,8 +119,8 @@ class StorageError(TaskHubError):
     Only this error and its subclasses leave the storage modules; the errors of Azure's or SQLite's libraries are
     translated there.
 
-    :ivar results: for a unit of several steps: the results of the steps before the failed step. One tuple for each
-        step, with the results of its operations.
+    :ivar results: for a unit (several steps that are given to a store together): the results of the steps before the
+        failed step. One tuple for each step, with the results of its operations. Empty for other requests.
     """
 
     results: tuple[tuple[Any, ...], ...] = ()
@@ -165,9 +165,9 @@ class Unavailable(StorageError):
 class AccessDenied(Unavailable):
     """The account refuses the credentials (401 or 403), or no token can be obtained. It is handled like an outage.
 
-    The causes may come and go while a worker runs: a firewall, a role that is not yet active everywhere, an expired
-    signature, a wrong clock. So requests are tried again, and no work is lost. The store does not carry out a refused
-    request.
+    The causes can appear and disappear while a worker runs: a firewall, a role that is not yet active everywhere, an
+    expired signature, a wrong clock. So requests are tried again, and no work is lost. The store does not carry out a
+    refused request.
 
     :param message: text of the error.
     :param maybe_done: True if the store may have carried out the request in spite of the error.
@@ -185,7 +185,7 @@ class TaskFailedError(TaskHubError):
     """Raised where an orchestrator awaits an activity that has failed. The text is the text of the activity's error.
 
     :param message: text of the error.
-    :param details: the failure as the history records it.
+    :param details: the failure as the history records it; None if there is none, as for a cancelled timer.
     :param name: name of the failed activity or child; "" if there is none, as for a cancelled timer.
     """
 
@@ -203,7 +203,7 @@ class OrchestrationError(TaskHubError):
     """Raised by an orchestrator to fail the instance.
 
     :param message: becomes the instance's output.
-    :param retryable: whether the Airflow task that waits for the instance may be retried.
+    :param retryable: whether Airflow can retry the task that waits for the instance.
     """
 
     def __init__(self, message: str, *, retryable: bool = True) -> None:
@@ -212,7 +212,7 @@ class OrchestrationError(TaskHubError):
 
 
 class WorkerFailed(TaskHubError):
-    """A worker has ended, because one of its parts has failed for good."""
+    """A worker has ended, because one of its parts has failed and cannot go on."""
 
 
 class NonDeterminismError(TaskHubError):

@@ -1,4 +1,4 @@
-"""A dataclass decorator for values of which each message needs many. Only the type checker enforces ``frozen``.
+"""A faster dataclass decorator, because each message needs many values. Only the type checker enforces ``frozen``.
 
 A real frozen dataclass sets each field by a call of ``object.__setattr__``. That costs three times as much as an
 assignment, and the values of one orchestration have hundreds of fields. mypy sees the standard library's decorator

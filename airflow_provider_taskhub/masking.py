@@ -27,8 +27,8 @@ SECRET_WORDS = (
     "bearer",
     "://",
 )
-"""A text that has none of these words is not searched further. This saves time, because a busy worker logs many lines.
-"""
+"""A text that has none of these words is not searched for secrets. This saves time, because a busy worker logs many
+lines."""
 _LONG_NAME = (
     r"\w*(?:account_?key|access_?key|shared_?access_?signature|password|passwd|passphrase|client_?secret|secret|api_?key"
     r"|private_?key)\w*"

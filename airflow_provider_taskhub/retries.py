@@ -25,7 +25,7 @@ class Retries:
     """A policy: after which errors a call is repeated, how often, and after which pauses.
 
     :param after: types of errors after which the call is repeated. Every other error is raised at once.
-    :param unless: returns True for an error of these types that must be raised at once, without a repeat.
+    :param unless: returns True for an error that must be raised at once although its type is in ``after``.
     :param tries: largest number of calls, including the first call; None: no limit.
     :param within: seconds from the first call until the last call begins. The pause before the last call is shortened
         to fit. None: no limit.
@@ -49,7 +49,7 @@ class Retries:
         """Return the number of seconds to wait before the next call.
 
         :param failures: number of failed calls in a row, at least 1.
-        :param error: the error of the last call; its ``retry_after`` can make the pause longer.
+        :param error: the error of the last call; its ``retry_after`` can make the pause longer. None: no such error.
         """
         doubled = self.first * self.factor ** min(failures - 1, 50)
         asked = min(LONGEST_ASKED, getattr(error, "retry_after", 0.0))
@@ -68,8 +68,8 @@ async def retry(
     :param call: makes one try.
     :param policy: says when to repeat the call.
     :param clock: measures the pauses.
-    :param failed: called after each error after which the policy allows a repeat, also after the last such error. The
-        arguments are the error and the number of failures so far.
+    :param failed: called after each error that allows a repeat by its type, also if no further call is made because
+        the policy's limit is reached. The arguments are the error and the number of failures so far.
     :raises Exception: the error of the last call.
     """
     end = math.inf if policy.within is None else clock.monotonic() + policy.within

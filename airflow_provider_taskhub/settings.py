@@ -41,20 +41,20 @@ __all__ = ["LeaseTimes", "Settings", "SparkSettings", "home", "load_settings"]
 
 PREFIX = "TASKHUB_"
 _OTHER_VARIABLES = ("HOME", "CONFIG", "DEMO_RUN")
-"""Variables of TaskHub that are no settings, without prefix. HOME and CONFIG name the folder and the file of settings.
-DEMO_RUN marks the processes of a demo."""
+"""Names, without the prefix, of TaskHub's variables that are no settings. HOME and CONFIG name the folder and
+the file of settings. DEMO_RUN marks the processes of a demo."""
 _NESTED = ("lease", "spark")
 _KUBERNETES = re.compile(r"(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
-"""Variables that Kubernetes adds to each container for a service whose name begins with ``taskhub``, without prefix.
-These variables must not be taken for misspelt settings."""
+"""Names, without the prefix ``TASKHUB_``, of variables that Kubernetes adds to each container for a service whose name
+begins with ``taskhub``. They must not be reported as misspelt settings."""
 _HUB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]{2,44}", re.ASCII)
 MAX_RESULT = 64 * 1024 * 1024
 """Default of the largest result of an activity, in bytes. Each replay of an orchestration reads all results again."""
 LEASE_MARGIN = timedelta(milliseconds=500)
 """Least time from ``renew`` to ``give_up``, and from ``give_up`` to ``take``. A busy machine may be late by so much."""
 LEASE_DRIFT = 0.003
-"""Least time from ``give_up`` to ``take``, as a part of ``take``. Two clocks that are wrong by 0.1 % each, one fast and
-one slow, differ by 0.2 %. The value adds half of that as a reserve."""
+"""Least time from ``give_up`` to ``take``, as a fraction of ``take``. Two clocks that are wrong by 0.1 % each,
+one fast and one slow, differ by 0.2 %. The value adds half of that as a reserve."""
 
 
 _ZERO = timedelta(0)
@@ -150,7 +150,7 @@ class Settings(BaseSettings):
     """``sqlite:///absolute/path.db``, an Azure Storage connection string, or an account's address
     (``https://NAME.blob.core.windows.net``, with ``DefaultAzureCredential``). None: the hub under :func:`home`."""
     partitions: int = Field(default=4, ge=1, le=1024)
-    """Partitions of a new hub, from 1 to 1,024. They are fixed for the life of the hub."""
+    """Number of partitions of a new hub, from 1 to 1,024. It is fixed for the life of the hub."""
     lease_store: Literal["table", "blob"] | None = None
     """Where a new hub keeps its leases: rows of a table (the default) or leased blobs. An existing hub keeps its
     kind, and refuses a worker with another kind."""
@@ -158,17 +158,18 @@ class Settings(BaseSettings):
     """Times of leases. The default depends on the storage: renew, give_up and take are 10, 20 and 30 s on Azure, and
     1, 2 and 4 s embedded. A part that is not given has this default, too."""
     app_name: str = ""
-    """AppName of DurableTask's app lease. All workers that serve a hub at the same time have the same name."""
+    """AppName of DurableTask's app lease. All workers that serve a hub at the same time must have the same name."""
     weight: int = Field(default=1, ge=1, le=100)
     """Share of this worker in the partitions: a worker of weight 2 gets twice as many as a worker of weight 1."""
     activities: int = Field(default=4, ge=1, le=1000)
-    """Activities that run at the same time in a worker."""
+    """Largest number of activities that run at the same time in a worker."""
     orchestrations: int = Field(default=100, ge=1, le=10_000)
-    """Episodes that run at the same time in a worker."""
+    """Largest number of episodes (runs of an orchestrator over new events) at the same time in a worker."""
     buffer: int = Field(default=64, ge=1, le=10_000)
-    """Messages prefetched for each partition. Only ``buffer_bytes`` bounds responses that a worker keeps in memory."""
+    """Largest number of messages that are prefetched for each partition. It does not limit local answers (answers of
+    activities that a worker keeps in memory, without a message); only ``buffer_bytes`` limits them."""
     buffer_bytes: int = Field(default=16 * 1024 * 1024, ge=65_536)
-    """Bytes of prefetched messages and responses in memory, for each partition."""
+    """Largest size in bytes of the prefetched messages and the local answers in memory, for each partition."""
     session_idle: timedelta = Field(default=timedelta(seconds=30), ge=_ZERO)
     """How long an idle orchestrator stays in memory (DurableTask's ExtendedSessionIdleTimeout). Later only its history
     is kept, and the next episode replays it. 0: it is closed after each episode (ExtendedSessionsEnabled off)."""
@@ -178,18 +179,19 @@ class Settings(BaseSettings):
     """Deadline of one storage call."""
     drain_timeout: timedelta = Field(default=timedelta(seconds=30), ge=_ZERO)
     """How long a stopping worker waits until its activities have ended and its partitions are handed over (a duration
-    such as PT30S). Activities that still run after that are given back and run again on another worker. 0: no wait."""
+    such as PT30S). Activities that still run after this time are given back and run again on another worker. 0: no
+    wait."""
     max_result: int = Field(default=MAX_RESULT, ge=1024, le=128 * 1024 * 1024)
     """Largest result of an activity, in bytes of JSON. A larger result fails the activity without a retry."""
     no_worker_timeout: timedelta = Field(default=timedelta(minutes=10), gt=_ZERO)
-    """An instance fails when it has waited this long for an orchestrator or an activity that no live worker has. Its
-    Airflow task may be retried."""
+    """An instance fails when it has waited this long for an orchestrator or an activity that no live worker has.
+    Airflow can then retry the task that waits for the instance."""
     executor_timeout: timedelta = Field(default=timedelta(minutes=5), gt=_ZERO)
     """How long an activity waits for an executor that does not start, for example because Spark finds no Java. After
     this time the activity fails. Until then, the worker repeats the start."""
     withheld: str = ""
     """Environment variables of the worker that activities do not get: names separated by commas, where ``*`` stands for
-    any characters (``DB_PASSWORD,AWS_*``). Activities never get TaskHub's own variables and those that open the hub."""
+    any characters (``DB_PASSWORD,AWS_*``). Activities never get TaskHub's own variables or those that open the hub."""
     spark: SparkSettings = SparkSettings()
     """Spark's master and configuration."""
 
@@ -352,7 +354,7 @@ def _not_json(environment: Mapping[str, str]) -> str:
 
 
 def _describe(item: Any, arguments: Iterable[str]) -> str:
-    """Describe one of pydantic's errors: the setting, its value unless it may be secret, and what the value may be."""
+    """Describe one of pydantic's errors: the setting, its value unless it may be secret, and which values are right."""
     path = [str(part) for part in item["loc"]]
     variable = PREFIX + "__".join(path).upper()
     path_name = ".".join(path) or "settings"
@@ -376,7 +378,7 @@ def _describe(item: Any, arguments: Iterable[str]) -> str:
     # Values of Spark's configuration may be secrets, so only their names are shown.
     shown = isinstance(wrong, str | int | float | timedelta) and path[:1] not in (["connection"], ["spark"])
     value = repr(wrong)
-    if isinstance(wrong, timedelta):  # a duration, and out of its bounds
+    if isinstance(wrong, timedelta):  # a duration that is out of its bounds
         value, text = f"{wrong.total_seconds():g} s", f"{text}; give a duration such as PT30S"
     elif value in text:
         shown = False

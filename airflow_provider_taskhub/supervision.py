@@ -57,7 +57,7 @@ class Supervisor:
 
     @property
     def failing(self) -> tuple[str, ...]:
-        """Names of the loops that have failed :data:`FAILING` times in a row and did not run well since."""
+        """Names of the loops that have failed :data:`FAILING` times in a row and have not run for a minute since."""
         now = self._clock.monotonic()
         often = [name for name, count in tuple(self._failures.items()) if count >= FAILING]
         return tuple(sorted(name for name in often if now - self._began.get(name, now) < SETTLED))
@@ -198,7 +198,7 @@ async def owned() -> AsyncIterator[Start]:
 async def first(*works: Coroutine[Any, Any, Any]) -> None:
     """Run coroutines concurrently until one of them is done, then cancel the others.
 
-    Results are dropped. Errors are logged.
+    The results of the coroutines are dropped. Their errors are logged.
     """
     async with owned() as start:
         done, _ = await asyncio.wait([start(work) for work in works], return_when=asyncio.FIRST_COMPLETED)

@@ -19,7 +19,7 @@ OUTAGE_EVERY = 60.0
 
 
 class Outage:
-    """Logs an outage in few lines: its first failure, then one line a minute, and its end.
+    """Logs an outage (one action fails again and again) in few lines: the first failure, one line a minute, the end.
 
     Each loop or task that may fail again and again has its own ``Outage``.
 
@@ -75,11 +75,11 @@ class Outages:
         self._all: dict[tuple[str, object], Outage] = {}
 
     def of(self, event: str, thing: object = None) -> Outage:
-        """Return the outage of a log event and a thing, and make it at the first call.
+        """Return the :class:`Outage` for a log event and what fails. The first call for this pair makes the object.
 
         :param event: name of the log event about a failure.
-        :param thing: what fails, for example a partition number; None if the event has only one thing. Outages are
-            never removed, so there must be few things.
+        :param thing: what fails, for example a partition number; None if the event can concern only one
+            thing. Objects are never removed, so use few different values (partitions, but not instances).
         """
         return self._all.setdefault((event, thing), Outage(self._log, event, self._monotonic))
 

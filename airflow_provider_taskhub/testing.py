@@ -113,9 +113,9 @@ def run(
     :param app: the app or apps that declare orchestrators and activities. It is needed for all functions that are
         called by name.
     :param activities: replacements: for each name of an activity, the function to call instead. The function gets the
-        input, or no argument if it has no parameter. It gets no Spark session.
+        input, or no argument if it has no parameter. It gets no Spark session. None: no replacements.
     :param events: external events to raise.
-    :param spark: the Spark session for Spark activities that are not replaced.
+    :param spark: the Spark session for Spark activities that are not replaced; None: such an activity fails.
     :param limit: virtual time after which the run is stopped with an error.
     :raises OrchestrationError: if the orchestration failed or was terminated; the text is the failure's text. The
         error's notes are stack traces of the user's code; the last note is the stack trace of the first cause.
@@ -165,7 +165,7 @@ class InProcess:
     :param registry: the declared orchestrators and activities.
     :param replaced: for each name of an activity, the function to call instead.
     :param spark: the Spark session for Spark activities that are not replaced.
-    :ivar registry: ``registry`` with the replaced activities that no app declares.
+    :ivar registry: the given registry, extended by the activities that only ``replaced`` has.
     """
 
     def __init__(self, registry: Registry, replaced: Mapping[str, Callable[..., Any]], spark: Any) -> None:
@@ -226,7 +226,7 @@ def _undeclared(name: str) -> ActivityDefinition:
 
 
 class _EndlessTenure:
-    """The tenure of the hub's only partition. It never ends, so the run needs no leases."""
+    """The tenure of the hub's only partition: the worker of the test owns the partition for ever, without a lease."""
 
     partition, epoch, draining = 0, 1, False
 
@@ -237,7 +237,7 @@ class _EndlessTenure:
         """Raise no error: this tenure never ends."""
 
     def drained(self) -> None:
-        """Do nothing: no code waits for the end of the drain."""
+        """Do nothing: no code waits until the partition is drained."""
 
 
 async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ...]) -> Any:
@@ -280,7 +280,7 @@ async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ..
         retryable = ended.failure is None or not ended.failure.is_non_retriable
         error = OrchestrationError(ended.output or f"the orchestration ended {ended.status}", retryable=retryable)
         for failure in chain(ended.failure):
-            if failure.stack_trace:  # the first cause is the last note, so people see its file, line and error last
+            if failure.stack_trace:  # the chain ends with the first cause, so people see its file and line last
                 head = f"{failure.error_type}: {failure.error_message}"
                 error.add_note(f"{head}\n{failure.stack_trace.rstrip()}")
         raise error

@@ -132,7 +132,7 @@ def _named(what: str, name: str, version: str | None) -> str:
     return f"{what}:{name}@({version})" if version else f"{what}:{name}"
 
 
-# --- clients ------------------------------------------------------------------------------------------------------
+# --- spans of clients ---------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -180,7 +180,7 @@ def _of(instance: OrchestrationInstance) -> dict[str, Any]:
     return {"task.instance_id": instance.instance_id, "task.execution_id": instance.execution_id}
 
 
-# --- activities ---------------------------------------------------------------------------------------------------
+# --- spans of activities ------------------------------------------------------------------------------------------
 
 
 class ActivitySpan:
@@ -210,14 +210,20 @@ class ActivitySpan:
         self.context = _context_of(self._span) or carried
 
     def end(self, failure: FailureDetails | str | None = None) -> None:
-        """End the span. :param failure: why the attempt failed; None: the attempt succeeded."""
+        """End the span.
+
+        :param failure: why the attempt failed; None: the attempt succeeded.
+        """
         if self._span is not None:
             _finish(self._span, failure)
 
 
 @contextmanager
 def joined(trace_parent: str | None, trace_state: str | None) -> Iterator[None]:
-    """In the ``with`` block, make new spans of user code children of the span that ``trace_parent`` names."""
+    """In the ``with`` block, make new spans of user code children of the span that ``trace_parent`` names.
+
+    If ``trace_parent`` is None or not valid, or if tracing is off, nothing changes.
+    """
     api: Any = sys.modules.get("opentelemetry.context")
     remote = _remote(trace_parent, trace_state) if api is not None and on() else None
     if remote is None:
@@ -230,7 +236,7 @@ def joined(trace_parent: str | None, trace_state: str | None) -> Iterator[None]:
         api.detach(token)
 
 
-# --- orchestrations -----------------------------------------------------------------------------------------------
+# --- spans of orchestrations --------------------------------------------------------------------------------------
 
 
 def record(

@@ -34,7 +34,8 @@ class TimeLimit(RuntimeError):
 
 
 _JUMPS_PER_POLL = 32
-"""Number of jumps between two polls of the real selector, while no thread works. A poll costs more than a jump."""
+"""Number of jumps of the virtual time to the next timer before the real selector is polled once. A poll takes longer
+than a jump. While a thread runs a function, the time does not jump, and the real selector is polled each time."""
 
 
 class _JumpingSelector(selectors.BaseSelector):
@@ -42,7 +43,8 @@ class _JumpingSelector(selectors.BaseSelector):
 
     :ivar now: the virtual time in seconds.
     :ivar limit: virtual time in seconds after which :class:`TimeLimit` is raised.
-    :ivar threads: number of threads and other real-time work to wait for; while it is above 0, no time passes.
+    :ivar threads: number of threads and other real-time work to wait for; while it is above 0, no virtual time
+        passes.
     """
 
     def __init__(self) -> None:
@@ -101,7 +103,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._jumping = _JumpingSelector()
         self._jumping.limit = limit.total_seconds()
         super().__init__(self._jumping)
-        # The sum of many jumps may be smaller than a deadline by a rounding error. The deadline must count as reached.
+        # By a rounding error, the sum of many jumps can be smaller than a deadline. The deadline must count as reached.
         self._clock_resolution = 1e-6
 
     def time(self) -> float:
@@ -125,7 +127,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return future
 
     async def shutdown_default_executor(self, *args: float | None) -> None:
-        self._jumping.threads += 1  # asyncio waits for the executor in a separate thread
+        self._jumping.threads += 1  # asyncio waits for the executor in a thread, which takes real time
         try:
             await super().shutdown_default_executor(*args)
         finally:
