@@ -146,7 +146,7 @@ class App:
         :param function: the function to declare. Python passes it if the decorator is written without parentheses.
         :param name: the name by which the activity is called; None: the function's name.
         :param retry: how often and when a failed call is repeated, unless the call names its own policy; None: never.
-        :param timeout: time limit of each attempt; None: no limit.
+        :param timeout: time limit of each attempt, from the moment when an executor takes it; None: no limit.
         :param queue_timeout: time limit of the wait for a free slot; None: no limit.
         :param record: True: the worker writes a row in the hub for each attempt, and the row decides which worker runs
             the attempt. Then no other worker repeats the attempt while the worker that runs it lives. The rows cost

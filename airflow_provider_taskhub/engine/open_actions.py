@@ -146,11 +146,11 @@ class OpenActions:
         self._allowed_again.update(self.unrecorded)
 
     def flush(self, scope: Scope, *, ended: bool) -> list[Decided]:
-        """Make events and messages for the actions that the history does not have, in the order of their numbers.
+        """Make events and messages for the actions that the history does not have, sorted by their numbers.
 
         :param scope: the situation in which the actions were decided.
-        :param ended: whether the code has ended or continues as new. Activities and timers are then dropped, because their
-            answers have no receiver; children and sent events are kept.
+        :param ended: whether the code has ended or continues as new. Activities and timers are then dropped, because
+            their answers have no receiver; children and sent events are kept.
         """
         decided = []
         runs = self._runs() if any(one.kind is EventType.EventSent for one in self.unrecorded.values()) else {}

@@ -85,7 +85,7 @@ class Past:
                 self.last_number = event.event_id
             self.size += _ROW
             for text in _TEXTS.get(event.event_type, ()):
-                self.size += 2 * len(getattr(event, text) or "")  # the text, and the decoded value that code may keep
+                self.size += 2 * len(getattr(event, text) or "")  # the text, and the decoded value that code can keep
             if isinstance(event, _MARKS):
                 self.episodes += isinstance(event, OrchestratorStarted)
                 self.time = max(self.time, event.timestamp)
