@@ -1,4 +1,4 @@
-"""Wake-ups inside one process: a store that puts a message wakes the tasks that wait for the queue.
+"""Sends wake-ups inside one process: a store that puts a message into a queue wakes the tasks that wait for the queue.
 
 All stores of a process on one account share one :class:`LocalWakeups`, even in several threads and event loops. So a
 client in one thread wakes a worker in another thread. A wake-up is a hint: a task that misses a wake-up finds the
@@ -13,11 +13,14 @@ import threading
 from collections.abc import Sequence
 
 MAX_PENDING = 1024
-"""Most delayed wake-ups that are remembered for each queue. Polling finds the messages of further ones."""
+"""Largest number of delayed wake-ups remembered for each queue. Messages without a wake-up are found by polling."""
 
 
 class LocalWakeups:
-    """For each queue the number of its wake-ups, its delayed wake-ups, and the tasks that wait. It is thread-safe."""
+    """Knows for each queue the number of wake-ups so far, the delayed wake-ups, and the tasks that wait.
+
+    All methods are thread-safe.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,7 +40,7 @@ class LocalWakeups:
                 if len(pending) < MAX_PENDING:
                     heapq.heappush(pending, now + delay)
                 if pending[0] < now + delay:
-                    return  # the waiting tasks already wait for an earlier wake-up
+                    return  # the waiting tasks wake up earlier anyway, for another message
             else:
                 self._counts[queue] = self._counts.get(queue, 0) + 1
             waiters = tuple(self._waiting.get(queue, ()))
@@ -94,7 +97,7 @@ class Waiter:
             return  # the task's event loop is closed, so the task does not wait any more
 
     async def wait(self, seconds: float) -> None:
-        """Wait until another task calls :meth:`wake`, at most this number of seconds."""
+        """Wait until another task or thread calls :meth:`wake`, at most ``seconds`` seconds."""
         try:
             async with asyncio.timeout(max(0.0, seconds)):
                 await self._event.wait()
@@ -108,7 +111,7 @@ _SHARED_LOCK = threading.Lock()
 
 
 def wakeups_of(account: str) -> LocalWakeups:
-    """Return the wake-ups of an account, which all stores of this process share."""
+    """Return the :class:`LocalWakeups` of an account. All stores of this process on this account share it."""
     with _SHARED_LOCK:
         return _SHARED.setdefault(account, LocalWakeups())
 
@@ -125,13 +128,15 @@ class Listener:
         self._seen: dict[str, int] = {}
 
     def receiving(self, queue: str) -> None:
-        """Note that the store receives from a queue now. The receive finds the messages of all wake-ups so far."""
+        """Note that the store receives from a queue now. This receive finds the messages of all wake-ups so far, so
+        :meth:`arrival` waits for a later wake-up.
+        """
         self._seen[queue] = self._wakeups.count(queue, now=_now())
 
     async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
         """Wait for a wake-up for one of the queues, at most ``timeout`` seconds.
 
-        :returns: True if there was a wake-up, now or since the last receive.
+        :returns: True if there was a wake-up since the last receive from its queue; False if the time is over.
         """
         deadline = _now() + timeout
         waiter = Waiter()

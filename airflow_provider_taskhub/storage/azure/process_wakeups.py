@@ -1,8 +1,9 @@
-"""Wake-ups between the processes of one user on one machine that work on the same Azure Storage account.
+"""Sends wake-ups between the processes of one user on one machine that use the same Azure Storage account.
 
 Azure Storage does not notify a worker of a new message, so each worker polls. If another process on the worker's
-machine puts the message (Airflow, or another worker), that process also wakes the worker's store (``wakeups``). The
-sockets of all stores of one account are in one folder, which is in the user's folder for temporary files.
+machine puts the message (Airflow, or another worker), that process also sends a wake-up to the worker's store, over
+the sockets of ``storage/wakeups``. The sockets of all stores of one account are in one folder, which is in the user's
+folder for temporary files.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from airflow_provider_taskhub.storage.wakeups import WakeupReceiver, WakeupSende
 LIST_EVERY = 1.0
 """Seconds after which a store lists the sockets of the other stores again."""
 MAX_RECEIVERS = 64
-"""Most other stores that one store wakes."""
+"""Largest number of other stores that one store wakes."""
 
 
 class ProcessWakeups:
     """Sends and receives wake-ups of one store to and from the other processes of this user on this machine.
 
     :param account: address of the storage account. Only stores of the same account wake each other.
-    :param wakeups: wake-ups of this process, which get each wake-up that another process sends.
+    :param wakeups: passes each wake-up that another process sends to the waiting tasks of this process.
     :param folder: folder of the sockets; None: a folder of this user in the folder for temporary files.
     """
 
@@ -45,7 +46,10 @@ class ProcessWakeups:
         self._has_no_socket = False
 
     def listen(self, queues: Iterable[str]) -> None:
-        """Receive wake-ups for these queues from now on, if there is a folder that only this user can use."""
+        """Receive wake-ups for these queues from now on.
+
+        Do nothing if there is no folder that only this user can use: polling then finds the messages.
+        """
         self._queues.update(queues)
         if self._receiver is not None or self._has_no_socket:
             return
@@ -59,7 +63,10 @@ class ProcessWakeups:
             self._has_no_socket = True
 
     def notify(self, queue: str) -> None:
-        """Wake the other stores: the queue has a new visible message, or a transaction of the topic is done."""
+        """Wake the stores of other processes: a queue has a new visible message, or a transaction with a topic is done.
+
+        :param queue: name of the queue or topic.
+        """
         now = time.monotonic()
         if now - self._listed_at >= LIST_EVERY:
             self._listed_at, self._others = now, self._list_receivers()

@@ -1,11 +1,12 @@
-"""The store on Azure Storage, or on its emulator Azurite.
+"""Implements the store on Azure Storage, or on its emulator Azurite.
 
-The requests that each step of an orchestration needs are written in this package (``rest``). All other requests go
-through Microsoft's clients (``sdk``). Both share one HTTP session, one credential, one rule for deadlines and retries,
-and one translation of errors.
+TaskHub itself sends the requests that every orchestration needs (``rest``). All other requests go through Microsoft's
+clients (``sdk``). Both share one HTTP session, one credential, one rule for deadlines and retries, and one translation
+of errors.
 
-A unit is not atomic here: after an error or a crash the earlier steps of the unit stay done. The order of the steps of
-a checkpoint makes this harmless (docs/concepts/checkpoint.md).
+On Azure a unit (ordered steps of storage operations, for example a checkpoint) is not atomic: after an error or a crash
+the earlier steps of the unit stay done. The order of the steps of a checkpoint makes this harmless
+(docs/concepts/checkpoint.md).
 """
 
 from __future__ import annotations
@@ -56,23 +57,24 @@ from airflow_provider_taskhub.storage.steps import carry_out
 
 T = TypeVar("T")
 PARALLEL = 16
-"""Most operations of one step that run at the same time. More are not faster, on the emulator or on one partition of
-Azure."""
+"""Largest number of operations of one step that run at the same time. A higher limit makes a step no faster, neither on
+the emulator nor on one partition of Azure."""
 GIVEN_BACK = timedelta(seconds=10)
-"""Longest visibility of an update that plans a wake-up for the time when the message becomes visible again. Such an
-update gives a message back, at once or after a back-off. A longer visibility renews a claim: the worker usually deletes
-the message before it becomes visible, so a wake-up would only cause a useless receive."""
+"""An update that hides a message for longer than this plans no wake-up for the time when the message becomes visible.
+A shorter update gives the message back to its queue, at once or after a back-off. A longer update keeps the message for
+a worker that works on it. This worker usually deletes the message before it becomes visible, so a wake-up would only
+cause a useless receive."""
 
 
 class AzureStore(Paged):
-    """:class:`~airflow_provider_taskhub.storage.primitives.Store` over an Azure Storage account.
+    """A :class:`~airflow_provider_taskhub.storage.primitives.Store` over an Azure Storage account.
 
     :param connection: a connection string (account key or shared access signature), or the account's address
         (``https://NAME.blob.core.windows.net``) for ``DefaultAzureCredential``.
-    :param timeout: deadline of one call.
-    :param crash: function of a test, awaited before and after each step of a unit.
-    :raises ConfigurationError: if the connection is not complete, or if a package is missing. The text never contains a
-        part of a secret.
+    :param timeout: longest time of one call with all its retries.
+    :param crash: function of a test, awaited before and after each step of a unit; None: no function.
+    :raises ConfigurationError: if the connection is not complete, or if a package is missing. The error text never
+        contains a part of a secret.
     """
 
     local = False
@@ -95,7 +97,7 @@ class AzureStore(Paged):
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> AzureStore:
-        async with AsyncExitStack() as opened:  # if a later step fails, this closes what is open
+        async with AsyncExitStack() as opened:  # closes what is already open if a later line fails
             await opened.enter_async_context(self._wire)
             await opened.enter_async_context(self._clients)
             opened.callback(self._process_wakeups.close)
@@ -114,7 +116,7 @@ class AzureStore(Paged):
     def container_url(self, container: str) -> str:
         return f"{self._account.endpoints['blob']}/{container}"
 
-    # writes
+    # the methods of Store that write
 
     async def execute(self, operation: Operation) -> Result:
         await self.packed((operation,))
@@ -162,7 +164,7 @@ class AzureStore(Paged):
         if not delay:
             self._process_wakeups.notify(queue)
 
-    # queues
+    # the methods of Store for queues
 
     async def create_queue(self, name: str) -> bool:
         rules.check_queue_name(name)
@@ -205,7 +207,7 @@ class AzureStore(Paged):
         finally:
             self._wakeups.leave((name,), waiter)
 
-    # tables
+    # the methods of Store for tables
 
     async def create_table(self, name: str) -> bool:
         rules.check_table_name(name)
@@ -236,7 +238,7 @@ class AzureStore(Paged):
         rules.check_query(table, filter, select, limit)
         return await self._rows.query(table, filter, select=select, limit=limit, continuation=continuation)
 
-    # blobs
+    # the methods of Store for blobs
 
     async def create_container(self, name: str) -> bool:
         rules.check_container_name(name)
@@ -261,7 +263,7 @@ class AzureStore(Paged):
         rules.check_append(container, name, data)
         await self._blob_service.append(container, name, data)
 
-    # leases
+    # the methods of Store for leases
 
     async def acquire_lease(self, container: str, name: str | None, *, lease_id: str, seconds: int) -> None:
         rules.check_lease_target(container, name)
@@ -287,8 +289,8 @@ class AzureStore(Paged):
 
 
 async def _parallel(operations: Sequence[Coroutine[Any, Any, Result]]) -> tuple[Result, ...]:
-    """Carry out the operations of a step. After an error no further operation begins."""
-    if len(operations) == 1:  # most steps have one operation; this saves the task
+    """Carry out the operations of a step and return their results. After an error no further operation begins."""
+    if len(operations) == 1:  # most steps have only one operation, which needs no task
         return (await operations[0],)
 
     async def result(operation: Coroutine[Any, Any, Result]) -> Result:
@@ -298,4 +300,4 @@ async def _parallel(operations: Sequence[Coroutine[Any, Any, Result]]) -> tuple[
         return tuple(await gather_bounded(result, operations, limit=PARALLEL))
     finally:
         for operation in operations:
-            operation.close()  # otherwise Python warns about each coroutine that was never awaited
+            operation.close()  # without this, Python warns about each coroutine that an error has kept from running

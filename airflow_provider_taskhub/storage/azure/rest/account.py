@@ -1,4 +1,4 @@
-"""The storage account's addresses and credential, read from a connection string, and the signing of requests.
+"""Reads the addresses and the credential of a storage account from a connection string, and signs requests.
 
 All secrets of the Azure store are in this module. No repr and no error text contains a secret.
 """
@@ -58,19 +58,20 @@ def _table_text(name: str, *, method: str, path: str, query: Query, headers: Map
 
 
 def _storage_text(name: str, *, method: str, path: str, query: Query, headers: Mapping[str, str], length: int) -> str:
+    # the lines of the string to sign, in Azure's order; a line is empty if TaskHub does not send the header
     known = [
         method,
-        "",  # Content-Encoding
-        "",  # Content-Language
+        "",  # no header Content-Encoding
+        "",  # no header Content-Language
         str(length) if length else "",
-        "",  # Content-MD5
+        "",  # no header Content-MD5
         headers.get("content-type", ""),
-        "",  # Date: empty because x-ms-date is used
-        "",  # If-Modified-Since
+        "",  # no header Date: TaskHub sends x-ms-date
+        "",  # no header If-Modified-Since
         headers.get("if-match", ""),
         headers.get("if-none-match", ""),
-        "",  # If-Unmodified-Since
-        "",  # Range
+        "",  # no header If-Unmodified-Since
+        "",  # no header Range
     ]
     known += [f"{key}:{headers[key]}" for key in sorted(headers) if key.startswith("x-ms-")]
     resource = f"/{name}{path}" + "".join(f"\n{key.lower()}:{value}" for key, value in sorted(query))
@@ -111,14 +112,14 @@ class Account:
     credential: Credential
 
     def describe(self) -> str:
-        """Return the address of the account's queue service, without any secret."""
+        """Return the address of the account's queue service. It names the account in texts, and contains no secret."""
         return str(self.endpoints["queue"])
 
 
 def parse_account(connection: str) -> Account:
     """Return the account that a connection string or an address names.
 
-    :raises ConfigurationError: if a part is missing or wrong. The text names the part, and never contains a secret.
+    :raises ConfigurationError: if a part is missing or wrong. The error text names the part, but contains no secret.
     """
     text = connection.strip()
     if text.lower().startswith(("https://", "http://")):

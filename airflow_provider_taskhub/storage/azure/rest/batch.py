@@ -57,7 +57,7 @@ def encode_batch(parts: Sequence[Part]) -> tuple[str, bytes]:
 def decode_batch(content_type: str, body: bytes) -> tuple[PartAnswer, ...]:
     """Return the answers in the body of a batch's answer, in the order of the rows.
 
-    :raises Unavailable: if the body is not an answer to a batch. It is unknown if the rows were written.
+    :raises Unavailable: if the body is not an answer to a batch. It is then unknown whether the rows were written.
     """
     outer = _split(content_type, body)
     inner_type, _, inner = (outer[0] if outer else b"").partition(b"\r\n\r\n")

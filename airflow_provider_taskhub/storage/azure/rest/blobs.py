@@ -1,4 +1,4 @@
-"""The frequent requests to the blob service: put and get block blobs."""
+"""Sends the frequent requests to the blob service: put and get block blobs."""
 
 from __future__ import annotations
 

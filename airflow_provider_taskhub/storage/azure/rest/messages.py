@@ -1,6 +1,7 @@
-"""The frequent requests to the queue service: put, receive, update and delete messages.
+"""Sends the frequent requests to the queue service: put, receive, update and delete messages.
 
-Texts are sent and received unchanged, without Base64. Times come from the clock of the service, in whole seconds.
+The texts of messages are not encoded in Base64. The times in answers come from the clock of the service, in whole
+seconds.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ _ABSENT = frozenset({404})
 
 
 def receipt_of(message: Receipt | ReceiptHolder) -> Receipt:
-    """Return the newest receipt of a message. Call this right before the request: a renewal replaces the receipt."""
+    """Return the newest receipt of a message.
+
+    Call this function right before the request, because each renewal of the message's visibility replaces the receipt.
+    """
     return message if isinstance(message, Receipt) else message.receipt
 
 
@@ -43,7 +47,7 @@ def _body(text: str) -> bytes:
 
 @lru_cache(maxsize=256)
 def _time(text: str | None) -> Timestamp:
-    """Parse a time of the service. The cache helps because times have whole seconds, so many messages have the same."""
+    """Parse a time of the service. The cache helps: times have whole seconds, so many messages have the same time."""
     if not text:
         raise Unavailable("the answer of the queue service does not contain a time")
     return Timestamp.from_datetime(parsedate_to_datetime(text))
@@ -95,8 +99,8 @@ class Messages:
         return _receipt(element)
 
     async def receive(self, queue: str, *, limit: int, visibility: timedelta) -> list[Message]:
-        # Not `safe`: if the answer is lost and the request is repeated, the messages of the lost answer stay invisible
-        # although no worker has them.
+        # This request is not `safe`, because a receive hides messages. If it were repeated after a lost answer, each
+        # lost answer would leave more messages invisible although no worker has them.
         answer = await self._wire.send(
             Request(
                 kind="queue.receive",

@@ -23,7 +23,7 @@ _INT32 = 1 << 31
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
-# --- rows out -----------------------------------------------------------------------------------------------------
+# --- encode rows for requests -------------------------------------------------------------------------------------
 
 
 def encode_row(entity: Entity) -> bytes:
@@ -36,7 +36,7 @@ def encode_row(entity: Entity) -> bytes:
         if edm:
             row[name + TYPE] = edm
         row[name] = plain
-    # to_json cannot fail here: rules.py has refused unpaired surrogates, and _encode writes NaN as a text
+    # to_json does not fail for this row: rules.py has refused unpaired surrogates, and _encode writes NaN as a text
     return to_json(row, ensure_ascii=True)
 
 
@@ -62,7 +62,7 @@ def _not_finite(value: float) -> str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-# --- rows in ------------------------------------------------------------------------------------------------------
+# --- decode rows from answers -------------------------------------------------------------------------------------
 
 
 def decode_row(row: Mapping[str, Any], *, etag: str = "") -> Entity:
@@ -107,7 +107,7 @@ _DECODERS: Mapping[str, Callable[[Any], Property]] = {
 }
 
 
-# --- filters and keys ---------------------------------------------------------------------------------------------
+# --- encode filters and keys for requests -------------------------------------------------------------------------
 
 
 def encode_filter(filter: Filter) -> str:

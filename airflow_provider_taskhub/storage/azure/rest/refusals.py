@@ -1,7 +1,8 @@
 """Log that a storage account refuses the credentials: at the first refusal, then once a minute, and at the end.
 
-A refusal is status 401 or 403, or no token. Each caller retries by its own rules. If each caller logged the refusal,
-there might be a hundred log lines a second. So this module logs it once for all stores of a process on one account.
+A refusal is an answer with status 401 or 403, or a token that cannot be fetched. Each caller retries by its own rules.
+If each caller logged the refusal, there might be a hundred log lines a second. So this module logs the refusal once for
+all stores of a process on one account.
 
 A refusal at the start of a worker or command ends the process, which prints the error. So a process whose requests were
 never accepted logs a refusal only if the refusals last for :data:`START` seconds.
@@ -23,9 +24,9 @@ EVERY = 60.0
 """Seconds between two log lines. A kind of request that was not refused for this time counts as accepted."""
 
 AGAIN = 5.0
-"""Used instead of :data:`EVERY` when a refused kind of request is accepted again. The credentials are then good, so a
-rare kind of request need not be seen accepted. The time is not zero, because refusals of earlier requests may still
-arrive."""
+"""Seconds. Used instead of :data:`EVERY` once a kind of request that was refused is accepted again. The credentials are
+then good, so the other kinds count as accepted after this shorter time without a refusal. The time is not zero, because
+refusals of earlier requests may still arrive."""
 
 START = 10.0
 """Seconds at the start of a process in which refusals are not logged. The caller gets the error and usually ends."""
@@ -49,7 +50,7 @@ class Refusals:
         self._count = 0
 
     def refused(self, kind: str, error: AccessDenied, *, account: str) -> None:
-        """Record that a request was refused, and log the refusal if it is time.
+        """Record that a request was refused, and log the refusal if a log line is due.
 
         :param kind: kind of the request, as in ``Store.requests``.
         :param account: address of the service that refused the request.
@@ -103,6 +104,6 @@ _ALL_LOCK = threading.Lock()
 
 
 def refusals_of(account: str) -> Refusals:
-    """Return the object of an account that all stores of this process share."""
+    """Return the :class:`Refusals` of an account. All stores of this process on this account share it."""
     with _ALL_LOCK:
         return _ALL.setdefault(account, Refusals())

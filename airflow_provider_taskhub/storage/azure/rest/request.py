@@ -1,8 +1,8 @@
 """Send one request to Azure Storage with credentials and a deadline, over the HTTP session that all requests share.
 
-If a connection breaks, aiohttp itself repeats a PUT or DELETE. A conditional write that was done would then be refused
-with a false Conflict. :func:`_once` switches this off for the whole session, also for Microsoft's clients. Only
-``resend`` decides which requests are sent again.
+If a connection breaks, aiohttp itself repeats a PUT or DELETE. If the service has already done a conditional write, it
+would refuse the repeated write with a false Conflict. :func:`_once` switches this repetition off for the whole session,
+also for Microsoft's clients. Only ``resend`` decides which requests are sent again.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ API_VERSION = "2020-12-06"
 emulator know it."""
 CONNECTIONS = 128
 KEEP_ALIVE = 3.0
-"""Seconds after which an idle connection is closed. The emulator closes it after 5 s, and a request at that moment
-would be lost."""
+"""Seconds after which the store closes an idle connection. The emulator closes an idle connection after 5 s, and a
+request that is sent at that moment would be lost."""
 CONNECT_TIMEOUT = 10.0
 MAX_AT_ONCE = 1024 * 1024
 """Largest body that is written to the socket in one piece, in bytes. A larger body is sent as a stream, so that other
@@ -93,21 +93,21 @@ class Answer:
         return self.headers.get("x-ms-error-code", "") or error_of(self.body)[0]
 
     def json(self) -> Any:
-        """Return the body of an answer of the table service.
+        """Return the decoded JSON body of an answer of the table service.
 
         :raises Unavailable: if the body is no JSON, for example because a proxy has answered.
         """
         try:
             return from_json(self.body)
         except ValueError:
-            pass  # json is slower, but accepts the unpaired surrogates that other programs may have written
+            pass  # try json: it is slower, but accepts unpaired surrogates, which other programs may have written
         try:
             return json.loads(self.body)
         except ValueError:
             raise Unavailable("the answer is not JSON; perhaps a proxy has sent it") from None
 
     def xml(self) -> ElementTree.Element:
-        """Return the body of an answer of the queue or blob service.
+        """Return the decoded XML body of an answer of the queue or blob service.
 
         :raises Unavailable: if the body is no XML, for example because a proxy has answered.
         """
@@ -151,7 +151,7 @@ class Wire:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Wire:
-        async with AsyncExitStack() as opened:  # if a later step fails, this closes what is open
+        async with AsyncExitStack() as opened:  # closes what is already open if a later line fails
             if isinstance(self.account.credential, Identity):
                 self.tokens = await opened.enter_async_context(self.tokens or Tokens())
             self._session = await opened.enter_async_context(
@@ -184,14 +184,15 @@ class Wire:
     async def send(self, request: Request) -> Answer:
         """Send a request. Send it again after an error if that is safe.
 
-        :raises StorageError: as ``service_errors.refusal`` says, or ``Unavailable`` if no answer comes in time.
+        :raises StorageError: the error that ``service_errors.refusal`` makes from the answer, or ``Unavailable`` if no
+            answer comes in time.
         """
         return await self.persistently(
             lambda: self._attempt(request), kind=request.kind, what=request.what, safe=request.safe
         )
 
     async def persistently(self, attempt: Callable[[], Awaitable[T]], *, kind: str, what: str, safe: bool) -> T:
-        """Call ``attempt``, again after an error if that is safe. Log it if the account refuses the credentials.
+        """Call ``attempt``, and call it again after an error if that is safe. Log a refusal of the credentials.
 
         ``resend.persistently`` documents the other parameters.
 
@@ -250,7 +251,7 @@ class Wire:
             "x-ms-version": API_VERSION,
             "x-ms-date": _date(int(time.time())),
             "user-agent": USER_AGENT,
-            "accept-encoding": "identity",  # get the bytes as stored: TaskHub compresses blobs itself
+            "accept-encoding": "identity",  # get blobs as they are stored: TaskHub itself decompresses them
             **request.headers,
         }
         if request.method in ("PUT", "POST") and not request.body:

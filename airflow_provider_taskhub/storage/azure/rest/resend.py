@@ -1,4 +1,4 @@
-"""Retries of requests, with one rule for ``rest`` and for Microsoft's clients (``sdk``).
+"""Repeats requests after errors, by one rule for ``rest`` and for Microsoft's clients (``sdk``).
 
 A read is sent up to three times. A write is sent again only if it certainly did not reach the service, because no
 connection was made. If the answer of a write is lost, the caller must read the data instead: the write may be done, and
@@ -18,12 +18,12 @@ from airflow_provider_taskhub.retries import Retries, retry
 
 
 def _is_refused(error: Exception) -> bool:
-    """Return True for refused credentials. Retries would not help, and with a wrong key they may lock an identity."""
+    """Return True if the credentials were refused. Retries would not help, and could lock the identity."""
     return isinstance(error, AccessDenied)
 
 
 def _may_be_done(error: Exception) -> bool:
-    """Return True if a write must not be sent again."""
+    """Return True if a write must not be sent again: it may be done already, or the credentials were refused."""
     return _is_refused(error) or (isinstance(error, Unavailable) and error.maybe_done)
 
 

@@ -1,4 +1,4 @@
-"""The frequent requests to the table service: single writes, entity-group transactions, reads and queries of rows."""
+"""Sends the frequent requests to the table service: writes, entity-group transactions, reads and queries of rows."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _row_part(table: str, row: RowOperation, verb: RowVerb) -> Part:
     """
     entity, headers = row.entity, dict(_JSON)
     if row.etag is not None:
-        assert isinstance(row.etag, str)  # storage.steps has replaced each EtagOf
+        assert isinstance(row.etag, str)  # storage.steps has replaced each EtagOf by an ETag
         headers["if-match"] = row.etag
     body = b""
     if verb is not RowVerb.DELETE:
@@ -73,12 +73,13 @@ class Rows:
         self._address = address
 
     async def transact(self, operation: Transact) -> tuple[str, ...]:
-        """Write the rows of an operation, and return their ETags."""
+        """Write the rows of an operation, and return their ETags ("" for a deleted row)."""
         if len(operation.rows) == 1:
             return (await self._single(operation),)
         if any(row.absent for row in operation.rows):
-            # First try inserts instead of upserts: they are faster on the emulator. For each upsert the emulator
-            # searches the rows with the same RowKey in all partitions twice, for an insert once.
+            # The first request has inserts instead of upserts, because inserts are faster on the emulator: for each
+            # upsert it searches the rows with the same RowKey in all partitions twice, for an insert once. If a row
+            # exists, the request with upserts follows.
             with contextlib.suppress(_Present):
                 return await self._batch(operation, inserting=True)
         return await self._batch(operation)
@@ -191,8 +192,8 @@ def _name(table: str, row: RowOperation) -> str:
 
 
 def _batch_error(operation: Transact, position: int, part: PartAnswer) -> Exception:
-    """Return the error for a refused transaction. Its text names the row that caused it; a note has the row's index
-    (``row: 3``)."""
+    """Return the error for a refused transaction. The error text names the row that caused the refusal; a note of the
+    exception has the row's index (``row: 3``)."""
     code, prose = error_of(part.body)
     number, colon, rest = prose.partition(":")
     if colon and number.isdigit():  # the service's text begins with the row's index: "3:The update condition …"

@@ -1,9 +1,9 @@
 """Translate each error of Azure Storage to an error of TaskHub, for ``rest`` and for Microsoft's clients (``sdk``).
 
-The translation uses the status and the error code, never the text. One case stays open. For a stale pop receipt Azure
-documents both 400 ``PopReceiptMismatch`` and 404 ``MessageNotFound``. So a ``NotFound`` for an update or a delete can
-mean that another worker has received the message. Callers must handle both errors alike: the message is not theirs any
-more.
+The translation uses the status and the error code, never the text. One case is ambiguous. For a stale pop receipt Azure
+documents both 400 ``PopReceiptMismatch`` and 404 ``MessageNotFound``. So not only ``Conflict`` but also ``NotFound``
+for an update or a delete can mean that another worker has received the message. Callers must handle both errors alike:
+the caller no longer holds the message.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def unreadable(what: str) -> Unavailable:
 
 
 def translated(error: AzureError, *, what: str, origin: str, creating: bool = False) -> TaskHubError:
-    """Return the error for an error of Microsoft's clients, by the rules of :func:`refusal` and :func:`unanswered`.
+    """Translate an error of Microsoft's clients by the rules of :func:`refusal` and :func:`unanswered`.
 
     :param creating: True if the request creates a queue, table or container (see :func:`refusal`).
     """
@@ -135,7 +135,10 @@ def _header(error: AzureError, name: str) -> str | None:
 
 
 def error_of(body: bytes) -> tuple[str, str]:
-    """Return the code and the text in the body of an error. The table service sends JSON, the other services XML."""
+    """Return the code and the text in the body of an error; "" for each that is missing.
+
+    The table service sends JSON, the other services XML.
+    """
     if body.lstrip()[:1] == b"{":
         try:
             found = json.loads(body)["odata.error"]

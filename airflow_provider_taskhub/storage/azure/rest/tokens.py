@@ -1,4 +1,4 @@
-"""Tokens of Microsoft Entra ID, from azure-identity's ``DefaultAzureCredential``."""
+"""Fetches tokens of Microsoft Entra ID, from azure-identity's ``DefaultAzureCredential``."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 SCOPE = "https://storage.azure.com/.default"
 REFRESH_BEFORE = 300
-"""Seconds before the end of a token at which it is replaced. A token is valid for an hour or more."""
+"""A token is replaced this many seconds before it expires. A token is valid for an hour or more."""
 
 
 class Tokens:
-    """The token that all requests of a store share, fetched when a request needs it. An asynchronous context manager.
+    """Fetches the token that all requests of a store share, when one needs it. An asynchronous context manager.
 
     The requests of ``rest`` use :meth:`current`. Microsoft's clients use this object as their credential, an
     ``AsyncTokenCredential``.
@@ -52,7 +52,7 @@ class Tokens:
     async def current(self) -> str:
         """Return a token that is valid for at least the next five minutes.
 
-        :raises AccessDenied: if no token can be fetched now. The text names the ways that were tried.
+        :raises AccessDenied: if no token can be fetched now. The error text says what was tried.
         """
         return (await self._usual()).token
 
@@ -66,8 +66,10 @@ class Tokens:
     ) -> AccessToken:
         """Return a token for one of Microsoft's clients.
 
-        :param claims: claims that the service has asked for when it refused a token; the shared token is not used then.
-        :param tenant_id: tenant that the service has asked for; the shared token is not used then.
+        With ``claims`` or ``tenant_id`` a new token is fetched; otherwise the shared token is returned.
+
+        :param claims: claims that the service has asked for when it refused a token; None: no claims.
+        :param tenant_id: tenant that the service has asked for; None: no tenant.
         :raises AccessDenied: if no token can be fetched now.
         """
         if claims is None and tenant_id is None:
@@ -76,8 +78,8 @@ class Tokens:
 
     async def _usual(self) -> AccessToken:
         async with self._lock:
-            # The end of a token is a time of the wall clock. With a wrong clock the service refuses the token; no data
-            # is at risk.
+            # The time at which a token expires can only be compared with the wall clock. If the wall clock is wrong,
+            # the service refuses the token, but no data is at risk.
             if self._token is None or self._token.expires_on - time.time() < REFRESH_BEFORE:
                 self._token = await self._fetch(SCOPE)
             return self._token

@@ -20,7 +20,7 @@ class BlobService:
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
 
-    # containers
+    # containers: create, delete and list
 
     async def create_container(self, name: str) -> bool:
         client = await self._clients.blobs()
@@ -53,7 +53,7 @@ class BlobService:
             return []
         return [BlobInfo(name=blob.name, size=blob.size) for blob in found]
 
-    # blobs
+    # blobs: delete and append
 
     async def remove(self, operation: DeleteBlob) -> None:
         blob = (await self._clients.blobs()).get_blob_client(operation.container, operation.name)
@@ -77,7 +77,7 @@ class BlobService:
     async def _append(self, blob: BlobClient, where: str, data: bytes) -> None:
         ask = Ask(kind="blob.append", service="blob", what=f"append to blob {where}")
         await self._clients.call(
-            # A stream, so that aiohttp sends the data in pieces. Each attempt needs a new stream.
+            # The data is a stream, so that aiohttp sends it in pieces. Each attempt needs a new stream.
             ask,
             lambda hook: blob.append_block(BytesIO(data), length=len(data), raw_request_hook=hook),
         )
@@ -97,9 +97,9 @@ class BlobService:
                 ),
             )
         except Conflict:
-            return  # another worker created the blob at the same time
+            return  # another process has created the blob at the same time
 
-    # leases; ``name=None`` means the container itself
+    # leases: of the container if ``name`` is None, otherwise of the blob
 
     async def acquire(self, container: str, name: str | None, *, lease_id: str, seconds: int) -> None:
         lease = await self._lease(container, name, lease_id)

@@ -1,7 +1,7 @@
-"""Microsoft's asynchronous clients. The first use creates a client, and the store closes the clients.
+"""Creates each of Microsoft's asynchronous clients when it is first used. The store closes the clients.
 
-The clients share the HTTP session, credential, counter and deadline of ``rest/request``. Their own retries, redirects
-and search for proxies are switched off. ``rest/service_errors`` translates each error of a client.
+The clients share the HTTP session, credential, counter of requests and deadline of ``rest/request``. The clients' own
+retries, redirects and search for proxies are switched off. ``rest/service_errors`` translates each error of a client.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class Ask:
 
 
 class Clients:
-    """The clients of an account. An asynchronous context manager. The wire must be open while the clients are open.
+    """Makes the clients of an account. An asynchronous context manager, within which the wire must stay open.
 
-    The first use creates a client: importing the packages takes most of a second, and a task of a DAG that starts an
-    instance and waits for its end needs no client.
+    A client is created when it is first used, because importing its package takes most of a second. A task of a DAG
+    that starts an instance and waits for its end needs no client.
 
     :raises ConfigurationError: if one of the packages is not installed.
     """
@@ -100,7 +100,8 @@ class Clients:
 
         :param action: function that calls the client. It gets a hook, which it passes as ``raw_request_hook``.
         :returns: result of the client; None for an error code in ``ask.accept``.
-        :raises StorageError: as ``service_errors.refusal`` says, or ``Unavailable`` if no answer comes in time.
+        :raises StorageError: the error that ``service_errors.refusal`` makes from the answer, or ``Unavailable`` if no
+            answer comes in time.
         """
         return await self._wire.persistently(
             lambda: self._attempt(ask, action), kind=ask.kind, what=ask.what, safe=ask.safe
@@ -124,7 +125,7 @@ class Clients:
 
         try:
             return await action(self._hook(ask))
-        except (DeserializationError, ParseError):  # the clients do not wrap these errors
+        except (DeserializationError, ParseError):  # Microsoft's clients raise these errors as they are
             raise unreadable(ask.what) from None
         except AzureError as error:
             if code_of(error) in ask.accept:
@@ -141,7 +142,7 @@ class Clients:
     async def _client(self, service: str) -> Any:
         async with self._lock:
             if service not in self._made:
-                # in a thread, because the import takes most of a second and would block the event loop
+                # the import runs in a thread: it takes most of a second and would block the event loop
                 package, name = PACKAGES[service]
                 module = await asyncio.to_thread(importlib.import_module, f"{package}.aio")
                 self._made[service] = await self._stack.enter_async_context(self._make(service, getattr(module, name)))
@@ -176,7 +177,7 @@ class Clients:
             case Signature(token=token):
                 return AzureSasCredential(token)
             case _:
-                assert self._wire.tokens is not None  # an open wire of such an account has tokens
+                assert self._wire.tokens is not None  # the account uses tokens, and an open wire has them
                 return self._wire.tokens
 
 

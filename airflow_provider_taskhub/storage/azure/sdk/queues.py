@@ -23,7 +23,8 @@ class QueueService:
 
     async def create(self, name: str) -> bool:
         client = await self._clients.queues()
-        # 201: the queue was created, 204: it existed. The client returns success for both; only the hook sees it.
+        # Status 201: the queue was created; 204: it existed. Only the hook sees the status: the client returns no error
+        # for either of them.
         statuses: list[int] = []
 
         def note(response: Any) -> None:
@@ -80,7 +81,7 @@ def _peeked(message: QueueMessage) -> Message:
     inserted = Timestamp.from_datetime(message.inserted_on)
     return Message(
         text=message.content or "",
-        # A peek does not return the time at which the message became visible. The insertion time is its earliest value.
+        # A peek does not return when the message became visible. The insertion time is the earliest possible value.
         receipt=Receipt(message_id=message.id, pop_receipt="", next_visible=inserted),
         dequeue_count=message.dequeue_count or 0,
         inserted=inserted,

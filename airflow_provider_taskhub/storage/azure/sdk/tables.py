@@ -44,7 +44,8 @@ class TableService:
         def items(hook: Hook) -> AsyncItemPaged[TableItem]:
             if not prefix:
                 return client.list_tables(raw_request_hook=hook)
-            # '{' follows 'z' in ASCII, and table names have only letters and digits. Azure ignores their case.
+            # All names with the prefix are less than prefix + '{', because table names have only letters and digits,
+            # and '{' follows 'z' in ASCII. Azure ignores the case of table names.
             return client.query_tables(
                 "TableName ge @first and TableName lt @end",
                 parameters={"first": prefix, "end": prefix + "{"},
