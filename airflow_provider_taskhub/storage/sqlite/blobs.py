@@ -1,4 +1,4 @@
-"""Containers and blobs in SQLite. Each append adds a row to the table ``chunks``, so no append rewrites a blob."""
+"""Stores containers and blobs in SQLite. An append adds a row to the table ``chunks`` and does not rewrite the blob."""
 
 from __future__ import annotations
 

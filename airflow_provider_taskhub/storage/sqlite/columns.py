@@ -46,7 +46,7 @@ def pack(value: Property) -> Packed:
 
 
 def unpack(packed: Packed) -> Property:
-    """Return the property that :func:`pack` has made a JSON value from."""
+    """Return the property of a JSON value. This is the reverse of :func:`pack`."""
     if isinstance(packed, dict):
         ((kind, value),) = packed.items()
         return _RESTORE[kind](value)
@@ -65,7 +65,7 @@ def pack_all(properties: Mapping[str, Property | None]) -> dict[str, Packed]:
     """Return all properties that are not None, as JSON values."""
     packed: dict[str, Packed] = {}
     for name, value in properties.items():
-        if type(value) is str:  # the most frequent type first
+        if type(value) is str:  # the most frequent type is tested first, for speed
             packed[name] = value
         elif type(value) is Timestamp:
             packed[name] = {"t": value.ticks}

@@ -1,7 +1,7 @@
 """Open the SQLite file of a hub: create the file if it does not exist, and refuse a file of another program.
 
-Each refusal is a ``ConfigurationError`` that names the file and a way out. The header of the file is read without
-SQLite first, because SQLite could change the journal or the WAL of another program.
+Each refusal is a ``ConfigurationError`` that names the file and says what to do. The header of the file is read without
+SQLite first, because SQLite could change the journal or the WAL of another program's file.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ MIGRATIONS = {1: "ALTER TABLE messages ADD COLUMN holder TEXT"}
 """For each older format the SQL statement that migrates a file to the next format."""
 
 
-# --- connections --------------------------------------------------------------------------------------------------
+# --- open a connection --------------------------------------------------------------------------------------------
 
 
 def connect(path: Path | None, timeout: float) -> sqlite3.Connection:
@@ -101,7 +101,7 @@ def connect(path: Path | None, timeout: float) -> sqlite3.Connection:
 def memory(ticks: int) -> sqlite3.Connection:
     """Return a private database in memory.
 
-    :param ticks: time at which the time of the store begins.
+    :param ticks: first value of the store's time, in ticks of 100 ns.
     """
     connection = connect(None, 0.0)
     connection.executescript(SCHEMA)
@@ -131,13 +131,13 @@ def retried(attempt: Callable[[], T], timeout: float) -> T:
         time.sleep(random.uniform(*RETRY))
 
 
-# --- opening ------------------------------------------------------------------------------------------------------
+# --- create, check and migrate the file ---------------------------------------------------------------------------
 
 
 def prepare(path: Path, clock: Clock, timeout: float) -> None:
-    """Create the file if it does not exist, check and migrate it, set WAL mode, and set the shift of the store's time.
+    """Create the file if it does not exist, check and migrate the file, set WAL mode, and set the store's time.
 
-    :param clock: clock whose wall time sets the shift if the file is new or the machine was restarted.
+    :param clock: clock whose wall time sets the store's time if the file is new or the machine was restarted.
     :param timeout: longest wait for another process's lock, in seconds.
     :raises ConfigurationError: if the file cannot be used. The text names the file and a way out.
     :raises Unavailable: if other processes keep the file locked.
@@ -185,7 +185,7 @@ def check_local(path: Path) -> None:
 
 
 def _check_header(path: Path) -> None:
-    """Check the first 100 bytes of the file. In SQLite's file format the application id begins at byte 68.
+    """Check the first 100 bytes of the file; an empty file is accepted. SQLite's application id begins at byte 68.
 
     :raises ConfigurationError: if the file is not an SQLite file, or belongs to another program.
     """
@@ -208,7 +208,7 @@ def _adopt(connection: sqlite3.Connection, path: Path, clock: Clock) -> None:
     """Create the tables in an empty file, or check and migrate an existing file. Set the shift of the store's time.
 
     The tables are created before WAL mode is set. So the first commit writes the application id into the file's header,
-    where :func:`_check_header` of another process finds the id.
+    where :func:`_check_header` in another process finds the application id.
     """
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -242,7 +242,7 @@ def _create(connection: sqlite3.Connection) -> None:
 
 
 def _migrate(connection: sqlite3.Connection, version: int) -> None:
-    """Migrate an older file to this format. Processes of an older version that have the file open can go on."""
+    """Migrate a file to :data:`FORMAT`. Processes of an older package that have the file open can go on."""
     for older in range(version, FORMAT):
         connection.execute(MIGRATIONS[older])
     if version != FORMAT:

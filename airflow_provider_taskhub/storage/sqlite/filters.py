@@ -1,4 +1,4 @@
-"""Filters of a query, as SQL and as a Python function.
+"""Turns the filter of a query into SQL and into a Python function.
 
 The SQL finds the rows by their keys in the index. It returns all rows that match the filter, and perhaps some rows that
 do not match. The Python function then tests each returned row by the whole filter. So only the Python function has the
@@ -60,7 +60,7 @@ def _test_compare(compare: Compare) -> Test:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Smallest and largest value of a key; both values belong to the range. None: no bound."""
+    """The keys from ``low`` to ``high``; both belong to the range. None: the range has no bound on this side."""
 
     low: str | None = None
     high: str | None = None
@@ -124,7 +124,7 @@ def _text_of(compare: Compare) -> str | None:
 
 
 def sql_of(filter: Filter) -> tuple[str, list[str | int]]:
-    """Return an SQL condition that all rows which match the filter fulfil, and the condition's parameters.
+    """Return an SQL condition and its parameters. All rows that match the filter fulfil the condition; others may too.
 
     The unary plus before a column forbids SQLite to use an index for this column. Otherwise SQLite might answer an OR
     by several index searches and a sort. :func:`range_of` gives the range of the index instead.

@@ -1,7 +1,7 @@
-"""A private database in memory, for tests, the simulation and ``testing.run``. The caller's thread runs all calls.
+"""Keeps a private database in memory, for tests, the simulation and ``testing.run``.
 
-The database uses no other thread, no lock, and only the clock that it gets. So it works under an event loop with
-virtual time.
+The caller's thread runs all calls. The database uses no other thread, no lock, and only the clock that its caller
+gives. So the database works under an event loop with virtual time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ class InMemory:
         return self._source()
 
     async def write(self, work: Work) -> Any:
-        """Run a work in its own transaction. Other tasks of the event loop run first, as in a store that does I/O."""
+        """Run a work (a function that changes the database) in a transaction of its own, and return the work's result.
+
+        Other tasks of the event loop run first, as in a store that does I/O.
+        """
         await asyncio.sleep(0)
         if self.journal is None:
             raise Unavailable("the store is not open", maybe_done=False)

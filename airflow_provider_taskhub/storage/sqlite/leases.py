@@ -1,4 +1,4 @@
-"""Leases of containers and blobs in SQLite, with Azure's rules.
+"""Implements leases of containers and blobs in SQLite, with Azure's rules.
 
 A lease is stored in three columns of the row of its blob or container: ``lease`` (the lease's id), ``seconds`` (the
 lease's duration) and ``until`` (the end of the lease, in ticks of the store's time). As in Azure, the holder can renew

@@ -1,4 +1,4 @@
-"""Wake-ups between the processes that share an SQLite file. The file lists the addresses of their sockets.
+"""Sends wake-ups between the processes that share an SQLite file. A table of the file has their sockets' addresses.
 
 After a commit the writer sends the names of the queues that have new visible messages. A store that receives a wake-up
 reads the file. A waiting store also reads the file once a second, so a lost wake-up costs at most one second.
@@ -102,13 +102,15 @@ class Announcer:
         self._dead: list[str] = []
 
     def prepare(self, touched: Iterable[Mapping[str, int]]) -> tuple[list[str], list[str]] | None:
-        """Return the wake-ups to send after the commit. Call this inside the transaction.
+        """Return the wake-ups to send after the commit. Call this method inside the transaction.
 
-        This method also removes the sockets of dead processes from the file. It leaves out messages that stay invisible
-        for longer than :data:`FALLBACK`: each waiting store reads the file before they become visible.
+        The method also deletes the socket addresses of dead processes from the SQLite file. A message that stays
+        invisible for longer than :data:`FALLBACK` gets no wake-up: each waiting store reads the file before that
+        message becomes visible.
 
-        :param touched: for each work of the transaction its :attr:`Change.touched`.
-        :returns: names of queues and topics, and addresses of sockets; None: no wake-up is needed.
+        :param touched: the :attr:`Change.touched` of each function that the transaction has run: names of queues and
+            topics, each with the time at which a message becomes visible.
+        :returns: the names of queues and topics to send, and the addresses of all sockets; None: no wake-up is needed.
         """
         soon = self._soon(touched)
         if not soon:
@@ -131,7 +133,7 @@ class Announcer:
         return [name for name, visible in merged.items() if visible <= limit]
 
     def announce(self, wakeups: tuple[list[str], list[str]] | None) -> None:
-        """Send the wake-ups. Call this after the commit.
+        """Send the wake-ups. Call this method after the commit.
 
         :param wakeups: result of :meth:`prepare`.
         """

@@ -1,12 +1,12 @@
-"""Queues in SQLite: visibility, pop receipts, dequeue counts.
+"""Implements queues in SQLite: visibility, pop receipts, dequeue counts.
 
 A message's id is the file's random identity followed by the message's number. Its pop receipt is the number of the last
 change of the message. An update with visibility 0 sets the column ``visible`` to the message's insertion time. So the
 message gets its old place in the queue, and messages that a worker gives back keep their order.
 
-The column ``holder`` contains the pop receipt of the claim and the name of the worker that made the claim. An older
-version of this package does not know the column and changes only the receipt. The receipts then differ, and the column
-is ignored.
+The column ``holder`` contains the name of the worker that has claimed the message, and the pop receipt of that claim.
+An older version of this package does not know the column and changes only the message's own receipt. The two receipts
+then differ, and the column is ignored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LOW = (1 << 64) - 1
 def put(change: Change, operation: PutMessage, holder: str = "") -> Receipt:
     """Put a message into a queue.
 
-    :param holder: full name of the worker that claims the message, if ``operation.claimed`` is set.
+    :param holder: full name of the worker that claims the message, if ``operation.claimed`` is set; "" records no name.
     """
     now, number = change.now(), change.next()
     visible = now + ticks_of(operation.visibility)
@@ -51,7 +51,7 @@ def put(change: Change, operation: PutMessage, holder: str = "") -> Receipt:
 def update(change: Change, operation: UpdateMessage, holder: str = "") -> Receipt:
     """Change a message's visibility and text.
 
-    :param holder: full name of the worker that keeps the message, if ``operation.claimed`` is set.
+    :param holder: full name of the worker that keeps the message, if ``operation.claimed`` is set; "" records no name.
     """
     number, inserted = _claimed(change, operation.queue, operation.message)
     now, receipt = change.now(), change.next()
@@ -125,10 +125,10 @@ def receive(change: Change, queue: str, limit: int, visibility: timedelta, holde
 
 
 def release(change: Change, holders: Collection[str]) -> int:
-    """Make all messages visible that these holders have claimed.
+    """Make the messages visible that these workers have claimed and that are still invisible.
 
-    The search has no index. Only invisible messages with a holder are read, and these are few: the many messages of
-    timers are invisible too, but have no holder.
+    No index is needed, because few messages are invisible and have a holder: the many messages of timers are invisible
+    too, but have no holder.
 
     :param holders: full names of worker incarnations.
     :returns: number of messages that became visible.

@@ -1,4 +1,4 @@
-"""Tables in SQLite: ETags, merges, entity-group transactions, pages of a query."""
+"""Implements tables in SQLite: ETags, merges, entity-group transactions, pages of a query."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ from airflow_provider_taskhub.storage.sqlite.filters import Range, Test, range_o
 from airflow_provider_taskhub.storage.sqlite.transactions import Change, identifier
 
 MAX_SCANNED = 5_000
-"""Most rows that Python tests for one page. The page then ends early, so that no read blocks its thread for long."""
+"""Largest number of rows that Python tests against the filter for one page. At this limit the page ends early, so that
+no read blocks its thread for long."""
 MAX_SEARCHED = 25_000
-"""Most rows in which SQLite searches a text for one page. The page then ends early, for the same reason."""
+"""Largest number of rows in which SQLite searches for a text for one page. At this limit the page ends early, so that
+no read blocks its thread for long."""
 MAX_PAGE_CHARACTERS = 4 * 1024 * 1024
-"""Characters of stored rows after which a page ends."""
+"""A page ends when its stored rows have this many characters."""
 
 Position: TypeAlias = tuple[str, str]
 """Partition key and row key of a row, at which a page ends."""
@@ -201,7 +203,7 @@ def query(
     limit: int,
     continuation: str | None,
 ) -> Page:
-    """Read one page of rows. The page ends after ``limit`` rows, or earlier at a limit of this module."""
+    """Read one page of rows. The page ends after ``limit`` rows, or earlier at one of the limits above."""
     number = identifier(connection, "tables", table)
     after = None if continuation is None else _position(continuation)
     end = _end(connection, number, filter, after)
@@ -236,7 +238,7 @@ def _rows(connection: sqlite3.Connection, sql: str, values: list[str | int]) -> 
 def _select(
     table: int, filter: Filter | None, after: Position | None, end: Position | None
 ) -> tuple[str, list[str | int]]:
-    """Return SQL and its parameters for the rows that may match a filter, in the order of their keys.
+    """Return SQL, with its parameters, that finds all rows that can match a filter, in the order of their keys.
 
     :param after: position before the first row; None: begin with the first row of the table.
     :param end: position of the last row; None: no bound.
@@ -278,8 +280,8 @@ def _bounds(
 ) -> Iterator[tuple[str, Sequence[str | int]]]:
     """Iterate over SQL conditions for the index (tbl, pk, rk), with their parameters.
 
-    There may be only one lower and one upper bound. With two lower bounds SQLite might use the wrong one, and each page
-    would then read the partition from its beginning. ``end`` is inside the ranges, so it replaces their upper bound.
+    Of two lower bounds SQLite might use the wrong one, and each page would then read the partition from its beginning.
+    So there is at most one lower and one upper bound. ``end`` is inside the ranges, so it replaces their upper bound.
 
     :param partitions: range of the partition key.
     :param keys: range of the row key.

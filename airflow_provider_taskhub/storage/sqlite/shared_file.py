@@ -1,4 +1,4 @@
-"""Access of one store to an SQLite file that many processes share.
+"""Gives one store access to an SQLite file that many processes share.
 
 One writer thread carries out all writes of the process. Each store has its own connections for reads.
 """
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Reader(enum.Enum):
-    """Which thread carries out a read that may take long. Each thread has its own connection.
+    """Names the threads that carry out reads that can take long. Each thread has its own connection.
 
     A single thread was rejected: a listing of many instances would delay the workers, which read histories.
     """
@@ -105,14 +105,17 @@ class SharedFile:
         return boot_ticks() + self._current().shift
 
     async def write(self, work: Work) -> Any:
-        """Give a work to the writer thread, which runs the work in its next transaction. Return the work's result."""
+        """Run a work (a function that changes the database), and return its result.
+
+        The writer thread runs the work in its next transaction.
+        """
         return await self._submit(self._current(), work)
 
     async def _submit(self, opened: _Opened, work: Work) -> Any:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         opened.writer.submit(Job(work, loop, future, time.monotonic() + self._timeout))
-        # A little later than the job's deadline: the writer itself fails the jobs that it has not begun.
+        # This is a little later than the job's deadline, because the writer itself fails a job that it has not begun.
         self._unanswered[future] = loop.time() + self._timeout * 1.1
         if self._alarm is None:
             self._alarm = loop.call_at(self._unanswered[future], self._expire)
@@ -127,7 +130,7 @@ class SharedFile:
         All writes share one timer, because a timer for each write would cost more time than most works take.
         """
         loop, self._alarm = asyncio.get_running_loop(), None
-        for future, deadline in self._unanswered.items():  # in the order of their deadlines
+        for future, deadline in self._unanswered.items():  # this dict has the order of the deadlines
             if deadline > loop.time():  # all later writes have later deadlines
                 self._alarm = loop.call_at(deadline, self._expire)
                 return
@@ -158,7 +161,7 @@ class SharedFile:
     def glance(self, reading: Callable[[sqlite3.Connection], T]) -> T:
         """Call a function that reads the database, once, on the event loop.
 
-        :raises _Busy: if another process recovers the file, because a process was killed.
+        :raises _Busy: if another process recovers the file after a process was killed.
         """
         try:
             return reading(self._current().connection)
@@ -190,7 +193,7 @@ class _Busy(Unavailable):
 
 
 class _Opened:
-    """The connections and threads of an open store. A thread opens and closes them: both may wait for a disk."""
+    """The connections and threads of an open store. A thread opens and closes them, because the disk may be slow."""
 
     def __init__(self, path: Path, clock: Clock, timeout: float) -> None:
         self.process = os.getpid()

@@ -1,4 +1,4 @@
-"""The embedded store: one SQLite file that several processes share, or a private database in memory.
+"""Implements the embedded store: one SQLite file that several processes share, or a private database in memory.
 
 Each call first checks its arguments by Azure's rules, then counts the request, and then runs one function, called a
 work, on the database. A unit is one work, so one transaction commits the whole unit. With ``stepwise`` the store
@@ -54,10 +54,10 @@ class SqliteStore(Paged):
         which uses no threads, works under any event loop, and takes its time from ``clock``.
     :param clock: clock of the caller. A store with a file uses this clock only for timeouts and retries, and to set the
         store's time when the file is new or the machine was restarted.
-    :param crash: function of a test, awaited at each crash point of a unit. It needs ``stepwise``.
+    :param crash: function of a test, awaited at each crash point of a unit if ``stepwise`` is True; None: no function.
     :param stepwise: True: carry out a unit step by step, each operation in its own transaction. False: carry out a unit
         in one transaction.
-    :param timeout: deadline of one call.
+    :param timeout: longest time of one call.
     :param holder: full name of the worker incarnation that receives messages through this store. Empty: the store does
         not record who has received a message, and :meth:`release_claims` cannot make the messages visible.
     """
@@ -107,7 +107,8 @@ class SqliteStore(Paged):
         return "memory" if self._path is None else str(self._path)
 
     def container_url(self, container: str) -> str:
-        # Rows store this URL. It has no file path, so it stays valid in other containers and if the file is moved.
+        # Rows store this URL. It has no file path, so it stays valid if the file is moved, or if another Docker
+        # container has the file under another path.
         return f"taskhub-embedded://blobs/{container}"
 
     @property
@@ -116,7 +117,7 @@ class SqliteStore(Paged):
         journal = self._access.journal
         return 0 if journal is None else journal.commits
 
-    # --- writes
+    # --- the methods of Store that write
 
     async def execute(self, operation: Operation) -> Result:
         await self.packed((operation,))
@@ -143,7 +144,7 @@ class SqliteStore(Paged):
         self.requests["admin"] += 1
         return await self._access.write(work)
 
-    # --- queues
+    # --- the methods of Store for queues
 
     async def create_queue(self, name: str) -> bool:
         rules.check_queue_name(name)
@@ -196,8 +197,8 @@ class SqliteStore(Paged):
     async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
         """Wait until one of the queues has a visible message (see :meth:`Store.arrival`).
 
-        Unlike Azure, this store returns True only if a message is visible. It knows when the next invisible message
-        becomes visible, so it returns at that time.
+        Unlike Azure, this store returns True only if a message is visible. The store knows when the next invisible
+        message becomes visible, and returns at that time.
         """
         await self._access.listen(queues)
         deadline = self._clock.monotonic() + timeout
@@ -251,7 +252,7 @@ class SqliteStore(Paged):
     def _due(self, visible: int | None) -> bool:
         return visible is not None and visible <= self._access.now()
 
-    # --- tables
+    # --- the methods of Store for tables
 
     async def create_table(self, name: str) -> bool:
         rules.check_table_name(name)
@@ -290,7 +291,7 @@ class SqliteStore(Paged):
             reader=Reader.PARTITION if one_partition else Reader.LISTING,
         )
 
-    # --- blobs
+    # --- the methods of Store for blobs
 
     async def create_container(self, name: str) -> bool:
         rules.check_container_name(name)
@@ -322,7 +323,7 @@ class SqliteStore(Paged):
         self.requests["blob.append"] += 1
         await self._access.write(lambda change: blobs.append(change, container, name, data))
 
-    # --- leases
+    # --- the methods of Store for leases
 
     async def acquire_lease(self, container: str, name: str | None, *, lease_id: str, seconds: int) -> None:
         rules.check_lease_seconds(seconds)

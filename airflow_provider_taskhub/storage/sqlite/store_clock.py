@@ -1,4 +1,4 @@
-"""The time of the embedded store. It never goes back, and it is the same in all processes of the machine.
+"""Computes the time of the embedded store, which never goes back and is the same in all processes of the machine.
 
 The time is the kernel's boot clock plus a shift that the SQLite file stores. The wall clock was rejected: if somebody
 sets it back, messages would stay invisible for too long. The wall clock sets the shift when the file is new. After a
@@ -22,7 +22,7 @@ from airflow_provider_taskhub.errors import ConfigurationError
 TICKS = 10_000_000
 """Ticks of 100 ns in one second."""
 
-_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # also counts the time in which a laptop sleeps
+_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # CLOCK_BOOTTIME also counts while a laptop sleeps
 
 
 def boot_ticks() -> int:
@@ -63,7 +63,7 @@ def shift_for(*, same_boot: bool, shift: int, high: int, wall: int, boot: int) -
 
 
 def clock_ticks(clock: Clock) -> Callable[[], int]:
-    """Return a function that returns the time in ticks: the clock's wall time now plus its monotonic time since now."""
+    """Return a function that returns a time in ticks: the wall time of this call, plus the monotonic time since it."""
     start = clock.utc_now().ticks
     origin = clock.monotonic()
     return lambda: start + round((clock.monotonic() - origin) * TICKS)

@@ -1,9 +1,9 @@
-"""Run a group of works in one SQLite transaction.
+"""Runs a group of works in one SQLite transaction.
 
-A *work* is a function that gets a :class:`Change`. If a work raises an error, only the changes of this work are undone.
-A savepoint for each work would do this, but a savepoint costs two SQL statements, and most works that raise an error
-have changed nothing yet. So a group begins without savepoints. If a work raises after its first change, the whole group
-is undone and runs again with savepoints.
+A *work* is a function that gets a :class:`Change` and changes the database. If a work raises an error, only the changes
+of this work are undone. A savepoint for each work would do this, but a savepoint costs two SQL statements, and most
+works that raise an error have changed nothing yet. So a group begins without savepoints. If a work raises after its
+first change, the whole group is undone and runs again with savepoints.
 
 :class:`Transactions` also updates the file's ``anchor`` row. This row has the last number that was used for ETags,
 message ids and pop receipts, and the largest time that was used.
@@ -20,7 +20,7 @@ from airflow_provider_taskhub.errors import NotFound, Unavailable
 
 
 class Change:
-    """The database as a work sees it inside its transaction: the connection, the store's time and new numbers.
+    """Gives a work its transaction: the connection, the store's time, and new numbers.
 
     :param connection: connection whose transaction has begun.
     :param source: function that returns the ticks of the boot clock, or of the clock that the store was given.
@@ -45,7 +45,7 @@ class Change:
         return self._high
 
     def next(self) -> int:
-        """Return a new number. No two calls on the same file return the same number."""
+        """Return a new number for an ETag, a message id or a pop receipt. A file never gets the same number twice."""
         self._sequence += 1
         return self._sequence
 
@@ -58,7 +58,7 @@ class Change:
         self.touched[queue] = min(visible, self.touched.get(queue, visible))
 
     def identifier(self, kind: str, name: str) -> int:
-        """Return the number of a queue, table or container, as :func:`identifier`. Remember it for this transaction."""
+        """Return the number of a queue, table or container (:func:`identifier`). Remember it for this transaction."""
         number = self._identifiers.get((kind, name))
         if number is None:
             number = self._identifiers[kind, name] = identifier(self.connection, kind, name)
@@ -169,7 +169,7 @@ class Transactions:
         return outcome
 
     def commit(self) -> None:
-        """Commit the transaction. Roll back a transaction without changes instead, which needs no write."""
+        """Commit the transaction. If it has no changes, roll it back instead, because that needs no write."""
         change, self._change = self._change, None
         assert change is not None, "commit() follows begin()"
         if self._connection.total_changes == self._before:

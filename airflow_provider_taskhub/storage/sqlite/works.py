@@ -1,4 +1,4 @@
-"""Operations and units of the embedded store as works: functions that run inside a transaction."""
+"""Turns operations and units of the embedded store into works: functions that run inside a transaction."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def perform(change: Change, operation: Operation, earlier: Results, holder: str)
     :param earlier: results of the unit's earlier steps, to which an :class:`EtagOf` refers.
     :param holder: full name of the worker that holds the messages which the operation claims.
     """
-    match operation:  # the most frequent operation first
+    match operation:  # the most frequent operation is tested first, for speed
         case Transact():
             return rows.transact(change, operation, lambda reference: etag_of(reference, earlier))
         case PutMessage():
@@ -44,7 +44,10 @@ def perform(change: Change, operation: Operation, earlier: Results, holder: str)
 
 
 def perform_unit(change: Change, unit: Unit, holder: str) -> Results:
-    """Carry out a whole unit inside one transaction. Call the unit's check right before the first write.
+    """Carry out a whole unit inside one transaction.
+
+    The unit's check is called right before the first write. It raises ``LeaseLost`` if the caller must not write any
+    more.
 
     :param holder: full name of the worker that holds the messages which the unit claims.
     """

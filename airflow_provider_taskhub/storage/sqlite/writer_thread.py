@@ -1,9 +1,10 @@
-"""The thread that carries out all writes of a process to one SQLite file.
+"""Runs the thread that carries out all writes of a process to one SQLite file.
 
-All stores of a process on one file share one :class:`Writer`. The writer runs all waiting works in one transaction, so
-they share one fsync. It holds the file's lock for a short, bounded time. If other processes write too, the writer
-leaves the lock free for a moment after each commit. The other processes try to get the lock at random times and find it
-free. So all processes get an even share. A queue of processes was rejected: a stopped process would block the queue.
+All stores of a process on one file share one :class:`Writer`. The writer runs all waiting works (functions that change
+the database) in one transaction, so they share one fsync. It holds the file's lock for a short, bounded time. If other
+processes write too, the writer leaves the lock free for a moment after each commit. The other processes try to get the
+lock at random times and find it free. So all processes get an even share. A queue of processes was rejected: a stopped
+process would block the queue.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from airflow_provider_taskhub.storage.sqlite.transactions import (
 )
 
 MAX_GROUP = 512
-"""Most works (functions that change the database) that one transaction runs."""
+"""Largest number of works that one transaction runs."""
 MAX_HOLD = 0.02
-"""Seconds after its begin at which a transaction is committed, even if more works wait."""
+"""Seconds after which a transaction begins no further work. It is then committed, even if more works wait."""
 MAX_WAITING = 10_000
-"""Most works that can wait for the writer thread. The writer refuses further works with ``Throttled``."""
+"""Largest number of works that can wait for the writer thread. The writer refuses further works with ``Throttled``."""
 COURTESY = RETRY[1] * 0.6
 """Longest time in seconds for which the writer leaves the lock free after a commit, if other processes write too. About
 half of the waiting processes try to get the lock in this time."""
@@ -156,7 +157,7 @@ class Writer:
             return go_on
         settle(jobs)
         self._announcer.announce(wakeups)
-        if pressing:  # otherwise the lock was free between this transaction and the previous one
+        if pressing:  # otherwise the lock was free for some time before this transaction
             self._give_way()
         self._ended = time.monotonic()
         return go_on
@@ -195,7 +196,7 @@ class Writer:
                 )
             )
             return
-        jobs.append((job, Outcome()))  # if the transaction fails, this job is in the list of jobs to fail
+        jobs.append((job, Outcome()))  # added before the run, because a failed transaction fails all jobs in the list
         try:
             jobs[-1] = (job, self.journal.run(job.work))
         except HalfDone:
@@ -253,7 +254,7 @@ def _lost(error: Exception) -> Unavailable:
 def _forget_parent() -> None:
     """Reset the writers in a child process after a fork, and remember the files that the parent has open.
 
-    The child has no writer thread, and must not use the parent's connections. The child may not open the same files
+    The child has no writer thread, and must not use the parent's connections. The child must not open the same files
     either: SQLite's memory was copied by the fork, so SQLite would believe that the child holds the parent's locks.
     """
     Writer._inherited |= frozenset(Writer._shared)
