@@ -1,4 +1,4 @@
-"""The backend of a worker: the queue readers of its partitions, its sessions, its two dispatchers, and their lifetimes.
+"""Runs the queue readers of a worker's partitions, its sessions (instances in memory), and its two dispatchers.
 
 The backend uses neither threads nor processes. News about leases arrives as calls of :class:`TenureListener` methods on
 its event loop, and a :class:`Runner` runs the activities. So the simulation and ``testing.run`` use the same code as a
@@ -38,9 +38,9 @@ from airflow_provider_taskhub.workers.peers import Peers
 log = structlog.get_logger(__name__)
 
 IDLE_CHECKS = 6
-"""Number of searches for idle sessions within one idle timeout."""
+"""How often the worker searches for idle sessions within one idle timeout (the setting ``session_idle``)."""
 SETTLING = 256
-"""The largest number of activities that have ended and whose responses are still being written."""
+"""The largest number of activities that have ended while their responses are still being written."""
 POLLS_MISSED = 3
 """A partition counts as stuck if its queue was not polled for this many times the longest polling interval."""
 STOP_PATIENCE = 60.0
@@ -180,7 +180,7 @@ class Backend:
             self.supervisor.keep(self.work_items.reader.queue, self.work_items.reader.run)
 
     async def drain(self, timeout: float) -> None:
-        """Stop taking activities, give back those that have not begun, and wait for the running ones.
+        """Stop taking work items, give back those whose activity has not begun, and wait for the running activities.
 
         :param timeout: the seconds after which running activities are cancelled and given back.
         """
@@ -192,7 +192,7 @@ class Backend:
             await self.activities.drain(timeout)
 
     async def stop(self) -> None:
-        """End all loops. Call it after the partitions were given up."""
+        """End all loops. Call this method after the partitions were given up."""
         await self.orchestrations.drain(1.0)
         await self.activities.drain(1.0)
         await self.supervisor.close(STOP_PATIENCE)
@@ -215,7 +215,7 @@ class Backend:
         self.supervisor.keep(tenure.queue, reader.run)
 
     def asked(self, tenure: Tenure) -> None:
-        """Start to hand a partition over, because another worker has asked for it."""
+        """Start to hand a partition over, for example because another worker asks for it or this worker stops."""
         reader = self.queues.get(tenure.queue)
         if reader is None:
             tenure.drained()
@@ -233,11 +233,12 @@ class Backend:
         reader.stopping = True
         left = self.sessions.close(reader)
         self.supervisor.end(tenure.queue)
-        # safe without the lease: the pop receipt of a message is invalid once another worker has received the message
+        # Giving messages back is safe without the lease: if another worker has received a message, the pop receipt of
+        # this worker is invalid.
         self.supervisor.spawn(reader.give_back(left, begun=False), name=f"give back {tenure.queue}")
 
     async def _hand_over(self, reader: ControlReader) -> None:
-        """Hand a partition over: make its waiting messages visible, finish its episodes, then let go of the lease."""
+        """Hand a partition over: make its waiting messages visible, finish its episodes, then give up its lease."""
         try:
             await reader.stop()
             left = self.sessions.close(reader)
@@ -254,16 +255,17 @@ class Backend:
                 self.supervisor.end(reader.queue)
             reader.tenure.drained()
 
-    # messages
+    # deliveries, quarantine and idle sessions
 
     def _close_evicted(self, live: LoadedInstance) -> None:
-        """Close the orchestrator of an instance of which only the history stays in memory, or nothing."""
+        """Close the orchestrator of an instance when it is removed from memory, with or without the history."""
         if (close := live.execution.release()) is not None:
             self._closes(live.execution.instance.instance_id, close)
 
     def _deliver(self, reader: ControlReader, held: Delivery) -> None:
         self.sessions.deliver(reader, held)
-        # a dequeue count of 0 means that this worker claimed the message with its own put and did not poll for it
+        # This worker has found the message by a poll, so other queues may have messages too. A dequeue count of 0 would
+        # mean that this worker has put the message itself.
         if held.in_queue and held.dequeue_count and not (self.hub.store.local or reader.signalled):
             self.queues.poll_soon()
 

@@ -1,7 +1,8 @@
 """Remembers which orchestrators the instances of each partition of this worker have used or lacked in the last minute.
 
 The thread that owns the partitions publishes these functions in the hub. If the apps of workers differ, a partition
-then goes to a worker that has the functions. The event loop of the worker writes the values; any thread may read them.
+then goes to a worker that has the functions. Only the event loop of the worker changes a :class:`Demand`; any thread
+may read it.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from airflow_provider_taskhub.hub.model import Need
 
 RECENT = 60.0
 """Seconds after which the use or lack of a function no longer counts. A message that waits for a function is delivered
-again sooner, and so renews the lack."""
+again sooner, and the lack is then remembered again."""
 MOST = 200
 """The largest number of functions that are remembered for one partition."""
 
 
 class Demand:
-    """The functions that the instances of each partition have used or lacked lately."""
+    """Remembers the functions that the instances of each partition have used or lacked lately."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -26,11 +27,11 @@ class Demand:
         self._lacks: dict[int, dict[Need, tuple[Timestamp, float]]] = {}
 
     def begin(self, partition: int) -> None:
-        """Start to remember for a partition that this worker serves from now on; forget older values."""
+        """Begin to remember functions of a partition that this worker serves from now on. Forget earlier ones."""
         self._ran[partition], self._lacks[partition] = {}, {}
 
     def end(self, partition: int) -> None:
-        """Forget the values of a partition that this worker no longer serves."""
+        """Forget the functions of a partition that this worker no longer serves."""
         self._ran.pop(partition, None)
         self._lacks.pop(partition, None)
 

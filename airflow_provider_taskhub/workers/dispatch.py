@@ -1,8 +1,8 @@
-"""The dispatch loop: fetch an item, process it, repeat. There are two processors: for orchestrations and for
+"""Runs the dispatch loop: fetch an item, process the item, repeat. There are two processors: for orchestrations and for
 activities.
 
-The loop limits how many items are processed at once, and can be drained. A processor itself completes or gives back its
-items. An exception from a processor is a defect: the loop logs the exception with the item, and goes on.
+The loop limits how many items are processed at once. The processor, not the loop, completes its items or gives them
+back. An exception from a processor is a defect: the loop logs the exception with the item, and goes on.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Processor(Protocol[Item]):
         """Wait for the next item, and return it."""
 
     async def process(self, item: Item) -> None:
-        """Process an item, and complete it or give it back."""
+        """Process an item, and complete the item or give it back."""
 
 
 class Dispatcher:
     """Processes the items of a processor concurrently.
 
     :param name: the name of the dispatcher, for the log.
-    :param limit: the most items that are processed at once.
+    :param limit: the largest number of items that are processed at once.
     """
 
     def __init__(self, name: str, processor: Processor[Item], limit: int) -> None:

@@ -1,6 +1,6 @@
-"""The HTTP port of ``--health-port``: serves /live, /ready and /metrics of a worker, for probes and Prometheus.
+"""Serves /live, /ready and /metrics of a worker over HTTP (``--health-port``), for probes and Prometheus.
 
-The port only reads and changes nothing. By default it listens on loopback; in a pod it can listen on the pod's address.
+A request changes nothing. By default the port listens on loopback; in a pod it can listen on the pod's address.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 REQUEST_LIMIT = 5.0
 """Longest time for one request, in seconds."""
 HEAD_BYTES = 8192
-"""Largest head of a request, in bytes."""
+"""Largest request line and headers of a request, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class Health:
     def _requests(self) -> Metric:
         """Return the number of storage requests: for work, and for leases.
 
-        They are counted apart, because requests for leases grow with time and the others grow with the work.
+        The two are counted apart: the requests for leases grow with time, the requests for work grow with the work.
         """
         found = CounterMetricFamily(
             "taskhub_storage_requests_total",
@@ -197,7 +197,7 @@ class HealthPort:
     health: Health | None = None
 
     def serve(self, health: Health) -> None:
-        """From now on, answer requests with the health of the worker. Call it when the worker has started."""
+        """From now on, answer requests with the health of the worker. Call this method when the worker has started."""
         self.health = health
         log.info("health_port", port=self.port, host=self.host or "localhost")
 
@@ -244,7 +244,7 @@ async def listen(stack: AsyncExitStack, port: int, host: str = "") -> HealthPort
     opened.servers.append(await stack.enter_async_context(server))
     opened.port = server.sockets[0].getsockname()[1]
     if not host:
-        try:  # use the chosen number: with port 0 each address would get another number
+        try:  # with port 0 the second address would get another number, so use the number of the first
             second = await asyncio.start_server(answer, host=LOOPBACK[1], port=opened.port, limit=HEAD_BYTES)
             opened.servers.append(await stack.enter_async_context(second))
         except OSError as error:

@@ -1,7 +1,8 @@
-"""A worker process: starts and stops the backend, the thread that owns the partitions, and the executors.
+"""Starts and stops the parts of a worker process: the backend, the thread that owns the partitions, and the executors.
 
 One exit stack holds all lifetimes, so that the parts stop in the reverse order of their start. A stop has two phases:
-drain, then cancel after a limit. :class:`Backend` does the work itself.
+the worker takes no new work and finishes what runs; after a time limit it cancels the rest. This module runs no
+orchestration and no activity: the :class:`Backend` and the executors do.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ class Options:
     """The options of a worker process.
 
     :param apps: the apps of the worker, each as ``module:attribute``.
-    :param name: the name of the worker, for people; it need not be unique. "" stands for the host name.
+    :param name: the name of the worker, for people; several workers can have the same name. "": the host name.
     :param roles: whether the worker runs orchestrations, activities, or both.
-    :param health_port: the port that serves /live, /ready and /metrics; None opens no port.
+    :param health_port: the port that serves /live, /ready and /metrics; None: no port.
     :param health_host: the address that the health port listens on; "" stands for loopback, IPv4 and IPv6.
-    :param warm: True starts Spark together with the worker, and not with the first Spark activity.
-    :param strict: True refuses to start while live workers of the hub have other apps.
+    :param warm: True: Spark starts together with the worker. False: Spark starts with the first Spark activity.
+    :param strict: True: the worker refuses to start while live workers of the hub have other apps.
     """
 
     apps: tuple[str, ...]
@@ -124,7 +125,7 @@ class Host:
 
     async def _start(self, stack: AsyncExitStack, registry: Registry, apps: Sequence[App]) -> None:
         settings, options = self._settings, self._options
-        # first of all: if the port cannot be opened, the worker must end before it has taken any work
+        # The port is opened first: if it cannot be opened, the worker must end before it has taken any work.
         port = None if options.health_port is None else await listen(stack, options.health_port, options.health_host)
         incarnation = Incarnation.claim(options.name)
         stack.callback(incarnation.release)
@@ -213,7 +214,7 @@ class Host:
             raise ConfigurationError(text)
 
     async def _start_pool(self, stack: AsyncExitStack, hub: Hub, incarnation: Incarnation) -> ExecutorPool:
-        """Return the pool of executors. It is started only if this worker runs activities."""
+        """Return the pool of executors, which is started only if this worker runs activities."""
         settings, options = self._settings, self._options
 
         async def append(name: str, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Lock files: each incarnation of a worker keeps a local file locked for its whole life, which can prove its death.
+"""Keeps a local file locked for the whole life of a worker process (its *incarnation*), which can prove its death.
 
 The lock belongs to the open file and not to the process. Executors inherit the open file, so the lock is free only when
 the worker and all its executors have ended. If another worker can lock the file, the incarnation is proven dead, and
@@ -30,7 +30,7 @@ from airflow_provider_taskhub.settings import home as default_home
 log = structlog.get_logger("taskhub.failover")
 
 LIVE, DEAD = ".lock", ".dead"
-"""Endings of file names: of an incarnation that is not proven dead, and of one that is."""
+"""Endings of the names of lock files: of an incarnation that is not proven dead, and of one that is proven dead."""
 KEEP = timedelta(hours=1)
 """The time for which the file of a dead worker is kept, so that other workers on this machine can read it."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
@@ -73,7 +73,7 @@ class Incarnation:
         """Create a new incarnation of a worker, and lock its file.
 
         :param name: the name of the worker; "" stands for the host name.
-        :param home: the directory for local state; the default is ``$TASKHUB_HOME``.
+        :param home: the directory for local state; None: ``$TASKHUB_HOME``.
         :raises ConfigurationError: if the name has forbidden characters, or the directory cannot be used.
         """
         host = socket.gethostname()
@@ -104,8 +104,10 @@ class Incarnation:
     def predecessors(self) -> tuple[str, ...]:
         """Return the full names of the incarnations on this machine that are proven dead.
 
-        It also removes the files of workers that have been dead for long. It is cheap enough for ten calls a second.
-        Any thread may call it.
+        This method also removes lock files of incarnations whose death was proven more than :data:`KEEP` ago. Any
+        thread may call the method, even ten times a second.
+
+        :returns: an empty tuple if locks do not work in the folder, because then nothing proves a death.
         """
         if not self._trusted:
             return ()
@@ -121,7 +123,7 @@ class Incarnation:
         return tuple(dead)
 
     def _worker_of(self, path: Path) -> str:
-        """Return the full name of the dead incarnation of a file; "" if the file does not prove a death.
+        """Return the full name of the incarnation that a lock file proves dead; "" if the file proves no death.
 
         A file that has proved a death once is not read again.
         """
@@ -135,7 +137,7 @@ class Incarnation:
     def release(self) -> None:
         """Remove the lock file after a graceful stop, because nothing is left to take over.
 
-        Call it after all executors have ended.
+        Call this method after all executors have ended.
         """
         with suppress(OSError):
             self._path.unlink()
@@ -173,17 +175,17 @@ def _lock_new(folder: Path, identity: WorkerIdentity) -> tuple[Path, int]:
 
 
 def _dead(path: Path) -> WorkerIdentity | None:
-    """Return the incarnation of a file if the incarnation is proven dead; None otherwise."""
+    """Return the incarnation that a lock file proves dead; None if the file proves no death."""
     if path.suffix == DEAD:
         note = None if _removed_if_old(path) else _read(path)
         return note.identity if note else None
     if path.suffix != LIVE or not _lockable(path):
         return None
     note = _read(path)
-    if note is None or not note.itself:  # no process locks a copy, even while its worker lives
+    if note is None or not note.itself:  # a copy proves nothing: no process locks a copy
         _removed_if_old(path)
         return None
-    # a folder that is shared with another machine may not share locks: judge only incarnations of this machine
+    # Machines that share a folder perhaps do not share its locks, so a free lock proves nothing about other machines.
     if note.boot != _boot() and note.identity.host != socket.gethostname():
         return None
     with suppress(OSError):  # another worker has proved the same death and renamed the file first
@@ -227,7 +229,7 @@ def _read(path: Path) -> _Note | None:
         identity = WorkerIdentity(name=note["name"], host=note["host"], incarnation=note["incarnation"])
         itself = (
             note.get("inode") == path.stat().st_ino
-        )  # the device is not compared: its number may change with each mount
+        )  # only the inode is compared: the number of the device can change with each mount
         return _Note(identity=identity, boot=str(note.get("boot", "")), itself=itself)
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -3,8 +3,8 @@ them.
 
 The absence of a function begins when this worker first reads the member rows and no live worker has the function. The
 wait of a message begins when a worker without the function first receives the message. The instance (or the activity)
-fails once both the absence and the wait have lasted for the no-worker timeout. The absence alone is not enough: an
-earlier instance may have started it long ago, and an instance that has just started would fail at once.
+fails once both the absence and the wait have lasted for the no-worker timeout. The absence alone is not enough: it may
+have begun long ago with an earlier instance, and an instance that has just started would fail at once.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ ACTIVITY_PAUSE, ACTIVITY_LONGEST = 0.5, 5.0
 """First and longest pause, in seconds, before a work item is delivered again if another worker has its function. All
 workers read one queue, and chance decides which of them receives the work item."""
 CHANCES = 3.0
-"""The pause starts to grow after the work item should have reached a worker with the function this many times by
-chance. Those workers are probably busy then. A pause that grows with each delivery was rejected: if only one of many
-workers has the function, the activity would wait for minutes."""
+"""The pause starts to grow after so many deliveries that, by chance, this many of them should have reached a worker
+with the function. Workers with the function are probably busy then. A pause that grows with each delivery was rejected:
+if only one of many workers has the function, the activity would wait for minutes."""
 LONGEST_TEXT = 4000
 """Longest error text of an instance or activity that no worker could run, in characters."""
 
@@ -70,7 +70,7 @@ def wait_of(messages: Iterable[Delivery], visibility: timedelta) -> tuple[Timest
     scheduled start is inserted long before it is due.
 
     :param visibility: the time for which a received message is hidden from other workers.
-    :returns: the begin of the wait, which the messages keep when they are given back (None if no message comes from a
+    :returns: the start of the wait, which the messages keep when they are given back (None if no message comes from a
         queue), and the length of the wait.
     """
     stored = [held for held in messages if held.in_queue]
@@ -83,7 +83,7 @@ def wait_of(messages: Iterable[Delivery], visibility: timedelta) -> tuple[Timest
 
 
 class MissingFunctions:
-    """The functions that messages need and this worker does not have.
+    """Tracks the functions that messages need and this worker does not have.
 
     :param live: reads the live members of the hub.
     :param limit: the no-worker timeout.
@@ -126,7 +126,7 @@ class MissingFunctions:
         return text[:LONGEST_TEXT]
 
     def is_log_due(self, need: Need) -> bool:
-        """Return True if a log line about the missing function is due: once a minute, for any number of messages."""
+        """Return True if a log line about the missing function is due: once a minute, however many messages need it."""
         found = self._asked(need)
         if found.asked - found.logged < LOG_AGAIN:
             return False

@@ -1,4 +1,4 @@
-"""The other workers of the hub: which of them live, which are proven dead, and which have released a partition."""
+"""Watches the other workers of the hub: which live, which are proven dead, and which have released a partition."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from airflow_provider_taskhub.supervision import Supervisor
 log = structlog.get_logger(__name__)
 
 RELEASE_CHECK = 3600.0
-"""Seconds between two extra scans for free partitions while the store announces no release of a partition."""
+"""Seconds after which ``partitions_free`` is called although the store has announced no release of a partition."""
 DEATH_CHECK = 0.1
 """Seconds between two checks of the lock files of other workers on this machine. A check needs no storage request."""
 
@@ -49,7 +49,7 @@ class Peers:
     def watch(self, hub: Hub, supervisor: Supervisor) -> None:
         """Start the loops that react to dead workers and to released partitions.
 
-        It does nothing if this worker proves no deaths.
+        Do nothing if this worker proves no deaths.
         """
         if self.dead is None:
             return

@@ -1,4 +1,4 @@
-"""The metric ``taskhub_instances_waiting``: how many instances of the hub wait, by reason.
+"""Provides the metric ``taskhub_instances_waiting``: how many instances of the hub wait, by reason.
 
 The instances are counted on request, and the counts are reused for some time, so a worker without requests counts
 nothing. Every worker counts the whole hub: to combine workers, take the maximum and not the sum.
@@ -40,7 +40,8 @@ class WaitingFigures:
     async def metrics(self) -> list[Metric]:
         """Return the metrics for Prometheus.
 
-        If the store does not answer in time, the old counts are returned. Their age is a metric too.
+        If the store does not answer in time, the old counts are returned, with their age as a metric. Before the first
+        count the list is empty.
         """
         async with self._one:
             if self._clock.monotonic() - self._at >= self._believed:
