@@ -19,15 +19,17 @@ from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.storage.primitives import Entity
 
 CANCEL_TRIES = 6
-"""Tries to mark a record as ``cancelling``. A try fails if a heartbeat changes the record at the same time."""
+"""Tries to mark an activity record as ``cancelling``. A try fails if a heartbeat changes the record at the same
+time."""
 
 
 class ActivityCancellation:
-    """Asks workers to cancel the activities with a record that still run for an instance that has ended.
+    """Asks workers to cancel activities that still run for an instance that has ended.
 
-    It is called before the messages that ended the instance are deleted. If this worker dies before, the messages are
-    delivered again, and the next worker asks again. An attempt that is claimed later checks by itself whether its
-    instance has ended (:func:`fate_of`).
+    The request is a mark in the activity record, a row in the store for each attempt; activities without a record are
+    cancelled by ``processor``. Records are marked before the messages that ended the instance are deleted. If this
+    worker dies in between, the messages are delivered again, and the next worker marks the records. An attempt that is
+    claimed later checks by itself whether its instance has ended (:func:`fate_of`).
 
     :param registry: the activities of this worker.
     """
@@ -36,9 +38,9 @@ class ActivityCancellation:
         self._hub, self._activities = hub, registry.activities
 
     def concerns(self, open_tasks: Mapping[int, str]) -> bool:
-        """Return True if an open activity has or may have a record, so that :meth:`cancel` is needed.
+        """Return True if an open activity has, or perhaps has, an activity record, so that :meth:`cancel` is needed.
 
-        An activity that this worker does not have may have a record.
+        Of an activity that this worker does not have, it is unknown whether it has a record.
 
         :param open_tasks: names of the scheduled activities without a response, by the number of their action.
         """
@@ -46,12 +48,14 @@ class ActivityCancellation:
         return any(definition is None or definition.record for definition in found)
 
     async def cancel(self, instance_id: str, execution_id: str | None) -> None:
-        """Mark all running attempts of one run of the instance as ``cancelling``; their workers then end them.
+        """Mark the running attempts of one run of the instance as ``cancelling``. Their workers then end them.
 
         Attempts of a later run of the same instance id go on.
 
-        :param execution_id: the execution id of any generation of the run.
-        :raises StorageError: if some attempts may not be marked.
+        :param execution_id: the execution id of any generation of the run (``continue_as_new`` begins a generation).
+            None: no attempt is marked.
+        :raises StorageError: if the store fails, or if a record changes during each try. It is then unknown whether all
+            attempts are marked.
         """
         for record, entity in await records.of_instance(self._hub.store, self._hub.names, instance_id):
             if same_start(record.instance.execution_id, execution_id):
@@ -64,7 +68,7 @@ class ActivityCancellation:
                 return
             record, entity = found
             if record.state is RecordState.UNKNOWN:
-                return  # a newer version wrote the record: only that version knows how to cancel it
+                return  # a newer version of the package wrote the record, and only that version can cancel the attempt
             move = react_activity(ActivityState(record.state), ActivityHappening.CANCEL)
             if move.reaction is not ActivityReaction.ASK:
                 return
@@ -92,11 +96,12 @@ async def fate_of(hub: Hub, held: Delivery) -> Fate:
     """Read from the store whether the run that has scheduled an activity has ended.
 
     The instance row decides if it belongs to this run. If the row is missing or belongs to another run, it proves
-    nothing, because a checkpoint writes the row last. Then the sentinel decides, which lists ended runs.
+    nothing, because a checkpoint writes the row last. Then the sentinel decides: this last row of the history lists the
+    ended runs.
 
-    Runs that a .NET worker stored are not in that list. Such a run has ended if the sentinel belongs to another run and
-    was written after the work item was put into its queue. Both times are the storage service's own; a queue gives its
-    time in whole seconds, so the time of the sentinel is cut to seconds too.
+    Runs that a .NET worker stored are not in the sentinel's list. Such a run has ended if the sentinel belongs to
+    another run and was written after the work item was put into its queue. Both times are the storage service's own; a
+    queue gives its time in whole seconds, so the time of the sentinel is cut to seconds too.
 
     :param held: the work item of the activity.
     """

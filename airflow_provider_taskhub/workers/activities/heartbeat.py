@@ -1,4 +1,4 @@
-"""A running attempt with an activity record (a row in the store): its heartbeats and other writes."""
+"""Runs an attempt with an activity record (a row in the store), and writes its heartbeats into the record."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Superseded(Exception):
 
 
 class RecordedAttempt:
-    """A record that this worker has claimed, with its newest ETag.
+    """An attempt whose activity record this worker has claimed, with the newest ETag of the record's row.
 
     Heartbeats and progress change the record, one write at a time.
 
@@ -65,7 +65,7 @@ class RecordedAttempt:
                 raise AssertionError("the heartbeats ended without an error while the attempt was running")
             finally:
                 running.cancel()
-                self._ended = True  # a running heartbeat finishes: cancelling its write would leave an old ETag
+                self._ended = True  # lets a running heartbeat finish: without its answer the new ETag would be unknown
                 self._changed.set()
                 await asyncio.gather(running, beating, return_exceptions=True)
 
@@ -81,7 +81,7 @@ class RecordedAttempt:
             log.info("record_not_closed", activity=self.record.name, error=str(error))
 
     def becomes(self, record: ActivityRecord) -> Transact:
-        """Return the storage operation that replaces the record; it fails if another worker has changed the row."""
+        """Return the operation that writes ``record``. It raises ``Conflict`` if another worker has changed the row."""
         return records.update(self._hub.names, record, self._etag)
 
     async def reclaim(self) -> None:
@@ -99,8 +99,8 @@ class RecordedAttempt:
     async def _beat(self) -> None:
         """Renew the record until the attempt has ended.
 
-        After the first renewal it checks once whether the instance has ended. A terminate that was processed before
-        this record existed could not mark the record as ``cancelling``.
+        After the first renewal this method checks once whether the instance has ended. If the instance was terminated
+        before the record existed, nothing could mark the record as ``cancelling``.
 
         :raises Superseded: if the attempt must end.
         """
@@ -115,7 +115,7 @@ class RecordedAttempt:
                 if not self._ended:
                     await hub.clock.sleep(
                         min(0.2, every)
-                    )  # a pause, so that several changes of the progress need one write
+                    )  # this pause lets one write store several changes of the progress
             except TimeoutError:
                 pass
             if self._ended:

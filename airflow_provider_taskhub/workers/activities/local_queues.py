@@ -1,9 +1,9 @@
-"""A shortcut for messages whose sender and reader are the same worker.
+"""Delivers a message in memory if its sender and its reader are the same worker.
 
 A checkpoint puts messages into queues: work items, responses, events for other instances. Often this worker itself
-reads the queue. Then it claims the message when it puts it, so that the message is never visible to other workers.
-After the commit it hands the message to its own reader in memory. That saves a receive and the wait for the receive.
-The response of an activity may even reach its instance without a message.
+reads the queue. Then the worker claims the message when it puts the message, so that the message is never visible to
+other workers. After the commit the worker hands the message to its own reader in memory. That saves a receive and the
+wait for the receive. The response of an activity may even reach its instance without a message.
 
 If the worker dies, nothing is lost. A claimed message becomes visible when its claim ends. A response without a message
 leaves the work item in the queue until the response is in the history.
@@ -41,7 +41,7 @@ class LocalQueues(Protocol):
     def hand_over(self, claimed: Sequence[Delivery]) -> None:
         """Give claimed messages to their readers after the commit.
 
-        Messages whose queue has no reader here or no room are given back to their queue.
+        Messages whose queue has no reader in this worker, or no room, are given back to their queue.
         """
 
     def offer(self, response: LocalResponse) -> bool:
@@ -52,7 +52,7 @@ class LocalQueues(Protocol):
 
 
 class ServedQueues:
-    """The control queues of the partitions that this worker serves, and the work-item queue.
+    """Has the readers of all queues that this worker reads: its partitions' control queues and the work-item queue.
 
     :param work_items: the work items that this worker has claimed.
     :param takes_work: True if this worker runs activities.
@@ -87,7 +87,8 @@ class ServedQueues:
     def remove(self, reader: ControlReader) -> bool:
         """Forget a reader.
 
-        :returns: False if the queue has no reader or the reader of another tenure; that reader stays.
+        :returns: True if the reader was known. False if the queue has no reader, or the reader of a later stay of the
+            partition with this worker; that reader is not forgotten.
         """
         if self._readers.get(reader.queue) is not reader:
             return False

@@ -1,8 +1,9 @@
-"""The processor of work items: gives each work item a slot, runs its activity, and settles the work item.
+"""Processes work items: gives each work item a slot, runs its activity, and settles the work item.
 
 Every work item is settled, also after an error: the instance gets a response, or the work item is given back, deleted
-or moved to quarantine. This module runs activities without a record. Such an activity runs at least once: run it,
-respond, delete the work item. :mod:`recorded` runs activities with a record.
+or moved to quarantine. This module itself runs activities without an activity record (a row in the store for each
+attempt). Such an activity runs at least once: the worker runs the activity, sends the response, and then deletes the
+work item. :mod:`recorded` runs activities with a record.
 """
 
 from __future__ import annotations
@@ -39,20 +40,21 @@ the instance in memory. A result in memory is lost if this worker dies, and the 
 SHORTEST_PAUSE = timedelta(seconds=1)
 """Shortest pause after which a work item whose instance is not stored is delivered again."""
 LONG_WAIT = timedelta(minutes=1)
-"""If a work item has waited longer than this, the worker first checks whether the instance has ended."""
+"""If a work item has waited longer than this, the worker checks whether the instance has ended before it runs the
+activity."""
 PURGED_AFTER = timedelta(minutes=10)
-"""A work item whose instance is not stored is deleted after this time. Before, the first checkpoint of the instance may
-still be on its way."""
+"""A work item whose instance is not stored is deleted after this time. Until then, the first checkpoint of the instance
+may still be on its way."""
 
 
 @dataclass(slots=True, eq=False)
 class _Unrecorded:
-    """A running activity without a record.
+    """A running activity that has no activity record in the store.
 
-    :ivar life: the timeout around the run; the watch loop lets it expire to cancel the activity.
+    :ivar life: the timeout around the run; the watch loop lets this timeout expire to cancel the activity.
     :ivar known: True once the instance was found in the store. If it is not found later, it was purged.
     :ivar purged: True if the instance was purged while the activity ran.
-    :ivar asked_to_end: True once the activity was asked to end, so that it is not asked again at the next check.
+    :ivar asked_to_end: True once the watch loop has let ``life`` expire, so that it does so only once.
     """
 
     life: asyncio.Timeout
@@ -62,14 +64,14 @@ class _Unrecorded:
 
 
 class Activities:
-    """The processor of work items.
+    """Processes work items.
 
     :param registry: the activities of this worker.
     :param runner: runs the user's functions.
     :param times: the renewal interval and the other times of leases.
     :param work_items: the work items that this worker has claimed.
     :param responses: sends the response of a work item and deletes the work item.
-    :param recorded: processes activities with a record.
+    :param recorded: processes activities with an activity record.
     :param absences: the functions that this worker does not have.
     """
 
@@ -168,8 +170,10 @@ class Activities:
         if first and self._waited(held) < LONG_WAIT:
             return False
         fate = await fate_of(self._hub, held)
-        if fate is Fate.ENDED and (first or not definition.record):  # a later delivery may have a record to close
-            # a deletion alone is not enough: the response makes a worker repair a last checkpoint that was cut off
+        # An activity with a record is settled here only at its first delivery. Later there may be a record to close.
+        if fate is Fate.ENDED and (first or not definition.record):
+            # A response is sent although the instance has ended: if its last checkpoint was cut off, the response makes
+            # a worker repair this checkpoint.
             ended = FailureDetails(error_type="InstanceEnded", error_message="the instance has ended")
             await self._responses.respond(held, event, ActivityOutcome(failure=ended))
             return True
@@ -220,9 +224,9 @@ class Activities:
         await self._responses.respond_or_fail(held, event, outcome, cheap=cheap)
 
     async def watch(self) -> None:
-        """Cancel running activities without a record whose instance has ended. Runs until cancelled.
+        """Cancel running activities without an activity record whose instance has ended. Runs until cancelled.
 
-        Activities with a record need no watch: their record says that they are cancelled.
+        This loop does not watch activities with a record: their heartbeats find in the record that they are cancelled.
         """
         outage = Outage(log, "instance_unreadable", self._hub.clock.monotonic)
         while True:
@@ -250,7 +254,7 @@ class Activities:
                     plain.life.reschedule(asyncio.get_running_loop().time())
 
     async def _run(self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition) -> ActivityOutcome:
-        """Run an activity without a record. If the executor dies, run the activity again, up to a limit.
+        """Run an activity without an activity record. If the executor dies, run the activity again, up to a limit.
 
         :returns: the outcome of the last run.
         """

@@ -1,6 +1,7 @@
 """Processes activities that have an activity record: a row in the store for each attempt.
 
-For each attempt the worker claims the record, runs the activity, writes the outcome into the record, and responds.
+For each attempt the worker claims (inserts) the record, runs the activity, writes the outcome into the record, and
+sends the response to the instance.
 
 If a work item is delivered again and the record has an outcome, the worker only sends the response again. If the record
 belongs to a worker that no longer renews it, this worker runs the next attempt.
@@ -73,7 +74,7 @@ class Silence:
 
 
 class Recorded:
-    """Processes work items of activities with a record.
+    """Processes work items of activities with an activity record.
 
     :param me: the identity of this worker, which it writes into the records that it claims.
     :param peers: tells which other workers are proven dead.
@@ -133,7 +134,9 @@ class Recorded:
         """
         hub, instance = self._hub, held.message.instance
         silence = Silence(hub.clock, self._times.take)
-        read = held.deliveries > 1  # a first delivery need not read: if a record exists, the claim below fails
+        # The first delivery saves the read: if a record exists nevertheless, the claim below fails, and the record is
+        # read then.
+        read = held.deliveries > 1
         paused = False
         while True:
             found = await records.attempts(hub.store, hub.names, instance, event.event_id) if read else []
@@ -147,7 +150,7 @@ class Recorded:
                     await self._responses.drop(held, "its instance was ended")
                     return None
                 case ActivityReaction.CLOSE if last is not None:
-                    with suppress(Conflict):  # on a conflict its worker is alive after all: read the record again
+                    with suppress(Conflict):  # if the record has changed, its worker is alive: read again
                         await self._close(held, *last)
                         return None
                     continue
@@ -196,7 +199,7 @@ class Recorded:
         if reaction is ActivityReaction.WAIT and (late or self._peers.is_dead(record.worker)):
             reaction, silent = react_activity(state, ActivityHappening.SILENT).reaction, entity
         if reaction is not ActivityReaction.WAIT and not _is_of(record, event):
-            reaction = ActivityReaction.RUN_NEXT  # the record is of an action that was rewound
+            reaction = ActivityReaction.RUN_NEXT  # the record belongs to an action that a rewind has undone
         return reaction, silent
 
     async def _write_claim(self, claim: ActivityRecord, silent: Entity | None) -> str | None:
@@ -211,7 +214,7 @@ class Recorded:
             etags = await hub.store.execute(records.claim(hub.names, claim, supersede=silent, now=hub.clock.utc_now()))
         except Conflict:
             return None
-        # the write may have succeeded: a blind second write would meet our own record and wait for its silence
+        # the write may have succeeded: a second write would be refused, as if another worker had claimed the attempt
         except Unavailable:
             found = await records.newest(hub.store, hub.names, claim)
             if found is None or found[0] != claim:
@@ -236,9 +239,10 @@ class Recorded:
         )
 
     async def _cancelled(self, held: Delivery, attempt: RecordedAttempt) -> None:
-        """Change the record of an attempt from ``cancelling`` to ``cancelled``, after the attempt has ended here.
+        """Change the record of an attempt that this worker has ended from ``cancelling`` to ``cancelled``.
 
         If the record says something else, for example that another worker has taken over, the work item is given back.
+        If the record is missing, the instance was purged, and the work item is deleted.
         """
         found = await records.newest(self._hub.store, self._hub.names, attempt.record)
         if found is None:
@@ -324,7 +328,7 @@ class Recorded:
     async def _respond_again(
         self, held: Delivery, event: TaskScheduled, record: ActivityRecord, entity: Entity
     ) -> None:
-        """Send the response again whose outcome is in the record."""
+        """Send the response again, with the outcome that the record contains."""
         result = await records.result_of(self._hub.store, self._hub.names, entity)
         await self._responses.respond_or_fail(held, event, ActivityOutcome(result=result, failure=record.failure))
 
@@ -345,6 +349,6 @@ def _known(record: ActivityRecord) -> ActivityState:
 def _is_of(record: ActivityRecord, event: TaskScheduled) -> bool:
     """Return True if the attempt of a record belongs to the action of ``event``.
 
-    The number alone does not tell: after a rewind another action may have the same number.
+    Equal numbers are not enough: after a rewind another action may have the same number.
     """
     return event.taskhub_action_id is None or record.action_id == event.taskhub_action_id

@@ -80,7 +80,8 @@ class Responses:
         :param held: the work item of the activity.
         :param event: the event that scheduled the activity.
         :param outcome: the result or the failure of the activity.
-        :param before: storage steps that record the outcome; they run before the response is sent.
+        :param before: storage steps that write the outcome into the activity record, before the response is sent. Empty
+            for an activity without a record.
         :param cheap: True if running the activity again costs little. False: the response is always stored as a
             message, because a response in memory is lost if this worker dies.
         """
@@ -110,7 +111,7 @@ class Responses:
             Step(name="delete", operations=(held.deletion(),)),
         )
         unit = Unit(steps=steps)
-        if before:  # these steps need the newest ETag of the record, so their caller repeats them
+        if before:  # these steps need the newest ETag of the record, so only the caller can repeat them
             sent, results = self._hub.clock.monotonic(), await self._hub.store.commit(unit)
         else:
             sent, results = await self._put(event, unit)
@@ -121,7 +122,7 @@ class Responses:
         """Commit the response, and repeat the commit while the store does not answer, because the activity has run.
 
         The commit is repeated even if another worker has received the work item meanwhile: the instance counts two
-        responses to one action once.
+        responses to one action as one.
 
         :returns: the monotonic second before the last try, and the results of the storage operations.
         """

@@ -1,4 +1,4 @@
-"""Runs one attempt of an activity: its request, its trace span, and the interface of the executor pool.
+"""Helps to run one attempt of an activity: makes its request and its trace span, defines the executor pool's interface.
 
 Other modules store the outcome and send the response.
 """
@@ -42,7 +42,8 @@ def request_of(
     :param held: the work item of the activity.
     :param event: the event that scheduled the activity.
     :param attempt: the number of the attempt, from 1.
-    :param crashes: the executors that this activity has lost; a suspect runs alone in its executor.
+    :param crashes: counts the executors that died under this activity. After some deaths the activity runs alone in an
+        executor.
     """
     instance = held.message.instance
     return ActivityRequest(

@@ -2,8 +2,8 @@
 
 A worker takes more work items than it has free slots. Otherwise it would wait for the store between two short
 activities. The number of extra work items is the number of activities that have ended within the last :data:`MOMENT`.
-Long activities seldom end, so the worker takes almost no extra ones, and other workers can take them. A work item that
-waits for more than :data:`PATIENCE` is given back.
+Long activities seldom end, so the worker takes almost no extra work items, and other workers can take them. A work item
+that waits for more than :data:`PATIENCE` is given back.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """How many more work items this worker may take."""
+        """How many more work items this worker may take, the extra ones included."""
         since = self._clock.monotonic() - MOMENT
         while self._ended and self._ended[0] < since:
             self._ended.popleft()
@@ -57,7 +57,7 @@ class Slots:
 
     @contextmanager
     def reserved(self, count: int) -> Iterator[None]:
-        """Keep ``count`` slots free until the end of the block.
+        """Keep ``count`` slots free until the end of the ``with`` block.
 
         Otherwise two episodes could claim work items for the same free slots.
         """
@@ -85,7 +85,7 @@ class Slots:
         self._arrived.set()
 
     async def take(self) -> Delivery:
-        """Wait for a work item and a free slot, and return the work item. It keeps the slot until :meth:`leave`."""
+        """Wait for a work item and a free slot. Return the work item, which keeps the slot until :meth:`leave`."""
         while not self._waiting or len(self._running) + self._paused >= self._limit:
             self._changed.clear()
             await self._changed.wait()

@@ -1,4 +1,4 @@
-"""The work items that this worker has claimed: the reader of the work-item queue, and the slots for activities."""
+"""Keeps the work items that this worker has claimed: the reader of the work-item queue, and the slots."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class WorkItems:
     def claimable(self) -> int:
         """How many new work items this worker may claim at the moment when it puts them into the queue.
 
-        The number is 0 while older work items of the queue wait for a free slot here. Otherwise new work items would
-        take every free slot, and this worker would never read the older ones.
+        The number is 0 while the reader has had no room for half a second. Otherwise new work items would take every
+        free slot, and this worker would never read the older ones in the queue.
         """
         return 0 if self.reader.stopping or self.reader.starved else self.slots.free
 
@@ -59,7 +59,7 @@ class WorkItems:
 
     @contextmanager
     def reserved(self, count: int) -> Iterator[None]:
-        """Keep ``count`` slots free until the end of the block, for the work items that a commit claims."""
+        """Keep ``count`` slots free until the end of the ``with`` block, for the work items that a commit claims."""
         try:
             with self.slots.reserved(count):
                 yield
