@@ -1,6 +1,6 @@
-"""Decides which executor runs which waiting activity: the queue of a pool, and the places of the pool's executors.
+"""Decides which executor runs which waiting activity.
 
-This module starts no process. Its only wait is the wait of a request for an executor.
+The module holds the queue of the requests, and the seats: the places of the executors of a pool. It starts no process.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from airflow_provider_taskhub.workers.executors.executor import Executor, Execut
 from airflow_provider_taskhub.workers.executors.scheduling import FairQueue, Lane, choose
 
 STARTS = Retries(after=(ExecutorError,), first=1.0, longest=30.0)
-"""Pauses before the start of an executor after its second and later failures in a row (:attr:`Seat.backoff`)."""
+"""Pauses before an executor is started again in a seat, from the second failure in a row on (:attr:`Seat.backoff`)."""
 
 
 class Ticket:
     """A request that waits for an executor.
 
-    :param lane: the kind of executor that the request needs.
-    :param key: requests with different keys take turns.
+    :param lane: the kind of executor that the request needs: plain or Spark.
+    :param key: the id of the calling instance; requests of different instances take turns.
     :param alone: True if the request needs an executor that runs nothing else meanwhile.
     :ivar failed_starts: number of executor starts that failed while the request waited.
-    :ivar failing_since: monotonic time of the first of these failed starts.
+    :ivar failing_since: monotonic time of the first failed start during the wait; 0 while no start has failed.
     :ivar executor: a future; its result is the executor that the request gets.
     """
 
@@ -38,12 +38,12 @@ class Ticket:
 class Seat:
     """The place of one executor in a pool. If the executor dies, a new executor takes the same seat.
 
-    :param lane: the kind of executor.
+    :param lane: the kind of executor: plain or Spark.
     :ivar wanted: set while an executor is to run in this seat.
     :ivar broken: True if the last start of an executor in this seat failed.
     :ivar starts: number of executors that were started in this seat.
-    :ivar failures: deaths and failed starts in a row. The count returns to 0 when an activity ends in this seat without
-        a crash.
+    :ivar failures: number of deaths and failed starts of executors in a row. The count returns to 0 when an activity
+        ends in this seat without a crash.
     :ivar executor: the executor that is ready in this seat, or None.
     """
 
@@ -69,7 +69,10 @@ class Seat:
 
     @property
     def backoff(self) -> float:
-        """Seconds to wait before the next start: 0 after the first failure, then 1, 2, 4 … 30."""
+        """Seconds to wait before an executor is started in this seat again.
+
+        The value is 0 after the first failure in a row, then 1, 2, 4, 8, 16, and 30 after all further failures.
+        """
         return 0.0 if self.failures < 2 else STARTS.pause(self.failures - 1)
 
 
@@ -77,7 +80,7 @@ class Assignment:
     """Gives waiting requests to the executors of a pool.
 
     :param seats: the places of all executors of the pool.
-    :param size: number of activities that may run at the same time.
+    :param size: largest number of activities that run at the same time.
     :ivar busy: number of requests that have an executor now.
     :ivar idle: set while no request has or waits for an executor.
     """
@@ -85,7 +88,7 @@ class Assignment:
     def __init__(self, seats: Sequence[Seat], size: int, clock: Clock) -> None:
         self._seats, self._size, self._clock = seats, size, clock
         self._queues: dict[bool, FairQueue[Ticket]] = {True: FairQueue(), False: FairQueue()}
-        """Two queues: True holds the suspects, which run alone; False holds all other requests."""
+        """Two queues: True has the suspects (activities that may cause crashes and run alone), False all others."""
         self.busy = 0
         self.idle = asyncio.Event()
         self.idle.set()
@@ -100,7 +103,7 @@ class Assignment:
         return sum(len(queue) for queue in self._queues.values())
 
     def waits(self, lane: Lane) -> bool:
-        """Return whether a request waits for an executor of this lane."""
+        """Return whether a request waits for an executor of this lane (plain or Spark)."""
         return any(queue.has(lane) for queue in self._queues.values())
 
     async def executor_for(self, ticket: Ticket) -> Executor:
@@ -121,14 +124,14 @@ class Assignment:
         except BaseException:
             self._queues[ticket.alone].discard(ticket.lane, ticket.key, ticket)
             if ticket.executor.done() and not ticket.executor.cancelled() and ticket.executor.exception() is None:
-                # The request got an executor and was cancelled before this task ran again.
+                # The request got an executor, but its task was cancelled before it ran again: give the room back.
                 self.release(ticket.executor.result())
             else:
                 self.settle()
             raise
 
     def assign(self) -> None:
-        """Give waiting requests to executors until no executor has room."""
+        """Give waiting requests to executors until no request waits or no executor has room."""
         self._serve(alone=True)
         self._serve(alone=False)
 
@@ -139,7 +142,7 @@ class Assignment:
         ):
             executor = self._place(ticket.lane, alone=alone)
             if ticket.executor.done() or executor is None:
-                continue  # the task that waited for this ticket was just cancelled
+                continue  # the task that waited for the executor was just cancelled, so the request needs none
             self.busy += 1
             executor.load += 1
             executor.alone = alone
@@ -153,13 +156,13 @@ class Assignment:
         return seat.executor if seat is not None else None
 
     def release(self, executor: Executor) -> None:
-        """Free the room of one request in its executor, then assign waiting requests."""
+        """Note that a request has ended in its executor, and give the free room to a waiting request."""
         self.busy -= 1
         executor.load -= 1
         self.settle()
 
     def settle(self) -> None:
-        """Assign waiting requests after any change, and set ``idle`` if there is no request left."""
+        """Give waiting requests to executors that have room now, and set ``idle`` if there is no request left."""
         self.assign()
         if not self.busy and not self._waiting:
             self.idle.set()
@@ -172,14 +175,15 @@ class Assignment:
                     ticket.executor.set_exception(error)
 
     def give_up(self, lane: Lane, error: ExecutorError, *, patience: float, worker: str) -> None:
-        """Note a failed start of an executor, and fail the requests that have waited too long; other requests wait on.
+        """Note a failed start of an executor, and fail the requests that have waited too long. All others wait on.
 
         If an executor does not start, the cause is its app, Spark or the machine, never the activity that waits for the
-        executor. So the requests stay in the queue, and no attempt of an activity is used up.
+        executor. So a request first stays in the queue, and the failed start does not count as an attempt of its
+        activity.
 
         :param lane: the kind of executor that did not start.
         :param error: the error of the last start.
-        :param patience: seconds that a request may wait, counted from the first failed start that happened meanwhile.
+        :param patience: seconds after which a request fails, counted from the first failed start during its wait.
         :param worker: name of the worker, for the error text.
         """
         now = self._clock.monotonic()

@@ -17,7 +17,7 @@ from airflow_provider_taskhub.telemetry import Outage
 _log = structlog.get_logger()
 
 TAIL_LINES = 50
-"""Number of last lines of a log that are kept in memory, for the record of the attempt."""
+"""Number of last lines of a log that are kept in memory, for the outcome of the attempt."""
 _MAX_TAIL_LINE = 2000
 _BATCH_AFTER = 0.5
 """Seconds for which output is collected before it is appended. On Azure each append costs a transaction."""
@@ -25,7 +25,7 @@ _MAX_BATCH = 1024 * 1024
 _APPENDS = Retries(after=(Unavailable, Throttled), first=0.5, longest=10.0)
 """Pauses between two tries to append, while the store does not answer."""
 _MAX_CLOSING = 10.0
-"""Seconds that the outcome of an attempt waits at most until the last lines of its log are appended."""
+"""Longest time, in seconds, for which the outcome of an attempt waits until the last lines of its log are appended."""
 
 LogSink = Callable[[str, bytes], Awaitable[None]]
 """A function that appends bytes to a named log: ``await sink(name, data)``."""
@@ -36,7 +36,7 @@ class OutputLog:
 
     While the store does not answer, output is kept in memory and appended later. A batch whose answer was lost may be
     appended twice. Output that the store does not accept within ten seconds after the end of the attempt is lost, and
-    the log event ``log_lost`` says so. Failing storage may lose lines of a log; it never fails the activity.
+    the log event ``log_lost`` says so. An error of the store can lose lines of a log, but it never fails the activity.
 
     :param name: name of the log.
     :param sink: appends bytes to a named log.
@@ -87,7 +87,7 @@ class OutputLog:
         self._partial = self._partial[-_MAX_TAIL_LINE:]
 
     async def _run(self) -> None:
-        # retries.retry does not fit here: close() must end a pause, and new output arrives between two tries.
+        # This loop does not use retries.retry: close() must end a pause, and new output arrives between two tries.
         outage = Outage(_log, "log_delayed", self._clock.monotonic)
         while self._waiting:
             await self._collect()
@@ -98,7 +98,9 @@ class OutputLog:
                 outage.failed(error, log=self._name, bytes=len(self._waiting))
                 await first(self._clock.sleep(_APPENDS.pause(outage.failures, error)), self._closing.wait())
                 if self._closing.is_set():
-                    await self._clock.sleep(_BATCH_AFTER)  # close() cancels this loop after ten seconds
+                    # After close() the pause above ends at once, so pause here. This loop is not endless: close()
+                    # cancels it after ten seconds.
+                    await self._clock.sleep(_BATCH_AFTER)
                 continue
             except Exception as error:
                 self._lost(len(batch), f"{type(error).__name__}: {error}")

@@ -1,8 +1,8 @@
 """Values about one attempt of an activity: its request, its progress, its outcome, and the crashes of its executors.
 
-If an executor dies while it runs several attempts, nobody knows which attempt is the cause. So these attempts may run
-together once more. If an activity then loses a second executor together with others, the activity is a *suspect* and
-runs alone. Only crashes while an activity runs alone count against it.
+If an executor dies while it runs several attempts, nobody knows which attempt is the cause. So each of these activities
+runs together with others once more. If an activity then loses a second executor together with others, the activity is a
+*suspect* and runs alone. Crashes let an activity fail only if the activity ran alone in the executors that died.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.model import ActivityRecord
 
 MAX_CRASHES = 3
-"""If an activity runs alone and so many executors die under it in one delivery of its message, the activity fails."""
-MAX_SHARED = 2
-"""If so many executors die under an activity and others in one delivery of its message, the activity runs alone.
+"""An activity fails after this many executors have died while they ran only this activity.
 
-The first such crash is not enough: after most crashes (lack of memory) a second run succeeds, and running activities
-one at a time may take long."""
+The count begins again with each delivery of the activity's message."""
+MAX_SHARED = 2
+"""An activity runs alone after this many executors have died while they ran this activity and others.
+
+The count begins again with each delivery of the activity's message. The first crash is not enough: after most crashes
+(lack of memory) a second try succeeds, and running activities one at a time can take long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +41,8 @@ class ActivityRequest:
     :param timeout: time limit of the attempt, from the moment an executor takes it. The wait for an executor does not
         count. None: no limit.
     :param spark: True if the activity needs a Spark executor.
-    :param alone: True if the attempt needs an executor that runs nothing else meanwhile.
-    :param trace: W3C trace context for the spans of the activity's code; None: the attempt is not traced.
+    :param alone: True if the executor must run no other attempt at the same time.
+    :param trace: W3C trace context; spans that the activity's code makes belong to it. None: the attempt is not traced.
     :param log: name of the log that gets the output of the attempt.
     """
 
@@ -64,8 +66,8 @@ class ActivityProgress:
     """The progress of an attempt. Each value holds all that is known so far, not only the last change.
 
     :param executor: name of the executor that runs the attempt.
-    :param fraction: finished part of the work, from 0 to 1; None: not reported.
-    :param message: the text that the activity has reported last; None: not reported.
+    :param fraction: finished part of the work, from 0 to 1; None: not reported yet.
+    :param message: the text that the activity has reported last; None: not reported yet.
     :param application_id: Spark's application id; None for a plain activity.
     :param job_group: Spark's job group of the attempt; None for a plain activity.
     :param spark_ui: URL of Spark's UI; None if there is no UI.
@@ -92,8 +94,8 @@ class ActivityOutcome:
 
     :param result: the result as JSON text; None if the attempt failed.
     :param failure: why the attempt failed; None if it succeeded.
-    :param crashed: True if the executor failed and not the activity. The attempt is then lost, and it does not count
-        against a retry policy.
+    :param crashed: True if the attempt is lost, because its executor died or its worker stopped. A lost attempt does
+        not count against a retry policy.
     :param shared: True if other attempts ran in the executor when it died, so that any of them may be the cause.
     :param log_tail: the last 50 lines of the attempt's output.
     :param executor: name of the executor that ran the attempt; empty if no executor ran it.
@@ -115,7 +117,7 @@ class ActivityOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crashes:
-    """How many executors died under an activity in one delivery of its message.
+    """How many executors died while they ran an activity, in one delivery of the activity's message.
 
     :param own: deaths while the activity ran alone in the executor.
     :param shared: deaths while other activities ran in the executor too; any of them may be the cause.
@@ -125,7 +127,7 @@ class Crashes:
     shared: int = 0
 
     def after(self, outcome: ActivityOutcome) -> Crashes:
-        """Return the counts after one more outcome."""
+        """Return the counts after one more attempt that has ended with this outcome."""
         if not outcome.crashed:
             return self
         return replace(self, shared=self.shared + 1) if outcome.shared else replace(self, own=self.own + 1)

@@ -33,7 +33,7 @@ def child_environment(environ: Mapping[str, str], *, connection: str | None, wit
     All other variables stay, for example ``JAVA_HOME``, ``SPARK_…`` and the user's own.
 
     :param environ: the worker's environment.
-    :param connection: the worker's connection; None for the embedded hub.
+    :param connection: the worker's connection to Azure Storage; None if the hub is in the embedded store.
     :param withheld: names of further variables to omit; ``*`` stands for any characters.
     """
     secrets = [form for secret in _secrets(connection) for form in (secret, quote(secret, safe=""), quote_plus(secret))]

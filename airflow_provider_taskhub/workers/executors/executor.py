@@ -31,7 +31,7 @@ from airflow_provider_taskhub.workers.executors.reaper import Reaper
 from airflow_provider_taskhub.workers.executors.remote_attempt import ProgressListener, RemoteAttempt
 
 _LOG_SLACK = 1024
-"""Bytes that the child process's own line "log truncated" may need above the limit of an attempt's log."""
+"""Room above the limit of an attempt's log, in bytes, for the line "log truncated" that the child process adds."""
 
 
 class ExecutorError(Exception):
@@ -51,7 +51,7 @@ class Executor:
 
     :param configure: the first message to the process.
     :param reaper: kills the process if the host dies.
-    :param logs: appends bytes to a named log: the output of the attempts, and the output of the executor itself.
+    :param logs: function that appends bytes to a named log: the output of the attempts and of the executor itself.
     :param log: name of the log for the output of the executor itself.
     :ivar ready: the message by which the process said that it was ready; None before.
     :ivar ended: set when the process and all its children have ended.
@@ -91,8 +91,8 @@ class Executor:
     def eligible(self) -> bool:
         """Whether this executor may get new attempts.
 
-        The executor must be ready and alive. No attempt in it may be stopping, because the executor is killed if the
-        attempt does not stop in time.
+        It gets new attempts only while it is ready and alive, and while none of its attempts is asked to stop. If such
+        an attempt does not stop in time, the executor is killed with all its attempts.
         """
         process = self._process
         return self.ready is not None and process.alive and not self._stopping and process.reason is None
@@ -122,8 +122,8 @@ class Executor:
     async def run(self, request: ActivityRequest, listener: ProgressListener | None) -> ActivityOutcome:
         """Run an attempt to its end.
 
-        A cancellation of the awaiting task asks the attempt to stop, and goes on only when the attempt has ended. A
-        second cancellation kills the executor at once.
+        If the task that awaits this call is cancelled, the attempt is asked to stop, and ``CancelledError`` is raised
+        only when the attempt has ended. A second cancellation kills the executor at once.
 
         :param request: the attempt to run.
         :param listener: called with each change of the attempt's progress; None: nothing is reported.
@@ -155,8 +155,8 @@ class Executor:
         ready = self.ready
         assert ready is not None, "an executor runs nothing before it is ready"
         number = next(self._numbers)
-        # The group's name has the number too: Spark refuses all later jobs of a cancelled group, and the same attempt
-        # may run in this executor again.
+        # The name of Spark's job group contains `number`, so that it is new each time: Spark refuses all later jobs of
+        # a cancelled group, and the same attempt can run in this executor a second time.
         group = f"taskhub-{request.action_id}-{request.attempt}-{number}"
         state = ActivityProgress(
             executor=self.name,
@@ -174,7 +174,7 @@ class Executor:
     async def _stop(self, attempt: RemoteAttempt, why: str) -> None:
         """Ask an attempt to stop, and kill the executor if the attempt still runs after the grace period.
 
-        Meanwhile the executor gets no new attempts, because they would die with it.
+        Meanwhile the executor gets no new attempts, because they would die if it is killed.
 
         :param why: the rest of a sentence that begins with "activity X".
         """
@@ -237,19 +237,25 @@ class Executor:
         self.ended.set()
         if not self._started.done():
             self._started.set_exception(self._start_error())
-            self._started.exception()  # marks the error as seen: start() raises it, or no caller waits any more
+            self._started.exception()  # otherwise asyncio logs the error as "never retrieved" if start() has gone
         for attempt in tuple(self._attempts.values()):
             attempt.end(None)
         await self._output.close()
 
     def _start_error(self) -> ExecutorError:
-        """Return why the executor did not become ready. Called after its end, when all of its output has arrived."""
+        """Return why the executor did not become ready.
+
+        Call it when the executor has ended and all its output has arrived.
+        """
         if self._failed is None:
             return ExecutorError(f"executor {self.name} {self._process.reason}{self._last_output()}")
         output = self._last_output() if self._failed.see_output else ""
         return ExecutorError(f"{self._failed.reason}{output}", self._failed.stack_trace)
 
     def _last_output(self) -> str:
-        """Return the last lines of raw output (of Java or the interpreter); they explain most failures to start."""
+        """Return the last lines of raw output (of Java or Python), which explain most failures to start.
+
+        :returns: the end of an error text; "" if there is no output.
+        """
         tail = self._output.tail[-10:]
         return "; its last output was:\n" + "\n".join(tail) if tail else ""

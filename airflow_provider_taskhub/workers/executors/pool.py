@@ -1,8 +1,9 @@
 """The pool of a worker's executors: how many executors there are, and what happens when an executor dies.
 
-Plain activities share a few processes. Spark activities share one process with a warm Spark context. A dead executor
-is replaced. The more often it fails in a row, the longer is the pause before the next start. If no executor can be
-started for some minutes, the activities that wait fail with the reason. An activity that is suspected of causing
+An executor is a child process of the worker that runs activities. Plain activities (without Spark) share a few
+executors. Spark activities share one executor with a warm Spark context: it is started once and kept. A dead executor
+is replaced. The more often executors fail in a row, the longer is the pause before the next start. If no executor can
+be started for some minutes, the activities that wait fail with the reason. An activity that is suspected of causing
 crashes runs alone in an executor (:func:`scheduling.choose`).
 """
 
@@ -57,7 +58,8 @@ class ExecutorConfig:
 
     :param apps: the apps to load, each written as ``module:attribute``; the same that the host has loaded.
     :param spark: Spark's master and configuration.
-    :param lock_fd: descriptor of the worker's lock file, which every process of the pool keeps open; None: no lock.
+    :param lock_fd: descriptor of the worker's lock file, which every process of the pool keeps open; None: the worker
+        has no lock file.
     :param max_result: largest size of one result, in bytes.
     :param max_log: largest size of one attempt's log, in bytes.
     :param environment: environment variables of the executors; None: those of the current process.
@@ -75,8 +77,8 @@ class ExecutorPool:
     """Runs activities in child processes. All calls must come from the same event loop.
 
     :param config: the configuration that all executors share.
-    :param size: number of activities that may run at the same time.
-    :param logs: appends bytes to a named log.
+    :param size: largest number of activities that run at the same time.
+    :param logs: function that appends bytes to a named log.
     :param name: name of the worker. The log of an executor itself is named ``executors/NAME/EXECUTOR.log``.
     :param warm: True: :meth:`start` also starts the Spark executor, if any activity needs it. False: the first Spark
         activity starts it.
@@ -108,7 +110,7 @@ class ExecutorPool:
 
     @property
     def free(self) -> int:
-        """Number of further requests that could start now, without waiting for other requests to end."""
+        """Number of further activities that could start now, without waiting for another activity to end."""
         return self._assignment.free
 
     @property
@@ -142,7 +144,7 @@ class ExecutorPool:
             self.supervisor.keep(f"executor {seat.lane} {number}", partial(self._keep, seat))
 
     async def _give_up(self) -> None:
-        """Kill all executors and end the reaper after a start that failed or was cancelled."""
+        """Kill all executors and end the reaper process, because the start of the pool failed or was cancelled."""
         ready = [seat.executor for seat in self._seats if seat.executor is not None]
         await asyncio.gather(
             *(executor.kill("was killed because another executor did not start") for executor in ready)
@@ -150,7 +152,7 @@ class ExecutorPool:
         await self._reaper.close()
 
     def warm(self) -> None:
-        """Start the Spark executor now, if any activity needs it, so that the first Spark activity need not wait."""
+        """Start the Spark executor now, if any activity needs it, so that the first Spark activity finds it ready."""
         if any(self._activities.values()):
             for seat in self._seats:
                 if seat.lane is Lane.SPARK:
@@ -159,10 +161,10 @@ class ExecutorPool:
     async def stop(self, timeout: timedelta) -> None:
         """Refuse new and waiting requests, wait for running attempts, then kill the executors.
 
-        Attempts that still run then, and requests that wait for an executor, end with an outcome whose ``crashed`` is
-        True: they are lost and may run again elsewhere.
+        Attempts that are killed, and requests that still wait for an executor, end with an outcome whose ``crashed`` is
+        True: they are lost, and another worker can run them again.
 
-        :param timeout: how long to wait for running attempts.
+        :param timeout: longest wait for the running attempts.
         """
         self._stopped = True
         self._assignment.refuse(ExecutorError("the worker is stopping"))
@@ -177,10 +179,10 @@ class ExecutorPool:
     async def run(self, request: ActivityRequest, *, progress: ProgressListener | None = None) -> ActivityOutcome:
         """Wait for an executor, run one attempt of an activity in it, and return the outcome.
 
-        A cancellation of the awaiting task asks the activity to stop. If the activity still runs after ``times.grace``,
-        its executor is killed; other activities in this executor end as crashed. An executor with a stopping activity
-        gets no new activities. The cancellation goes on only when no code of the activity runs any more. A second
-        cancellation kills the executor at once.
+        If the task that awaits this call is cancelled, the activity is asked to stop. If the activity still runs after
+        ``times.grace``, its executor is killed; other activities in this executor end as crashed. An executor with a
+        stopping activity gets no new activities. ``CancelledError`` is raised only when no code of the activity runs
+        any more. A second cancellation kills the executor at once.
 
         :param request: the attempt to run.
         :param progress: called in the event loop, first with the name of the executor and then with each report of the
@@ -214,7 +216,10 @@ class ExecutorPool:
                 seat.failures = 0
 
     async def _keep(self, seat: Seat) -> None:
-        """Keep an executor running in a seat while the seat is wanted. Runs until it is cancelled."""
+        """Keep an executor running in a seat (the place of one executor) while ``seat.wanted`` is set.
+
+        The method returns only when it is cancelled.
+        """
         while True:
             await seat.wanted.wait()
             if seat.executor is None:
@@ -223,8 +228,8 @@ class ExecutorPool:
             if seat.executor is not None:
                 self._assignment.assign()
                 await seat.executor.ended.wait()
-                # A suspect that runs alone is itself the cause of the end. Its crashes have their own limit
-                # (attempt_values.Crashes), so they do not slow down the starts in this seat.
+                # If an activity ran alone (a suspect), that activity has ended the executor. Its crashes have their own
+                # limit (attempt_values.Crashes), so they do not make the pauses before new starts longer.
                 if not seat.executor.alone:
                     seat.failures += 1
                 seat.executor = None
@@ -240,7 +245,8 @@ class ExecutorPool:
                 self._assignment.give_up(seat.lane, error, patience=patience, worker=self._name)
             waiting = self._assignment.waits(seat.lane)
             if not waiting:
-                # The next request starts an executor again. Until then, further tries would only fill the log.
+                # No request waits, so further tries to start an executor would only fill the log. The next request sets
+                # the event again.
                 seat.wanted.clear()
             _log.error(
                 "executor_failed_to_start",

@@ -1,4 +1,4 @@
-"""The host's handle of one executor process: start it, send, receive, watch it, kill it.
+"""Starts one executor process, exchanges messages with it, watches it, and kills it. It runs in the worker's host.
 
 This module does not know what the messages mean: it passes them to an :class:`Observer`. When the process ends, for
 any reason, all other processes of its session are killed. Only then :meth:`Observer.gone` is called.
@@ -37,8 +37,8 @@ class ExecutorTimes:
     :param silence: an executor that has sent nothing for this time is killed. User code that holds the GIL looks like
         a hung process, so the default is a minute.
     :param grace: time between the request to stop an attempt and the kill of its executor.
-    :param patience: how long an activity waits for an executor whose starts fail. The starts are repeated meanwhile,
-        with growing pauses.
+    :param patience: how long an activity waits for an executor while all starts fail; then the activity fails. The
+        starts are repeated meanwhile, with growing pauses.
     """
 
     start: timedelta = timedelta(seconds=120)
@@ -100,7 +100,8 @@ class ExecutorProcess:
     async def start(self, *, lock_fd: int | None, environment: Mapping[str, str] | None) -> None:
         """Start the process.
 
-        :param lock_fd: descriptor of the worker's lock file, which the process keeps open; None: no lock.
+        :param lock_fd: descriptor of the worker's lock file, which the process keeps open; None: the worker has no lock
+            file.
         :param environment: environment variables of the process; None: those of the current process.
         :raises OSError: if the machine cannot start another process.
         """
@@ -140,15 +141,18 @@ class ExecutorProcess:
             process_session.kill(self._child.pid)
 
     async def kill(self, reason: str) -> None:
-        """Kill the process and all processes in its session, and wait until they have ended."""
+        """Kill the process and all processes in its session, and wait until they have ended.
+
+        :param reason: the rest of a sentence that begins with "executor X". It is kept if no reason was known before.
+        """
         self.begin_kill(reason)
         if self._life is not None:
             await asyncio.shield(self._life)
 
     async def _live(self, child: ChildProcess) -> None:
-        """Serve the process until its end. Call :meth:`Observer.gone` even if an error of our own code ends the work.
+        """Serve the process until its end, then call :meth:`Observer.gone`, also after an error of our own code.
 
-        Without that call the attempts of this executor would never end.
+        Without this call the attempts of the executor would never end.
         """
         code = -signal.SIGKILL
         try:
@@ -161,7 +165,7 @@ class ExecutorProcess:
         _log.info("executor_ended", executor=self._name, reason=self.reason)
 
     async def _serve(self, child: ChildProcess) -> int:
-        """Read, watch and clean up until the process and its children have ended.
+        """Read from the process and watch it until it ends, then kill what is left of its session.
 
         :returns: the exit status of the process.
         """
@@ -173,8 +177,8 @@ class ExecutorProcess:
             self._observer.exited()
             watch.cancel()
             await self._kill_leftovers(child.pid)
-            # The pipes may still hold the last output and messages. A process that left the session could keep the
-            # pipes open for ever, so the wait has a limit.
+            # The last output and messages may still be on their way. A process that has left the session could keep the
+            # pipe open for ever, so the wait has a limit.
             await asyncio.wait({reading, output}, timeout=2)
         finally:
             for task in (watch, reading, output):
@@ -218,10 +222,10 @@ class ExecutorProcess:
             self._observer.wrote(data)
 
     async def _watch(self, child: ChildProcess) -> None:
-        """Ping the process, and kill it after too many pings in a row without any data from it.
+        """Ping the executor process regularly, and kill it after too many pings in a row without any data from it.
 
-        Pings are counted instead of seconds: if the host itself was suspended (a closed laptop), much time has passed,
-        but its executors are not at fault.
+        The limit is a number of pings and not a time. If the whole machine was suspended (a closed laptop), much time
+        has passed, but the executor process is not at fault.
         """
         allowed = max(1, round(self._times.silence / self._times.ping))
         while True:
@@ -234,7 +238,8 @@ class ExecutorProcess:
                 )
                 return
             self._unanswered += 1
-            # Do not wait for room in the socket's buffer: a process that does not read must not stop its own watch.
+            # Do not wait for room in the socket's buffer: if the process does not read, this loop must go on and kill
+            # the process.
             if not child.writer.is_closing():
                 child.writer.writelines(encode(Ping()))
 

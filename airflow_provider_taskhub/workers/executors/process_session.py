@@ -30,7 +30,7 @@ def _is_member(pid: int, session: int) -> bool:
 
 
 def kill(session: int, *, leader: bool = True) -> tuple[int, ...]:
-    """Send SIGKILL to every process of a session. If the caller is in the session, it is killed last.
+    """Send SIGKILL to every process of a session. If the calling process is in the session, it is killed last.
 
     :param session: id of the session, which is the pid of its first process (the session's leader).
     :param leader: whether to kill the leader too. Pass False after the leader was reaped, because its pid may then

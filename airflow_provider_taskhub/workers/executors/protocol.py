@@ -23,7 +23,7 @@ MAX_HEADER = 4 * 1024 * 1024
 MAX_BODY = 256 * 1024 * 1024
 """Largest size of a frame's body, in bytes."""
 LARGE = 64 * 1024
-"""Size in bytes from which a body is written by a system call of its own. A copy of such a body would cost more."""
+"""Size in bytes from which a body is written by its own system call. To copy it behind the header would cost more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,8 @@ class Configure(Message):
     :param spark: whether to start Spark before the executor is ready.
     :param master: the Spark master.
     :param conf: Spark's configuration.
-    :param lock_fd: descriptor of the worker's lock file, which Spark's JVM must keep open too; None: no lock.
+    :param lock_fd: descriptor of the worker's lock file, which Spark's JVM must keep open too; None: the worker has no
+        lock file.
     :param max_result: largest size of one result, in bytes.
     :param max_log: largest size of one attempt's log, in bytes.
     """
@@ -65,20 +66,20 @@ class Configure(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(Message):
-    """Run one attempt of an activity. The body is the input: a JSON array of one argument.
+    """Asks the executor to run one attempt of an activity. The body is the input: a JSON array of one argument.
 
-    :param number: identifies this attempt in all other messages of this executor.
+    :param number: identifies this attempt in all other messages between the host and this executor.
     :param name: name of the activity.
     :param instance_id: id of the instance that called the activity.
-    :param execution_id: execution id of that instance's generation.
+    :param execution_id: execution id of that instance, a new one after each ``continue_as_new``; None: unknown.
     :param task_id: number of the call in the history of the instance.
     :param action_id: identity of the call; it is the idempotency key that the activity sees.
-    :param attempt: number of the attempt, from 1.
+    :param attempt: 1 for the first attempt of the call, 2 for the second, and so on.
     :param tags: tags of the call.
-    :param job_group: Spark's job group for the jobs of the attempt; "" for a plain activity.
+    :param job_group: Spark's job group for the jobs of the attempt; "" for an activity without Spark.
     :param has_input: False if the call has no input; the body is empty then.
     :param trace_parent: W3C ``traceparent`` of the attempt; None: the attempt is not traced.
-    :param trace_state: W3C ``tracestate`` of the attempt.
+    :param trace_state: W3C ``tracestate`` of the attempt; None: there is no such value.
     """
 
     number: int
@@ -112,9 +113,9 @@ class Ping(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready(Message):
-    """The executor is ready: the apps are loaded, and Spark runs if it was asked for.
+    """The executor is ready: the apps are loaded, and Spark runs if the host has asked for it.
 
-    :param activities: the declared activities: for each name, whether it is a Spark activity.
+    :param activities: the activities that the apps declare: for each name, whether it is a Spark activity.
     :param application_id: Spark's application id; None without Spark.
     :param spark_ui: URL of Spark's UI; None without a UI.
     """
@@ -156,8 +157,8 @@ class Log(Message):
 class Progress(Message):
     """An attempt has reported progress.
 
-    :param fraction: finished part of the work, from 0 to 1; None: unchanged.
-    :param message: one line for people; None: unchanged.
+    :param fraction: finished part of the work, from 0 to 1; None: the earlier value stays.
+    :param message: one line for people; None: the earlier line stays.
     """
 
     number: int
@@ -253,7 +254,7 @@ class Decoder:
     def feed(self, data: bytes) -> list[Message]:
         """Return the messages that ``data`` completes.
 
-        :raises InputError: if the bytes are not a valid frame. The caller must then give up the whole stream.
+        :raises InputError: if the bytes are not a valid frame. The caller must then read no more from this stream.
         """
         messages: list[Message] = []
         if self._missing:

@@ -22,13 +22,14 @@ from airflow_provider_taskhub.workers.executors import process_session
 from airflow_provider_taskhub.workers.executors.spawn import import_path
 
 _ROUNDS = 500
-"""Number of times, 20 ms apart, that the reaper kills what still runs. Then it ends even if a process has survived."""
+"""Largest number of times that the reaper kills the processes that still run, once every 20 ms. Then it ends anyway."""
 
 
 class Reaper:
-    """The host's handle of the reaper process: starts it, and sends it the ids of the sessions to kill.
+    """Starts the reaper process, and sends it the ids of the POSIX sessions to kill when the host dies.
 
-    :param lock_fd: descriptor of the worker's lock file, which the reaper process keeps open; None: no lock.
+    :param lock_fd: descriptor of the worker's lock file, which the reaper process keeps open; None: the worker has no
+        lock file.
     """
 
     def __init__(self, *, lock_fd: int | None) -> None:
@@ -54,12 +55,12 @@ class Reaper:
             self._write(f"+{session}\n")
 
     def watch(self, session: int) -> None:
-        """Have the reaper kill this session after the host has died."""
+        """Tell the reaper to kill this session (all processes of an executor) after the host has died."""
         self._sessions.add(session)
         self._send(f"+{session}\n")
 
     def forget(self, session: int) -> None:
-        """Have the reaper spare this session, because all its processes have ended.
+        """Tell the reaper not to kill this session, because all its processes have ended.
 
         The system may soon give the same session id to processes of another program.
         """
@@ -67,7 +68,7 @@ class Reaper:
         self._send(f"-{session}\n")
 
     async def close(self) -> None:
-        """Close the reaper's input. The reaper then kills the remaining sessions and ends; wait for its end."""
+        """Close the reaper's input, and wait until the reaper has killed the remaining sessions and has ended."""
         process, self._process = self._process, None
         if process is not None and process.stdin is not None:
             process.stdin.close()

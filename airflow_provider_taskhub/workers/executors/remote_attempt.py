@@ -1,4 +1,4 @@
-"""The host's view of one attempt that an executor runs: its first message, its progress, and its end. No I/O."""
+"""What the host knows of one attempt that an executor runs: the request, the progress, and the end. It does no I/O."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ class RemoteAttempt:
         )
 
     def report(self, fraction: float | None, message: str | None) -> None:
-        """Note a progress report of the activity, and pass it on.
+        """Note a progress report of the activity, and pass it to the listener.
 
-        :param fraction: finished part of the work, from 0 to 1; None: unchanged.
-        :param message: one line for people; None: unchanged.
+        :param fraction: finished part of the work, from 0 to 1; None: the earlier value stays.
+        :param message: one line for people; None: the earlier line stays.
         """
         self.state = replace(
             self.state,
@@ -98,7 +98,8 @@ class RemoteAttempt:
     def outcome(self, reason: str | None) -> ActivityOutcome:
         """Return the outcome of an attempt that has ended.
 
-        :param reason: why the executor died, if it has died: the rest of a sentence that begins with "executor X".
+        :param reason: why the executor died, as the rest of a sentence that begins with "executor X". It is used only
+            if the executor died before it answered.
         """
         match self.ended.result():
             case Done(body=body):

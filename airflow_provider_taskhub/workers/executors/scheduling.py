@@ -69,7 +69,7 @@ class FairQueue(Generic[T]):
         return any(place[0] is lane for place in self._waiting)
 
     def _settle(self, place: tuple[Lane, str]) -> None:
-        """After a turn, move the key to the end of the order; remove the key if it has no items left."""
+        """Note that a key has had its turn: move it to the end of the order, or remove it if it has no items left."""
         if self._waiting[place]:
             self._waiting.move_to_end(place)
         else:
@@ -81,7 +81,7 @@ class Place(Protocol):
 
     :param load: number of attempts that the executor runs.
     :param open: whether the executor can take a further attempt now.
-    :param alone: whether the executor runs a suspect.
+    :param alone: whether the executor runs a suspect: an attempt that may cause crashes and therefore runs alone.
     """
 
     @property

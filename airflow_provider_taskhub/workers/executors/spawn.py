@@ -56,7 +56,7 @@ class ChildProcess:
 
     def _reap(self, process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) -> None:
         code = process.wait()
-        with contextlib.suppress(RuntimeError):  # the event loop is closed, so no task waits for the exit status
+        with contextlib.suppress(RuntimeError):  # raised by a closed event loop; no task waits for the exit status then
             loop.call_soon_threadsafe(self._set_ended, code)
 
     def _set_ended(self, code: int) -> None:
@@ -67,7 +67,7 @@ class ChildProcess:
 async def launch(*, lock_fd: int | None, environment: Mapping[str, str] | None = None) -> ChildProcess:
     """Start an executor process in a new session.
 
-    :param lock_fd: descriptor of the worker's lock file, which the process inherits; None: no lock.
+    :param lock_fd: descriptor of the worker's lock file, which the process inherits; None: the worker has no lock file.
     :param environment: environment variables of the process; None: those of the current process.
     :raises OSError: if the machine cannot start another process.
     """
@@ -125,7 +125,10 @@ def import_path() -> tuple[str, ...]:
 
 
 def describe(code: int) -> str:
-    """Return an exit status in words, as the rest of a sentence that begins with "executor X"."""
+    """Return an exit status in words, as the rest of a sentence that begins with "executor X".
+
+    :param code: the exit status; a negative number means that this signal has killed the process.
+    """
     if code >= 0:
         return f"exited with code {code}"
     try:

@@ -1,7 +1,7 @@
 """Sends the output of each attempt (stdout, stderr, logging) to its own log, though all attempts share ``sys.stdout``.
 
-Each line is sent to the host as soon as it is complete. Rejected: to collect several lines first. People need most the
-lines that an attempt printed right before it crashed the executor, and only bytes in the socket survive the crash.
+Each line is sent to the host as soon as it is complete. Collecting several lines first was rejected: people need most
+the lines that an attempt printed right before it crashed the executor, and only bytes in the socket survive the crash.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class AttemptLog:
         """Add output of a stream, and send the lines that are complete.
 
         :param stream: "stdout" or "stderr".
-        :returns: False if the attempt has ended. A thread that the attempt has left running gets False.
+        :returns: False if the attempt has ended, and nothing was added. Only a thread that the attempt has left running
+            gets False.
         """
         with self._lock:
             if not self._open:
@@ -104,7 +105,10 @@ def captured(log: AttemptLog) -> Iterator[None]:
 
 
 def _log() -> AttemptLog | None:
-    """Return the log of the attempt that runs in this thread or task; None if there is no attempt."""
+    """Return the log of the attempt that runs in this thread or task.
+
+    None if there is no attempt, or if this process is one that user code has forked.
+    """
     return _current.get(None) if os.getpid() == _owner else None
 
 

@@ -1,6 +1,6 @@
 """Decodes the stored input of an activity to the argument of its function, and encodes the result as JSON text.
 
-This module knows nothing of processes. :func:`engine.failures.failure_of` says what is recorded of an exception.
+This module knows nothing of processes. :func:`engine.failures.failure_of` says what is stored of an exception.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from airflow_provider_taskhub.errors import InputError
 
 
 def arguments(definition: ActivityDefinition, text: str | None) -> tuple[Any, ...]:
-    """Return the arguments for a call of the activity's function: one decoded argument, or none.
+    """Return the arguments for a call of the activity's function: one decoded argument, or an empty tuple.
 
-    A Spark session is not among them; the caller adds it.
+    The Spark session of a Spark activity is not in the result; the caller adds it.
 
     :param text: the input as DurableTask stores it, a JSON array of one argument. None, ``[]`` and ``[null]`` mean that
         there is no input.

@@ -100,7 +100,7 @@ class Link:
 
 def end() -> NoReturn:
     """Kill this process and all processes in its session, now."""
-    # If the session has another leader, a person runs this module by hand. The session is then the person's shell.
+    # If another process leads the session, a person has started this module in a shell. Do not kill that shell.
     if os.getsid(0) == os.getpid():
         process_session.kill(os.getpid())
     os._exit(1)
@@ -144,7 +144,7 @@ class RunningActivity:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """In the ``with`` block, make this attempt current: for its output, for ``activity_info()`` and for spans."""
+        """Make this attempt the current one in the ``with`` block: for output, ``activity_info()`` and trace spans."""
         trace = tracing.joined(self.run.trace_parent, self.run.trace_state)
         with capture.captured(self.output), activity.entered(self.public), trace:
             yield
@@ -222,8 +222,8 @@ class Child:
                 self._loop.run_forever()
                 end()
             except (SystemExit, KeyboardInterrupt):
-                # A task that an activity has started raised it. The activity gets the error too if it awaits the task.
-                # The event loop must go on for the other activities.
+                # An asyncio task that an activity has started raised this exception. If the activity awaits that task,
+                # the activity gets the exception too. The event loop must go on for the other activities.
                 continue
 
     def _prepare(self) -> Ready:
@@ -252,7 +252,7 @@ class Child:
         try:
             for message in messages:
                 self._handle(message)
-        except BaseException:  # without this thread the executor gets no messages: write the error and end
+        except BaseException:  # without this thread the executor gets no messages: write the error, then end
             os.write(2, traceback.format_exc().encode())
         end()
 
@@ -333,7 +333,7 @@ class Child:
             try:
                 function: Any = attempt.definition.function
                 answer = attempt.result(await function(*attempt.arguments()))
-            except BaseException as error:  # SystemExit would stop the event loop that other activities share
+            except BaseException as error:  # also SystemExit, which would stop the event loop of all activities
                 answer = attempt.failure(error)
         self._finish(attempt, answer)
 

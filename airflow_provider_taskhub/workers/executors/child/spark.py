@@ -88,7 +88,8 @@ class WarmSpark:
         :param name: name of the Spark application.
         :param master: the Spark master.
         :param conf: Spark's configuration; it overrides the defaults.
-        :param lock_fd: descriptor of the worker's lock file, which the JVM keeps open until it ends; None: no lock.
+        :param lock_fd: descriptor of the worker's lock file, which the JVM keeps open until it ends; None: the worker
+            has no lock file.
         :param gone: called with a reason when the JVM has ended. The call comes from another thread.
         :raises ConfigurationError: if pyspark is missing, or the master is not supported.
         :raises LaunchError: if the JVM does not start. It is a ``ConfigurationError``.
@@ -169,7 +170,7 @@ class WarmSpark:
 
     def _leave_thread(self) -> None:
         """Close this thread's connection to the JVM, so that the JVM thread that belongs to it ends now."""
-        with suppress(Exception):  # if it fails, py4j closes the connection when Python deletes the thread object
+        with suppress(Exception):  # after an error, py4j closes the connection when Python deletes the thread object
             connection = self._context._gateway._gateway_client.get_thread_connection()
             if connection is not None:
                 connection.close()
@@ -190,7 +191,7 @@ class _OfAttempt:
 
 
 def _watch(process: Any, gone: Callable[[str], None]) -> None:
-    """Wait for the end of the JVM, then call ``gone``. Without this an idle executor would not notice a dead JVM."""
+    """Wait for the end of the JVM, then call ``gone``. Otherwise an idle executor would not notice that end."""
     code = process.wait()
     how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
     gone(f"Spark's JVM {how}" + ("; likely out of memory" if code == -9 else ""))

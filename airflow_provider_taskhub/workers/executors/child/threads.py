@@ -1,4 +1,4 @@
-"""Threads that run plain functions of users, and are kept for later calls."""
+"""Runs plain (not ``async``) functions of users in threads, and keeps the threads for later calls."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Threads:
         while True:
             threading.current_thread().name = name
             Context().run(job)
-            del job  # frees the objects that the job refers to while this thread waits
+            del job  # otherwise the objects of the job would stay in memory while this thread waits for the next job
             with self._lock:
                 self._idle += 1
             name, job = self._jobs.get()
