@@ -1,7 +1,8 @@
 """Commits the checkpoint of an episode.
 
-If the store does not say whether a commit succeeded, the sentinel is read before the next try. A blind second try was
-rejected: it could not tell its own first try from the commit of another worker.
+If the store does not say whether a commit succeeded, the sentinel is read before the next try. The sentinel is the last
+row of the history; each commit writes its own id into it. A second try without this read was rejected: after a conflict
+nobody could tell the first try of this worker from the commit of another worker.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ COMMITS = Retries(after=(Throttled, Unavailable), first=0.1)
 
 
 class Aborted(StorageError):
-    """Another episode of the instance was committed meanwhile, so the loaded history of this session is old.
+    """The loaded state of an instance is old, for example because another worker has committed an episode meanwhile.
 
-    The session is dropped. The messages are given back, and their next delivery loads the history again.
+    The instance is removed from memory. The messages are given back, and their next delivery loads the history again.
     """
 
 
@@ -56,7 +57,8 @@ class Done:
     """The result of a commit.
 
     :param stored: what the next checkpoint must know of the stored rows.
-    :param claimed: messages that the commit has put and claimed, for the queue readers of this worker.
+    :param claimed: messages that the commit has put into queues and hidden there from other workers. This worker's
+        queue readers get them in memory.
     :param deleted: the messages of the batch that are known to be deleted.
     """
 
@@ -69,8 +71,10 @@ def was_replaced(row: InstanceState | None, episode: Episode) -> bool:
     """Return True if a client has replaced the instance row for a newer start, so that this run must not write the row.
 
     A client replaces the row only after it has seen that an instance under this id has ended. If the episode is the
-    first one of a child and the child goes on, the client has seen only the end of the run before the child. Then this
-    run writes the row.
+    first one of a child and the child goes on, the client has seen only the end of the run before the child. The result
+    is then False, and this run writes the row.
+
+    :param row: the instance row as it is now; None: there is no row.
     """
     if row is None or row.status is not Status.PENDING or same_start(row.execution_id, episode.current.execution_id):
         return False
@@ -106,23 +110,21 @@ class Committer:
         """Make an episode durable: its history, its outgoing messages, its instance row; then delete its messages.
 
         :param stored: what is stored before the commit.
-        :param outgoing: the outgoing messages.
+        :param outgoing: the messages that the episode sends.
         :param batch: the messages that the episode has processed.
-        :param tenure: the tenure of the partition; it is checked before each step.
+        :param tenure: the time in which this worker serves the partition. Each step first checks that it has not ended.
         :param tags: the tags of the instance.
-        :param leave: True if the messages of the batch are not deleted here. The caller has work to do before it
+        :param leave: True: the commit does not delete the messages of the batch. The caller has work to do before it
             deletes them; if the worker dies, they are delivered again and the work is repeated.
-        :raises Aborted: if another worker has committed over the sentinel.
+        :raises Aborted: if another worker has committed an episode meanwhile, or the instance was purged.
         :raises LeaseLost: if this worker no longer serves the partition.
         :raises PayloadTooLarge: if the store refuses a row or message as too large.
         :raises InputError: if the store refuses a value as invalid.
         :raises StorageError: if the store does not answer for too long. Then nobody knows whether the checkpoint was
             committed; the next delivery of the messages reads the history and finds out.
         """
-        hub, commit_id = (
-            self._hub,
-            token_hex(16),
-        )  # the same for all tries: a late write of an earlier try is recognized
+        # All tries have the same id, so that a late write of an earlier try is recognized as this commit.
+        hub, commit_id = self._hub, token_hex(16)
         history = checkpoint.written(episode, hub.names)
         spilled = tuple(blob.name for blob in history.blobs)
 
@@ -136,10 +138,10 @@ class Committer:
             return replace(done, stored=replace(done.stored, blobs=done.stored.blobs + spilled))
 
         plan = planned(stored)
-        put: list[Delivery] = []  # messages that failed tries have put and claimed
+        put: list[Delivery] = []  # messages that failed tries have put into queues and hidden from other workers
         refused = True  # True while all tries have certainly left the history unchanged
         last: StorageError | None = None
-        for turn in range(TRIES):  # not retries.retry: the sentinel is read between two tries
+        for turn in range(TRIES):  # retries.retry does not fit, because the sentinel is read between two tries
             sent = hub.clock.monotonic()
             try:
                 results = await hub.store.commit(plan.unit)
@@ -150,7 +152,8 @@ class Committer:
                 if len(done) > plan.outbound:
                     put += claimed(outgoing, done[plan.outbound], sent=sent)
                 refused = refused and _certainly_not_done(error) and len(done) <= plan.outbound + 1
-                if isinstance(error, PayloadTooLarge | InputError):  # every further try would be refused too
+                if isinstance(error, PayloadTooLarge | InputError):
+                    # The store would refuse each further try too. The caller lets the instance fail.
                     await self._withdraw(put if refused else ())
                     raise
                 last = error
@@ -171,7 +174,7 @@ class Committer:
                     raise
                 return whole(replace(finished, claimed=tuple(put)))
             if sentinel is not None and sentinel.commit_id == plan.commit_id:
-                break  # our own commit is half done: loading the history again ignores the uncommitted rows
+                break  # this commit is half done: raise the error; the next load ignores the uncommitted rows
             if (sentinel.etag if sentinel else None) != stored.sentinel_etag:
                 await self._withdraw(put if refused else ())
                 raise Aborted("another episode was committed over the sentinel") from last
@@ -185,18 +188,17 @@ class Committer:
         raise last
 
     async def _withdraw(self, put: Sequence[Delivery]) -> None:
-        """Delete messages that a refused try has put and claimed.
+        """Delete the messages that a refused try has put into queues and hidden from other workers.
 
-        No reader has seen them, and no history says that they were sent.
+        No reader has seen the messages, and no history says that they were sent.
         """
         if not put:
             return
         try:
             step = Step(name="withdraw", operations=tuple([held.deletion() for held in put]))
             await self._hub.store.commit(Unit(steps=(step,)))
-        except (
-            StorageError
-        ) as error:  # the messages become visible later; receivers know repetitions by their identities
+        except StorageError as error:
+            # The messages become visible later. Their receivers recognize repetitions by the identity of a message.
             log.info("claimed_puts_left", messages=len(put), error=str(error))
 
     def _done(
@@ -242,23 +244,24 @@ class Committer:
         tags: dict[str, str],
         leave: bool,
     ) -> Done:
-        """Do the steps that follow a committed history: write the instance row, and delete the messages.
-
-        The row is written under its newest ETag.
+        """Do the steps of a checkpoint after the history: write the instance row, and delete the processed messages.
 
         :param sentinel: the sentinel that this commit has written.
-        :raises Aborted: if another worker has committed since. Its newer row would be overwritten with old values.
+        :raises Aborted: if another worker has committed another episode after this one, so that its newer instance row
+            must not be overwritten; or if the instance was purged.
+        :raises Conflict: if others have changed the instance row in each of the tries to write it.
         """
         hub, instance_id = self._hub, episode.current.instance_id
         for _ in range(TRIES):
             row = await hub.instance(instance_id)
-            # the sentinel is read after the row: if another worker commits after this read, our write of the row fails
+            # The sentinel is read after the row. If another worker commits later than this read, it changes the ETag of
+            # the row, and our write of the row fails.
             again = await self._sentinel(instance_id)
             if again is None or again.etag != sentinel.etag:
                 raise Aborted("another episode was committed after this one")
             row_etag, taken = row.etag if row is not None else None, processed(batch, leave=leave)
             if row is None and stored.sentinel_etag is None and stored.row_etag is not None:
-                # another worker has terminated the instance and a client has purged it before this commit arrived
+                # Another worker has terminated the instance and a client has purged it before this commit arrived.
                 log.info("purged_before_its_start", instance_id=instance_id)
                 unit = checkpoint.withdrawn(hub.names, instance_id, history, sentinel.etag)
                 await hub.store.commit(unit)

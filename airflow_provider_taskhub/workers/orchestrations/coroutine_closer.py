@@ -3,8 +3,8 @@
 When a worker removes a live orchestrator from memory, it closes the coroutine, and the ``finally`` and ``except``
 blocks of the coroutine run. These blocks are user code, and may block or loop without end. On the worker's event loop
 they would stop everything that the worker does. Ending the process, as for an episode that does not end, was rejected:
-the instance needs nothing from this worker any more. Leaving the close to Python's garbage collection was rejected too:
-it may run the blocks on any thread at any time.
+the instance needs nothing more from the removed coroutine. Leaving the close to Python's garbage collection was
+rejected too: it may run the blocks on any thread at any time.
 
 So one daemon thread closes orchestrators one after another. While one of them blocks, the others wait in memory. More
 threads, and exceptions raised in them from outside, were rejected. They would close the waiting orchestrators earlier,
@@ -127,10 +127,9 @@ class CoroutineCloser:
             )
 
     def stop(self) -> None:
-        """Wait up to :data:`STOP_PATIENCE` until all orchestrators are closed; the others stay open until the process
-        ends.
+        """Wait up to :data:`STOP_PATIENCE` until all orchestrators are closed, and restore ``sys.unraisablehook``.
 
-        Python's own handling of such messages is restored.
+        Orchestrators that are not closed by then stay open until the process ends.
         """
         done = threading.Event()
         self("", done.set)

@@ -47,13 +47,15 @@ from airflow_provider_taskhub.hub.queues.delivery import Delivery
 log = structlog.get_logger(__name__)
 
 _FOR_ANY_GENERATION = (EventRaised, ExecutionSuspended, ExecutionResumed, ExecutionTerminated)
-"""Events that every generation of a run takes. A response names its generation, and other generations discard it."""
+"""Events that every generation of a run takes (a run begins a new generation at each ``continue_as_new``).
+
+The response of an activity, child or timer names its generation, and other generations discard it."""
 
 
 def _needs_memory(event: HistoryEvent) -> bool:
     """Return True if later generations must remember the message, because they would process a repetition of it."""
     if isinstance(event, ExecutionStarted):
-        return event.parent is not None  # a repeated start of a client is recognized by the instance row
+        return event.parent is not None  # if a client's start is repeated, the instance row shows the repetition
     return isinstance(event, _FOR_ANY_GENERATION)
 
 
@@ -63,20 +65,20 @@ class LoadedInstance:
 
     :ivar execution: the live orchestrator, which replays the history.
     :ivar stored: what the next checkpoint must know of the stored rows, such as ETags.
-    :ivar execution_id: the stored generation; None if nothing is stored.
+    :ivar execution_id: execution id of the stored generation; None if nothing is stored.
     :ivar name: the name of the orchestrator.
-    :ivar tags: the tags of the start.
+    :ivar tags: the tags in the start event.
     :ivar parent: the parent of a child; None for an instance that a client has started.
-    :ivar started: the start event of the generation.
+    :ivar started: the start event of the generation; None if no history is loaded.
     :ivar scheduled: the scheduling events of activities, timers and children, by the number of their action.
     :ivar open_tasks: the names of the activities without a response, by the number of their action.
     :ivar seen: the identities of processed messages; the value is True if later generations must remember the identity.
-    :ivar past: the history as loaded; empty after the first episode.
+    :ivar past: the history as loaded; empty after the first episode or repair.
     :ivar ended: the final status; None while the instance has not ended.
-    :ivar forgetful: True once more consumed messages had to be remembered across generations than the sentinel has room
-        for; the oldest are forgotten.
-    :ivar stuck: True if none of the orchestrator's code may run, because the instance is in quarantine or this worker
-        does not have the code.
+    :ivar forgetful: True after a ``continue_as_new`` had to remember more consumed messages than the sentinel has room
+        for, so that the oldest were forgotten.
+    :ivar stuck: True if the orchestrator's code must not run, because the instance is in quarantine or this worker does
+        not have the code.
     """
 
     execution: Execution
@@ -95,10 +97,10 @@ class LoadedInstance:
     stuck: bool = False
 
     def absorb(self, events: Sequence[HistoryEvent], *, switched: bool) -> None:
-        """Take the facts from new history events that admission needs for later messages.
+        """Take from new history events the facts that admission needs to judge later messages.
 
-        :param switched: True if the events begin a new generation. The facts of the generation before are then
-            forgotten, except the messages that its last episode consumed (:meth:`remember`).
+        :param switched: True if the events begin a new generation (``continue_as_new``). The facts of the generation
+            before are then forgotten. :meth:`remember` adds the consumed messages that the sentinel lists.
         """
         if switched:
             self.scheduled.clear()
@@ -122,14 +124,15 @@ class LoadedInstance:
                     self.ended = event.status
 
     def remember(self, stored: Stored) -> None:
-        """Set what is stored after a checkpoint, and remember the consumed messages of the sentinel."""
+        """Set what is stored after a checkpoint, and remember the consumed messages that the sentinel lists."""
         self.stored = stored
         self.seen.update(dict.fromkeys(stored.consumed, True))
 
     def consumed(self) -> tuple[str, ...]:
-        """Return the identities of messages that later generations must remember, the oldest first.
+        """Return the identities of consumed messages that later generations must remember, the oldest first.
 
-        The rows that name these messages are deleted, and a later generation would process a repetition.
+        A new generation replaces the history rows that name these messages. Without the identities it would process a
+        message again if the queue delivers the message again.
         """
         return tuple(dict.fromkeys((*self.stored.consumed, *(known for known, kept in self.seen.items() if kept))))
 
@@ -178,7 +181,8 @@ class Loader:
         """
         event = first.message.event
         if isinstance(event, ExecutionStarted) and _runs_unread(event, first):
-            # a TaskHub client inserted the row, so nothing is stored; if that is wrong, inserting the sentinel fails
+            # A TaskHub client has inserted the instance row, so there is no history. If there is one all the same, the
+            # first checkpoint fails, because it inserts the sentinel.
             stored = Stored(row_etag=event.taskhub_row_etag, status=Status.PENDING)
             return LoadedInstance(self._execution(instance_id, (), None, None), stored, None), None
         return await self.load(instance_id)
@@ -186,7 +190,7 @@ class Loader:
     async def load(self, instance_id: str) -> tuple[LoadedInstance, Loaded]:
         """Read the history and the instance row of an instance.
 
-        The row is needed for the custom status, which an earlier generation may have set.
+        The row gives the custom status. An earlier generation can have set it, so the history does not tell it.
 
         :returns: the instance, and the history as read.
         """
@@ -228,13 +232,13 @@ class Loader:
         inherits = row is not None and same_start(row.execution_id, sentinel.execution_id)
         status = row.custom_status if row is not None and inherits else None
         if identity.generation_of(sentinel.execution_id) and (row is None or row.execution_id != sentinel.execution_id):
-            # the row is older than the generation switch, and the switch may have changed the custom status
+            # The row is older than the last continue_as_new, whose episode can have changed the custom status.
             status = await hub.custom_status(sentinel.custom_status) if sentinel.custom_status else status
         execution = self._execution(instance_id, loaded.past, sentinel.execution_id, status)
         live = LoadedInstance(execution, stored, sentinel.execution_id, past=loaded.past)
         live.absorb(loaded.past, switched=False)
         if row is not None and live.ended is None and _is_newer(row, loaded.past):
-            stored = replace(stored, row_etag=None)  # so that no checkpoint of this run overwrites it
+            stored = replace(stored, row_etag=None)  # a checkpoint then inserts a row, which cannot overwrite this one
         live.remember(stored)
         return live, loaded
 
@@ -273,14 +277,16 @@ class Loader:
         live.absorb(found.events, switched=False)
         live.remember(stored)
         live.stored = replace(stored, consumed=live.consumed())
-        live.open_tasks[-1] = ""  # the event that scheduled an activity with a record may be unreadable
+        # Some scheduling events may be unreadable. A task without a name stands for them, so that the activities that
+        # still run are cancelled when the instance ends.
+        live.open_tasks[-1] = ""
         ended = row is not None and row.status.is_final and same_start(named, current)
-        live.ended = row.status if row is not None and ended else None  # the event of the end may be unreadable
+        live.ended = row.status if row is not None and ended else None  # the completion event may be unreadable
         replaced = row is not None and row.status is Status.PENDING and not same_start(named, current)
         facts = replace(
             live.facts(),
             checkpointed=found.lock.timestamp if found.lock else None,
-            final=ended or replaced,  # a client replaces the row only if the run before has ended
+            final=ended or replaced,  # a client replaces the row only if the stored run has ended
         )
         return live, facts, _start_of(again, live.started, row, hub.clock.utc_now()), found.events
 
@@ -318,16 +324,18 @@ class Loader:
 
 def _log_line(line: LogLine) -> None:
     """Write a log line of an orchestrator into the worker's log."""
-    level = max(logging.DEBUG, min(logging.CRITICAL, line.level // 10 * 10))  # structlog knows no levels in between
+    level = max(logging.DEBUG, min(logging.CRITICAL, line.level // 10 * 10))  # structlog knows only 10, 20 … 50
     log.log(level, line.message, instance_id=line.instance_id, orchestrator=line.orchestrator)
 
 
 def _start_of(
     instance: OrchestrationInstance, started: ExecutionStarted | None, row: InstanceState | None, now: Timestamp
 ) -> ExecutionStarted:
-    """Return the start of the generation that replaces a damaged one.
+    """Return the start event of the generation that replaces a damaged one.
 
     :param started: the start event in the damaged history; None if it is unreadable. Then the row is used.
+    :param row: the instance row; None if there is no row.
+    :param now: the timestamp of the event if there is no row, or if the row has no creation time.
     """
     if started is not None:
         return replace(started, instance=instance, taskhub_message_id=None, taskhub_row_etag=None)
@@ -361,9 +369,9 @@ def _is_newer(row: InstanceState, past: Sequence[HistoryEvent]) -> bool:
 
 
 def current_execution_id(execution_id: str | None, batch: Sequence[Delivery]) -> str | None:
-    """Return the execution id of the generation that a batch is for.
+    """Return the execution id of the generation that processes a batch: that of its start, else the stored one.
 
-    :param execution_id: the generation that is stored; None if nothing is stored.
+    :param execution_id: execution id of the stored generation; None if nothing is stored.
     """
     event = batch[0].message.event if batch else None
     return event.instance.execution_id if isinstance(event, ExecutionStarted) else execution_id

@@ -38,7 +38,7 @@ class MissingCode:
     :param sessions: the instances that this worker has in memory.
     :param loader: loads an instance from the store.
     :param triage: applies admission to the suspensions and resumes of a batch.
-    :param settler: carries out what admission has decided about them.
+    :param settler: carries out what admission has decided about suspensions and resumes.
     :param absences: the functions that this worker does not have, and how long no live worker has had them.
     :param demand: remembers which functions the instances of each partition need.
     """
@@ -61,7 +61,7 @@ class MissingCode:
     ) -> list[Delivery]:
         """Return the terminates of the batch, and give back all its other messages.
 
-        This is for an instance whose generation switch was cut off: the rest of the switch needs the missing code.
+        Call it if the commit of a new generation (``continue_as_new``) was cut off and its rest needs the missing code.
 
         :returns: the messages that can be processed without the code; empty if the whole batch waits.
         """
@@ -92,7 +92,7 @@ class MissingCode:
     async def wait(
         self, session: Session[LoadedInstance], batch: Sequence[Delivery], error: UnknownOrchestrator
     ) -> None:
-        """Give the batch back to its queue until a worker that has the code may read it."""
+        """Give the batch back to its queue, so that later a worker that has the code can receive it."""
         need = _need(error)
         since = min((held.inserted for held in batch), key=lambda time: time.ticks)
         self._demand.lacks(session.reader.tenure.partition, need, since)
@@ -105,11 +105,11 @@ class MissingCode:
         await session.reader.give_back(batch, delay=delay, begun=False, waiting_since=waiting_since)
 
     async def _settle_suspensions(self, session: Session[LoadedInstance], batch: Sequence[Delivery]) -> list[Delivery]:
-        """Record suspensions and resumes that came together with a start; they need no code.
+        """Store the suspensions and resumes that came together with a start, because storing them needs no code.
 
-        The instance row shows them at once, while the start still waits for its code.
+        The instance row shows the suspension at once, while the start still waits for its code.
 
-        :returns: the messages of the batch that are not settled by this call.
+        :returns: the messages of the batch that must still be given back to the queue.
         """
         steering = [held for held in batch if isinstance(held.message.event, STEERING)]
         if not (steering and isinstance(batch[0].message.event, ExecutionStarted)):

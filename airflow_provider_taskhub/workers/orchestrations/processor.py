@@ -1,8 +1,9 @@
 """The processor of orchestrations: turns a batch of messages into an episode and commits the episode.
 
-For each batch it loads the instance (``loading``), applies admission to the messages (``triage``), settles the messages
-that no episode takes (``settling``), runs the orchestrator (the engine), and commits the checkpoint (``commit``). The
-decisions are pure functions of other modules: admission, the engine and the checkpoint.
+For each batch the processor loads the instance (``loading``) and applies admission, which decides what becomes of each
+message (``triage``). It settles the messages that no episode takes (``settling``), runs the orchestrator (the engine),
+and commits the checkpoint (``commit``). The decisions are pure functions of other modules: admission, the engine and
+the checkpoint.
 
 This is one module of more than 400 lines because each step of an episode continues with the result of the step before.
 """
@@ -106,7 +107,7 @@ class Orchestrations:
             log.warning("episode_failed", instance_id=session.instance_id, error=str(error))
             self._sessions.keep(session, None)
             await self._settler.give_back(session, batch, error, failed=False)
-        except asyncio.CancelledError:  # the reader still renews the messages of the batch, and gives them back
+        except asyncio.CancelledError:  # the queue reader still has the messages of the batch, and gives them back
             self._sessions.keep(session, None)
             raise
         except Exception as error:
@@ -159,7 +160,7 @@ class Orchestrations:
         :returns: ``live``; or a new value with an empty history if the batch starts the ended instance again.
         """
         if found.start is not None and live.execution_id is not None:
-            # activities of the ended run may still run, and the new history does not name them
+            # Cancel activities of the ended run that still run: the new history will not name them.
             if self._cancelling.concerns(live.open_tasks):
                 await self._cancelling.cancel(session.instance_id, live.execution_id)
             live = self._loader.restarted(session.instance_id, live)
@@ -206,10 +207,11 @@ class Orchestrations:
     ) -> Facts:
         """Return the facts that admission needs for a batch.
 
-        If a generation switch was cut off between two transactions, its rest is committed first.
+        If the commit of a new generation (``continue_as_new``) was cut off between two transactions, its rest is
+        committed first.
 
         :param loaded: the history and sentinel that were just read; None if nothing was read for this batch.
-        :raises UnknownOrchestrator: if the switch needs code that this worker does not have and another may have.
+        :raises UnknownOrchestrator: if that rest needs code that this worker does not have and another may have.
         """
         if loaded is None:
             if live is session.state:
@@ -225,9 +227,10 @@ class Orchestrations:
     async def _complete_switch(
         self, session: Session[LoadedInstance], live: LoadedInstance, batch: Sequence[Delivery]
     ) -> None:
-        """Commit the rest of a generation switch (``continue_as_new``) that was cut off between two transactions.
+        """Commit the rest of a new generation (``continue_as_new``) whose commit was cut off between two transactions.
 
         :raises UnknownOrchestrator: if this worker does not have the code, and another worker may have it.
+        :raises Aborted: if the store refuses the rest as too large or invalid.
         """
         self._put_into_session(session, live)
         try:
@@ -259,7 +262,8 @@ class Orchestrations:
         :param batch: the messages that admission has let into the episode.
         :param made: a start that is not a message of the batch but was built from the instance row or from the
             terminate, because the run is terminated before its first checkpoint; None otherwise.
-        :param suspension: the suspension that was recorded before the run's first checkpoint; the run begins suspended.
+        :param suspension: a suspension that was stored before the run's first checkpoint, so that the run begins
+            suspended; None: there is no such suspension.
         """
         hub = self._hub
         events, now = [brought(held) for held in batch], hub.clock.utc_now()
@@ -357,15 +361,16 @@ class Orchestrations:
     async def _commit(
         self, session: Session[LoadedInstance], live: LoadedInstance, episode: Episode, batch: list[Delivery]
     ) -> None:
-        if not episode.history:  # the engine dropped all events; a repeated one may mean a cut-off checkpoint
-            if live.past:
+        if not episode.history:  # the engine dropped all events as stale
+            if live.past:  # an event that comes twice can mean that the last checkpoint was cut off
                 await self._settler.repair(session, live, batch)
                 live.past = ()
             await self._settler.delete(session, batch)
             self._keep(session, live)
             return
         live.past = ()
-        # the switch deletes the rows that name the consumed messages, and each message may be delivered again
+        # A new generation deletes the history rows that name the consumed messages. The sentinel must list these
+        # messages, because each of them can be delivered again.
         if episode.switched:
             live.stored = replace(live.stored, consumed=live.consumed())
             if len(live.stored.consumed) + len(batch) > MAX_CONSUMED and not live.forgetful:
@@ -404,7 +409,7 @@ class Orchestrations:
             await self._settler.delete(session, batch)
 
     def _put_into_session(self, session: Session[LoadedInstance], live: LoadedInstance) -> None:
-        """Give the instance to its session before its code runs, so that the session closes the orchestrator later."""
+        """Put the instance into its session before its code runs. The session closes the orchestrator later."""
         if session.state is not live:
             self._sessions.keep(session, live)
 

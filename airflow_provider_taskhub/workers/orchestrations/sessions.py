@@ -1,7 +1,8 @@
 """Sessions: the instances that a worker has in memory, their waiting messages, and their live orchestrators.
 
 An instance has at most one session in a worker and at most one running episode. Each message for an instance is added
-to the waiting messages of its session. A session belongs to one tenure of its partition and ends with that tenure.
+to the waiting messages of its session. A session belongs to one tenure (the time in which this worker serves the
+partition) and ends with that tenure.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ State = TypeVar("State")
 class Session(Generic[State]):
     """One instance in memory.
 
-    :param reader: the reader of the partition that has received the messages.
+    :param reader: the queue reader of the partition, which has received the messages.
     :param mail: messages that wait for the next episode.
     :param active: True while an episode of the instance runs.
     :param queued: True while the session waits for its turn to run an episode.
-    :param closed: True after the tenure has ended; no new episode starts.
+    :param closed: True after this worker has stopped serving the partition; no new episode starts.
     :param state: the loaded instance that the worker keeps between episodes; None if nothing is loaded.
     :param size: the bytes that count for ``state`` against the memory limit.
     :param last_used: the monotonic second when its last episode ended.
@@ -49,8 +50,7 @@ class Session(Generic[State]):
 PASSED_OVER = 3
 """Number of turns of sessions with a loaded instance after which a session without a loaded instance gets a turn."""
 MAX_BATCH = 400
-"""The largest number of messages of one episode. A sentinel can remember twice as many consumed messages across a
-generation switch."""
+"""The largest number of messages of one episode. A sentinel can list twice as many consumed messages."""
 
 
 def next_batch(mail: Iterable[Delivery]) -> tuple[list[Delivery], list[Delivery]]:
@@ -80,8 +80,9 @@ def next_batch(mail: Iterable[Delivery]) -> tuple[list[Delivery], list[Delivery]
 def _ordered(mail: Sequence[Delivery]) -> list[Delivery]:
     """Return messages in the order in which they are processed: by time, then by the sequence number of the sender.
 
-    Suspensions and resumes are ordered by time only; those of the same time keep the order of arrival. Sequence numbers
-    of two processes cannot be compared. Admission later compares those of one process (``facts.precedes``).
+    Suspensions and resumes are ordered by time only, and keep the order of arrival if their times are equal: they may
+    come from two processes, whose sequence numbers cannot be compared. Admission later compares the sequence numbers of
+    each process (``facts.precedes``).
     """
     ordered = sorted(mail, key=lambda held: held.order)
     steering = [held for held in mail if isinstance(held.message.event, STEERING)]
@@ -98,8 +99,9 @@ class Sessions(Generic[State]):
     :param limit_bytes: the memory limit of all loaded instances, in bytes. Above the limit, idle instances are dropped,
         the least recently used first.
     :param extended: True if an orchestrator stays alive between its episodes.
-    :param rested: called with a loaded instance whose orchestrator is closed now while its history stays in memory. The
-        history is not read again, because the next commit fails if another worker has changed the sentinel.
+    :param rested: called with a loaded instance whose orchestrator must be closed now while its history stays in
+        memory. The next episode uses this history and does not read the stored one again: if another worker has changed
+        the stored history, the commit fails.
     :param dropped: called with a loaded instance that is removed from memory.
     """
 
@@ -115,7 +117,8 @@ class Sessions(Generic[State]):
         self._active: dict[str, Session[State]] = {}
         self._sessions: dict[str, Session[State]] = {}
         self._resting: OrderedDict[str, Session[State]] = OrderedDict()
-        self._histories: OrderedDict[str, Session[State]] = OrderedDict()  # used before all sessions in _resting
+        # The sessions in _histories were last used before all sessions in _resting.
+        self._histories: OrderedDict[str, Session[State]] = OrderedDict()
         self._live: deque[Session[State]] = deque()
         self._new: deque[Session[State]] = deque()
         self._passed_over = 0
@@ -144,7 +147,7 @@ class Sessions(Generic[State]):
 
     def _offer(self, session: Session[State]) -> None:
         if session.instance_id in self._active:
-            return  # one episode at a time, also across tenures: done() offers the session again
+            return  # an instance runs one episode at a time: done() offers the session again
         if session.mail and not session.queued and not session.closed:
             session.queued = True
             self._wake(session)
@@ -173,8 +176,8 @@ class Sessions(Generic[State]):
     async def _next(self) -> Session[State]:
         """Wait for the next session; sessions with a loaded instance come first, but not always (:data:`PASSED_OVER`).
 
-        To finish begun instances first keeps the number of messages in the store small. With many messages, every
-        operation of a storage emulator is slow.
+        Instances that have begun are finished before others begin, so the store has fewer messages. With many messages,
+        every operation of a storage emulator is slow.
         """
         while not self._live and not self._new:
             self._ready.clear()
@@ -210,7 +213,7 @@ class Sessions(Generic[State]):
         self._evict_over_limit()
 
     def _rest(self, session: Session[State]) -> None:
-        """Keep a session without messages for its loaded instance; forget the session if nothing is loaded."""
+        """Keep a session that has no messages but a loaded instance; forget the session if no instance is loaded."""
         if session.state is None:
             self._forget(session)
         elif self._extended:
@@ -233,7 +236,9 @@ class Sessions(Generic[State]):
             self._dropped(before)
 
     def close(self, reader: ControlReader) -> list[Delivery]:
-        """Forget the sessions of a reader whose tenure has ended.
+        """Forget the sessions of a queue reader whose partition this worker no longer serves.
+
+        A session with a running episode is forgotten when that episode ends (:meth:`settled`).
 
         :returns: the messages that no episode has taken.
         """
@@ -248,7 +253,7 @@ class Sessions(Generic[State]):
         return left
 
     async def settled(self, reader: ControlReader) -> None:
-        """Wait until no episode of the reader's tenure runs any more. Call it after :meth:`close`."""
+        """Wait until no episode with messages of this queue reader runs any more. Call it after :meth:`close`."""
         while any(session.reader is reader for session in self._active.values()):
             self._forgotten.clear()
             await self._forgotten.wait()

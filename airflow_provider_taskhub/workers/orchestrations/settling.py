@@ -1,8 +1,8 @@
 """Settles the messages that no episode takes: deletes them, gives them back, or moves them to quarantine.
 
-Some work is done before a message is deleted. A repeated message shows that a checkpoint may have been cut off after
-its history was written; then the rest of that checkpoint is repaired. A suspension or resume that comes before the
-first checkpoint of its run is stored in the sentinel.
+Two cases need work before a message is deleted. A repeated message shows that the last checkpoint may have been cut off
+after its history was written; then the missing writes of that checkpoint are done. A suspension or resume that comes
+before the first checkpoint of its run is stored in the sentinel, the last row of the history.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ log = structlog.get_logger(__name__)
 class Settler:
     """Settles the messages that no episode takes.
 
-    :param episodes: the watchdog's view of the running episode; a repair enters it while user code runs.
+    :param episodes: tells the watchdog which episode runs. A repair uses it too, because it may run orchestrator code.
     :param cancelling: cancels running activities of an instance that has ended.
     """
 
@@ -58,7 +58,7 @@ class Settler:
     async def settle(self, session: Session[LoadedInstance], live: LoadedInstance, found: TriagedBatch) -> None:
         """Settle all messages of a batch that the next episode does not take.
 
-        :param found: the batch by verdicts.
+        :param found: the messages of the batch, sorted by the verdict of admission.
         """
         for held, judged in found.discard:
             self._log_discarded(session, held, judged.reason)
@@ -69,9 +69,8 @@ class Settler:
             await self._record(session, live, held, run)
         for held in discarded:
             if live.stored.steered == held.stamp and held.identity in live.stored.consumed:
-                await self._show_in_row(
-                    session, held
-                )  # the worker that recorded the message may have died before it wrote the row
+                # The worker that stored the message in the sentinel may have died before it wrote the row.
+                await self._show_in_row(session, held)
         await self.delete(session, [*discarded, *(held for held, _ in found.record)])
         for held, judged in found.discard:
             if judged.forgotten and held.envelope.blob_name:
@@ -107,7 +106,7 @@ class Settler:
         """Write into the instance row that the history cannot be read, so that clients see why the instance waits."""
         try:
             await mark_unreadable(self._hub.store, self._hub.names, instance_id, str(error))
-        except StorageError as failed:  # at the next delivery of the messages a worker tries again
+        except StorageError as failed:  # a worker tries again at the next delivery of the messages
             log.warning("mark_failed", instance_id=instance_id, error=str(failed))
 
     async def repair(self, session: Session[LoadedInstance], live: LoadedInstance, batch: Sequence[Delivery]) -> None:
@@ -116,9 +115,9 @@ class Settler:
         A message that is delivered again shows that this may have happened. The repair writes the instance row and the
         completion hint, and cancels activities of an instance that has ended.
 
-        :param batch: the messages that are settled, for the watchdog.
-        :raises Aborted: if another owner has committed since the history was loaded. Its newer row would be overwritten
-            with old values.
+        :param batch: the messages to be settled. The watchdog puts them into quarantine if the replay does not end.
+        :raises Aborted: if another owner has committed since the history was loaded, so that its newer instance row
+            must not be overwritten.
         """
         hub = self._hub
         row = await hub.instance(session.instance_id, payloads=("custom_status",))
@@ -148,7 +147,7 @@ class Settler:
     async def _record(self, session: Session[LoadedInstance], live: LoadedInstance, held: Delivery, run: str) -> None:
         """Store a suspension or resume in the sentinel, because it came before the first checkpoint of its run.
 
-        The first episode of the run reads the sentinel and begins suspended or not.
+        The sentinel is the last row of the history. The first episode of the run reads it and begins suspended or not.
 
         :param run: the execution id of the run.
         :raises Aborted: if another worker has written the sentinel since the history was loaded.
@@ -183,9 +182,10 @@ class Settler:
         await self._show_in_row(session, held)
 
     async def _show_in_row(self, session: Session[LoadedInstance], held: Delivery) -> None:
-        """Show a recorded suspension or resume in the instance row.
+        """Show a suspension or resume that is stored in the sentinel also in the instance row.
 
-        If this write fails, the first checkpoint of the run writes the row.
+        Nothing is written if the row is missing or not Pending. If others change the row at the same time, nothing is
+        written either: the first checkpoint of the run writes the row.
         """
         hub, event = self._hub, held.message.event
         assert isinstance(event, ExecutionSuspended | ExecutionResumed)
@@ -251,7 +251,7 @@ class Settler:
 
 
 def _custom_status(live: LoadedInstance) -> tuple[bool, str | None]:
-    """Replay the history, and return True with the custom status; return False if this worker lacks the code."""
+    """Replay the history, and return True and the custom status; False and None if this worker lacks the code."""
     try:
         return True, live.execution.recall()
     except UnknownOrchestrator:

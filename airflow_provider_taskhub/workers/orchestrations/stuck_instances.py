@@ -1,7 +1,7 @@
-"""Quarantine of stuck instances: an instance whose episode did not end goes to quarantine as a whole.
+"""Quarantine of stuck instances: an instance whose episode does not end goes to quarantine as a whole.
 
-None of its code runs again until a person puts its messages back (``taskhub quarantine put-back``). It can still be
-terminated.
+The code of such an instance does not run again until a person puts its messages back
+(``taskhub quarantine put-back``). The instance can still be terminated.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from airflow_provider_taskhub.workers.orchestrations.watchdog import Running
 
 
 async def quarantine_stuck(running: Running, cause: str, store: Store, names: HubNames) -> None:
-    """Put the messages of an episode that does not end into quarantine, and so the instance as a whole.
+    """Put the messages of an episode that does not end into quarantine. The whole instance is then in quarantine.
 
-    Call it on another thread than the worker's event loop: that loop is blocked by the episode.
+    Call it on another thread than the worker's event loop, because the episode blocks that loop.
 
     A terminate stays in its queue. The worker that reads the terminate next sees that the instance is in quarantine
     and terminates the instance without its code. If the batch has terminates only, a copy of the first one goes to
@@ -41,10 +41,11 @@ async def terminates_if_stuck(
 ) -> list[Delivery] | None:
     """Return the terminates of a batch if its instance is in quarantine; move all its other messages to quarantine.
 
-    A terminate is the only message that an instance in quarantine processes, because a terminate runs none of its code.
+    A terminate is the only message that an instance in quarantine processes, because a terminate runs none of the
+    instance's code.
 
-    :param execution_id: the generation that is stored; None if nothing is stored.
-    :returns: None if the instance is not in quarantine.
+    :param execution_id: execution id of the stored generation; None if nothing is stored.
+    :returns: the terminates; None if the instance is not in quarantine. Nothing is moved then.
     """
     generation = current_execution_id(execution_id, batch)
     if generation is None or not await session.reader.is_quarantined(session.instance_id, generation):

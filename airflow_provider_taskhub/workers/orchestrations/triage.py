@@ -1,7 +1,7 @@
-"""Triage: applies admission to each message of a batch.
+"""Triage: applies admission to each message of a batch. Admission decides what becomes of a message.
 
 The rules of admission are pure functions (``hub/admission``). This module gives them the facts of the instance, and
-reads the instance row and the sentinel if a rule needs them. It writes nothing.
+reads the instance row and the sentinel (the last row of the history) if a rule needs them. It writes nothing.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstan
 from airflow_provider_taskhub.workers.orchestrations.sessions import Session
 
 ROW_READS = 10
-"""The largest number of reads of a missing instance row of a start."""
+"""How many times the instance row of a start is read at most, while the row is missing or belongs to another run."""
 ROW_PAUSE = 0.1
-"""Seconds between two of these reads."""
+"""Seconds between two reads of the instance row of a start, while the row is missing or belongs to another run."""
 DUPLICATE = Judged(verdict=Verdict.DISCARD, reason="the same message is in the batch twice")
 
 
 @dataclass(slots=True, kw_only=True)
 class TriagedBatch:
-    """The messages of a batch by their verdict.
+    """The messages of a batch, sorted by the verdict of admission.
 
-    :param facts: the facts by which the last message was judged.
+    :param facts: the facts of the instance after all messages of the batch were judged.
     :param process: messages for the next episode.
     :param discard: messages to delete, each with its verdict.
     :param later: messages to give back, because they are deferred or failed, each with its verdict.
-    :param record: suspensions and resumes that came before the first checkpoint of their run, each with the execution
-        id of the run.
+    :param record: suspensions and resumes to store in the sentinel, because they came before the first checkpoint of
+        their run; each with the execution id of the run.
     :param made: the start of a run that is terminated before its first checkpoint. It was not received but built from
-        the instance row or from the terminate. It is the first event of the only episode of the run.
+        the instance row or from the terminate. It is the first event of the only episode of the run. None: no such run.
     """
 
     facts: Facts
@@ -66,9 +66,11 @@ class TriagedBatch:
         return first if isinstance(first, ExecutionStarted) else None
 
     def suspension(self, stored: Suspension | None) -> Suspension | None:
-        """Return the suspension that was recorded before the start of this batch; None if there is none.
+        """Return the suspension that was stored before the start in this batch; None if there is no such suspension.
 
-        :param stored: the suspension in the sentinel; it may be for another run.
+        The new run then begins suspended.
+
+        :param stored: the suspension in the sentinel, perhaps of another run; None: the sentinel has none.
         """
         if stored is None or self.start is None or self.made is not None:
             return None
@@ -76,12 +78,13 @@ class TriagedBatch:
 
 
 async def unchanged(hub: Hub, instance_id: str, etag: str | None) -> Timestamp | None:
-    """Check that nobody has committed since the history was loaded, and return the time of the last checkpoint.
+    """Check that no worker has committed since the history was loaded, and return the time of the last checkpoint.
 
-    Call it after reading the instance row: then the row is not newer than the loaded history.
+    Call it after reading the instance row. The check then shows that the row is not newer than the loaded history.
 
-    :param etag: the ETag of the sentinel as the session has it; None if the session knows no sentinel.
-    :raises Aborted: if the former owner of the partition has committed since.
+    :param etag: the ETag of the sentinel in the loaded history; None if there was no sentinel.
+    :returns: the time, by the clock of the storage service; None if there is no sentinel.
+    :raises Aborted: if another owner of the partition has committed since the history was loaded.
     """
     lock = await lock_of(hub.store, hub.names, instance_id)
     if (lock.etag if lock else None) != etag:
@@ -108,7 +111,7 @@ class Triage:
         instance_id, etag = session.instance_id, live.stored.sentinel_etag
         taken: set[str] = set()
         for held in batch:
-            if held.identity in taken:  # the sender put the message twice because the first answer was lost
+            if held.identity in taken:  # the sender put the message again, because the store's first answer was lost
                 found.discard.append((held, DUPLICATE))
                 continue
             message = incoming(held, hidden)
@@ -167,7 +170,8 @@ class Triage:
         """Read the facts that a session does not keep: the instance row, and the time of the last checkpoint.
 
         :returns: ``facts`` with the new values.
-        :raises Aborted: if the former owner of the partition has committed since: the facts of the session are old.
+        :raises Aborted: if the former owner of the partition has committed since the history was loaded, so that the
+            facts of the session are old.
         """
         if isinstance(event, ExecutionStarted):
             row = await self._row_of_start(instance_id, event.instance.execution_id)
@@ -210,7 +214,7 @@ def _run_of(message: Incoming, facts: Facts) -> str:
 
 
 def row_facts(row: InstanceState | None) -> Row:
-    """Return the facts of an instance row that the rules of admission use."""
+    """Return the facts of an instance row that the rules of admission use; an empty value if there is no row."""
     if row is None:
         return Row()
     return Row(execution_id=row.execution_id, status=row.status, generation=row.generation, due=row.scheduled_start)
@@ -219,8 +223,8 @@ def row_facts(row: InstanceState | None) -> Row:
 def incoming(held: Delivery, hidden: int) -> Incoming:
     """Return a message in the form that the rules of admission use.
 
-    :param hidden: the time for which a received message is hidden, in ticks. The time of receipt is the end of that
-        time minus ``hidden``, so it comes from the clock of the storage service.
+    :param hidden: the time for which a received message is hidden, in ticks of 100 ns. The time of receipt is computed
+        as the end of the hiding minus ``hidden``, so that it comes from the clock of the storage service.
     """
     sender = held.envelope.sender
     return Incoming(

@@ -32,13 +32,13 @@ from airflow_provider_taskhub.hub.queues.delivery import Delivery
 log = structlog.get_logger(__name__)
 
 TICK = 0.25
-"""Seconds between two checks."""
+"""Seconds between two checks of the running episode."""
 SLOW = 1.0
 """Seconds after which a running episode is logged as slow."""
 STUCK = 10.0
 """Seconds after which the watchdog ends a process whose episode still runs."""
 QUARANTINE_PATIENCE = 15.0
-"""Longest time for putting the messages into quarantine, in seconds."""
+"""Longest time for putting the messages of a stuck episode into quarantine, in seconds."""
 STATUS = os.EX_SOFTWARE
 """The exit status of a process that the watchdog ends."""
 _OURS = str(Path(airflow_provider_taskhub.__file__).resolve().parent) + os.sep
@@ -48,7 +48,7 @@ _OURS = str(Path(airflow_provider_taskhub.__file__).resolve().parent) + os.sep
 class Running:
     """An episode whose orchestrator code runs now.
 
-    :param execution_id: the generation that the episode continues or begins.
+    :param execution_id: execution id of the generation that the episode continues or begins; None if it is unknown.
     :param batch: the messages that the episode processes.
     """
 
@@ -128,7 +128,8 @@ class EpisodeWatchdog:
 
     def _end(self, running: Running) -> None:
         cause = f"the episode did not end within {STUCK:g} s, at {where(self._target)}"
-        # ends the process even if the code below blocks: a stuck process must not keep its partitions
+        # This timer ends the process even if the code below blocks, because a stuck process must not keep its
+        # partitions.
         final = threading.Timer(QUARANTINE_PATIENCE + 5.0, self._exit, (STATUS,))
         final.daemon = True
         final.start()
@@ -154,10 +155,11 @@ def where(thread: int | None) -> str:
 
     If that line calls other code, the innermost line of that code is returned too.
 
-    :param thread: the identifier of the thread.
+    :param thread: the identifier of the thread; None: the thread has not started.
+    :returns: the text; "an unknown line" if the thread runs no user code.
     """
     frame = sys._current_frames().get(thread or 0)
-    while frame is not None and _is_ours(frame):  # the user's code has called a method of the context
+    while frame is not None and _is_ours(frame):  # skip TaskHub's code that the user's code has called
         frame = frame.f_back
     if frame is None:
         return "an unknown line"
