@@ -34,9 +34,10 @@ LogSink = Callable[[str, bytes], Awaitable[None]]
 class OutputLog:
     """Appends output to a log in batches, and remembers the last lines.
 
-    While the store does not answer, output is kept in memory and appended later. A batch whose answer was lost may be
-    appended twice. Output that the store does not accept within ten seconds after the end of the attempt is lost, and
-    the log event ``log_lost`` says so. An error of the store can lose lines of a log, but it never fails the activity.
+    While the store does not answer, output is kept in memory and appended later. A batch can be appended twice if the
+    store's answer was lost. Output that the store does not accept within ten seconds after the end of the attempt is
+    lost, and the log event ``log_lost`` says so. An error of the store can lose lines of a log, but it never fails the
+    activity.
 
     :param name: name of the log.
     :param sink: appends bytes to a named log.

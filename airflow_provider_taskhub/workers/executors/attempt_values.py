@@ -68,8 +68,8 @@ class ActivityProgress:
     :param executor: name of the executor that runs the attempt.
     :param fraction: finished part of the work, from 0 to 1; None: not reported yet.
     :param message: the text that the activity has reported last; None: not reported yet.
-    :param application_id: Spark's application id; None for a plain activity.
-    :param job_group: Spark's job group of the attempt; None for a plain activity.
+    :param application_id: Spark's application id; None for an activity without Spark.
+    :param job_group: Spark's job group of the attempt; None for an activity without Spark.
     :param spark_ui: URL of Spark's UI; None if there is no UI.
     """
 
@@ -99,8 +99,8 @@ class ActivityOutcome:
     :param shared: True if other attempts ran in the executor when it died, so that any of them may be the cause.
     :param log_tail: the last 50 lines of the attempt's output.
     :param executor: name of the executor that ran the attempt; empty if no executor ran it.
-    :param application_id: Spark's application id; None for a plain activity.
-    :param job_group: Spark's job group of the attempt; None for a plain activity.
+    :param application_id: Spark's application id; None for an activity without Spark.
+    :param job_group: Spark's job group of the attempt; None for an activity without Spark.
     :param spark_ui: URL of Spark's UI; None if there is no UI.
     """
 

@@ -1,6 +1,6 @@
 """Chooses the environment variables of executors: the worker's variables without those that give access to the hub.
 
-User code may print its environment into logs that many people read, and may pass it to programs that it starts.
+User code can print its environment into logs that many people read, and can pass it to programs that it starts.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def child_environment(environ: Mapping[str, str], *, connection: str | None, wit
     These variables are omitted:
 
     - TaskHub's settings;
-    - every variable whose value contains the secret of the worker's connection, as the value of
-      ``AZURE_STORAGE_CONNECTION_STRING`` or ``AIRFLOW_CONN_…`` may;
+    - every variable whose value contains the secret of the worker's connection, for example
+      ``AZURE_STORAGE_CONNECTION_STRING`` or ``AIRFLOW_CONN_…``;
     - the secrets of the worker's Azure identity, if the connection is an address;
     - the names in ``withheld``.
 

@@ -35,7 +35,7 @@ class FairQueue(Generic[T]):
         return sum(len(items) for items in self._waiting.values())
 
     def put(self, lane: Lane, key: str, item: T) -> None:
-        """Add an item as the last of its lane and key."""
+        """Add an item behind all waiting items of the same lane and key."""
         self._waiting.setdefault((lane, key), deque()).append(item)
 
     def take(self, can_serve: Callable[[Lane], bool]) -> T | None:

@@ -1,7 +1,7 @@
 """Starts the process of an executor (its session, descriptors and import path), and waits for its end.
 
 Rejected: the subprocesses of ``asyncio``. Before Python 3.13 their ``wait()`` returns only when every pipe is closed.
-Children of a dead executor may keep the pipes open, and we kill these children only after the wait.
+Children of a dead executor can keep the pipes open, and we kill these children only after the wait.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ from airflow_provider_taskhub.workers.executors.protocol import (
 )
 
 _PROGRESS_EVERY = 0.25
-"""Least seconds between two progress messages of one attempt.
+"""Shortest time between two progress messages of one attempt, in seconds.
 
 A report that comes earlier is sent with the attempt's next report, or when the host pings."""
 
@@ -111,7 +111,7 @@ class RunningActivity:
 
     :param run: the host's request.
     :param definition: the declared activity.
-    :param spark: the warm Spark context; None for a plain activity.
+    :param spark: the warm Spark context; None for an activity without Spark.
     """
 
     def __init__(
