@@ -42,7 +42,7 @@ class _Thread(threading.Thread):
     """Closes orchestrators one after another until the process ends.
 
     The running ``run`` method holds a reference to the queue. When the process ends, Python freezes a daemon thread, so
-    the waiting orchestrators are never garbage-collected, and their blocks do not run then.
+    the waiting orchestrators are never garbage-collected, and their ``finally`` and ``except`` blocks do not run then.
 
     :ivar jobs: the orchestrators that wait to be closed.
     :ivar job: the orchestrator that the thread closes now; None if it closes none.
@@ -87,7 +87,7 @@ class CoroutineCloser:
 
     def _unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
         job = self._thread.job if threading.current_thread() is self._thread else None
-        if job is None:  # the exception does not come from an orchestrator
+        if job is None:  # the exception does not come from an orchestrator: pass it to the hook that was set before
             self._hook_before(unraisable)
             return
         log.warning(

@@ -139,7 +139,7 @@ class LoadedInstance:
     def forget(self, deleted: Iterable[Delivery]) -> None:
         """Stop remembering messages that are deleted from their queue.
 
-        Messages that an action of an orchestrator has sent stay remembered, because the action may be sent again.
+        Messages that an action of an orchestrator has sent stay remembered, because the sender can send them again.
 
         :param deleted: the messages that are known to be deleted.
         """
@@ -294,7 +294,7 @@ class Loader:
         """Return an instance with an empty history, for a new start of an instance that has ended.
 
         The new history is written from row 0 under the same sentinel. The messages that the ended run has consumed stay
-        remembered: the rows that name them are overwritten, and each message may be delivered again. The blobs of the
+        remembered: the rows that name them are overwritten, and each message can be delivered again. The blobs of the
         ended run stay, as in DurableTask, because the row of a child keeps the old output until the child ends again.
 
         :param old: the ended instance as loaded.
@@ -363,7 +363,7 @@ def start_from_row(instance: OrchestrationInstance, row: InstanceState, now: Tim
 
 
 def _is_newer(row: InstanceState, past: Sequence[HistoryEvent]) -> bool:
-    """Return True if the row belongs to a later start than the history; no checkpoint of this run may overwrite it."""
+    """Return True if the row belongs to a later start than the history, so that this run must not overwrite the row."""
     started = next((event for event in past if isinstance(event, ExecutionStarted)), None)
     return started is not None and is_newer(row, started)
 

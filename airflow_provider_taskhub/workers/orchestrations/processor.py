@@ -288,7 +288,7 @@ class Orchestrations:
                     ran = True
         except UnknownOrchestrator as error:
             try:
-                if any(isinstance(event, ExecutionTerminated) for event in events):  # a terminate needs no code
+                if any(isinstance(event, ExecutionTerminated) for event in events):  # a terminate runs no code
                     episode = live.execution.terminate(events, now=now)
                 else:
                     episode = live.execution.fail(events, self._missing_code.failure(session, batch, error), now=now)

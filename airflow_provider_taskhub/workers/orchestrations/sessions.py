@@ -48,7 +48,7 @@ class Session(Generic[State]):
 
 
 PASSED_OVER = 3
-"""Number of turns of sessions with a loaded instance after which a session without a loaded instance gets a turn."""
+"""After this many turns of sessions with a loaded instance, a session without a loaded instance gets a turn."""
 MAX_BATCH = 400
 """The largest number of messages of one episode. A sentinel can list twice as many consumed messages."""
 
@@ -57,7 +57,7 @@ def next_batch(mail: Iterable[Delivery]) -> tuple[list[Delivery], list[Delivery]
     """Split waiting messages into the batch of the next episode and the rest.
 
     A start begins a new batch, which takes the messages behind the start too. Messages in front of the start join the
-    batch if they name this start or no generation, because an event may overtake the start of its instance. If a
+    batch if they name this start or no generation, because an event can overtake the start of its instance. If a
     message in front of the start names another generation, the messages in front of the start are a batch of their own.
 
     :param mail: the waiting messages.
@@ -226,7 +226,7 @@ class Sessions(Generic[State]):
         self._histories.pop(session.instance_id, None)
 
     def keep(self, session: Session[State], state: State | None, size: int = 0) -> None:
-        """Set the loaded instance of a session; None removes it from memory.
+        """Set the loaded instance of a session; None removes the loaded instance from memory.
 
         :param size: the bytes that count against the memory limit.
         """
