@@ -19,8 +19,8 @@ def open_store(settings: Settings, *, create: bool = True, holder: str = "") -> 
     :param create: True: create the SQLite file of an embedded hub if the file does not exist. False: raise HubError.
     :param holder: full name of the worker that receives messages through this store (:meth:`Store.release_claims`).
     :raises HubError: if the file does not exist and ``create`` is False.
-    :raises ConfigurationError: if the connection cannot work, or if a package is missing. The text names the pip extra
-        of the package, and never contains a part of a secret.
+    :raises ConfigurationError: if the connection cannot work, or if a package is missing. The error text names the pip
+        extra of the package. No part of a secret is ever in the text.
     """
     connection = settings.connection.get_secret_value().strip() if settings.connection else ""
     if not connection or connection.lower().startswith("sqlite:"):
@@ -45,7 +45,7 @@ def _path(connection: str) -> Path:
     :raises ConfigurationError: if the connection has a relative path, a host, or no path.
     """
     url = urlsplit(connection)
-    path = Path("/" + unquote(url.path).lstrip("/"))  # POSIX allows //x to mean another file than /x
+    path = Path("/" + unquote(url.path).lstrip("/"))  # one slash: POSIX allows //x to mean another file
     if url.netloc or url.query or url.fragment or not url.path.startswith("/") or path.name == "":
         raise ConfigurationError(f"connection {connection!r}: give the absolute path of the file, like {_EXAMPLE}")
     return path

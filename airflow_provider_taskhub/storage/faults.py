@@ -59,11 +59,11 @@ class Fault:
     """What goes wrong with a call.
 
     :param delay: seconds that the call waits before it is carried out.
-    :param before: error that is raised; the call is not carried out.
+    :param before: error that is raised without carrying out the call. None: no such error.
     :param pause: seconds between the end of the call and its answer.
-    :param after: error that is raised after the call was carried out.
-    :param straggles: the caller gets an error that leaves open whether the call was carried out. The call is carried
-        out this number of seconds later.
+    :param after: error that is raised after the call was carried out. None: no such error.
+    :param straggles: number of seconds. The caller gets an error that leaves open whether the call was carried out, and
+        the call is carried out this many seconds later. None: this does not happen.
     """
 
     delay: float = 0.0
@@ -74,7 +74,7 @@ class Fault:
 
 
 Plan: TypeAlias = Callable[[Call], Fault | None]
-"""Function that says which fault a call gets; None: no fault."""
+"""Function that says which fault a call gets. It returns None for a call without a fault."""
 
 
 def refused() -> Fault:
@@ -132,7 +132,7 @@ def at(number: int, fault: Fault, *, kind: str | None = None) -> Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """For each fault the probability that a call gets this fault, for :func:`seeded`.
+    """The probabilities, from 0 to 1, with which :func:`seeded` gives each fault to a call.
 
     :param longest: longest delay of a late call, and longest ``retry_after`` of a throttled call, in seconds.
     """
@@ -144,8 +144,8 @@ class Rates:
     late: float = 0.0
     longest: float = 1.0
     kinds: Mapping[str, float] = field(default_factory=dict)
-    """Factor for all probabilities by the kind of the call, for example ``{"queue.receive": 0.1}``. A kind that is not
-    listed has the factor 1."""
+    """By the kind of a call the factor for all its probabilities, for example ``{"queue.receive": 0.1}``. A kind that
+    is not listed has the factor 1."""
 
 
 def seeded(seed: int | str, rates: Rates) -> Plan:
@@ -180,7 +180,7 @@ class FaultyStore(Paged):
     :param inner: store that carries out the calls.
     :param plan: function that says which fault a call gets.
     :param clock: clock that waits for the delays of faults.
-    :param crash: function of a test, awaited at each crash point of a unit. It needs ``stepwise``.
+    :param crash: function of a test, awaited at each crash point of a unit. It needs ``stepwise``. None: there is none.
     :param stepwise: True: this class carries out units operation by operation. False: the inner store commits each unit
         in one call of kind ``unit``.
     :param together: function that carries out the operations of one step. It needs ``stepwise``.
@@ -223,6 +223,8 @@ class FaultyStore(Paged):
     async def _through(self, kind: str, what: object, do: Callable[[], Awaitable[T]]) -> T:
         """Carry out a call with the fault that the plan gives to the call.
 
+        :param kind: kind of the call, for :class:`Call`.
+        :param what: the operation, the unit, or the arguments of the call, for :class:`Call`.
         :param do: function that calls the inner store.
         """
         self._calls += 1
@@ -243,10 +245,10 @@ class FaultyStore(Paged):
 
     async def _arrive(self, seconds: float, do: Callable[[], Awaitable[object]]) -> None:
         await self._clock.sleep(seconds)
-        with suppress(StorageError):  # the caller has its error already
+        with suppress(StorageError):  # no error is raised: the caller got one before
             await do()
 
-    # writes
+    # methods that write
 
     async def execute(self, operation: Operation) -> Result:
         rules.check_operation(operation)
@@ -258,7 +260,7 @@ class FaultyStore(Paged):
             return await carry_out(unit, self.execute, self._crash, together=self._together)
         return await self._through("unit", unit, lambda: self._inner.commit(unit))
 
-    # queues
+    # methods for queues
 
     async def create_queue(self, name: str) -> bool:
         return await self._through("admin", name, lambda: self._inner.create_queue(name))
@@ -291,7 +293,7 @@ class FaultyStore(Paged):
         """Call the inner store without a fault, for the same reason as :meth:`arrival`."""
         return self._inner.subscribe(name)
 
-    # tables
+    # methods for tables
 
     async def create_table(self, name: str) -> bool:
         return await self._through("admin", name, lambda: self._inner.create_table(name))
@@ -321,7 +323,7 @@ class FaultyStore(Paged):
             lambda: self._inner.query(table, filter, select=select, limit=limit, continuation=continuation),
         )
 
-    # blobs
+    # methods for blobs
 
     async def create_container(self, name: str) -> bool:
         return await self._through("admin", name, lambda: self._inner.create_container(name))
@@ -341,7 +343,7 @@ class FaultyStore(Paged):
     async def append_blob(self, container: str, name: str, data: bytes) -> None:
         await self._through("blob.append", (container, name), lambda: self._inner.append_blob(container, name, data))
 
-    # leases
+    # methods for leases of blobs and containers
 
     async def acquire_lease(self, container: str, name: str | None, *, lease_id: str, seconds: int) -> None:
         await self._through(

@@ -9,9 +9,9 @@ from airflow_provider_taskhub.errors import ConfigurationError
 
 
 def missing(package: str | None, *, purpose: str = "a hub on Azure Storage") -> ConfigurationError:
-    """Return the error for a package that is not installed.
+    """Return the error for a package that is not installed. The caller raises the error.
 
-    :param package: import name of the package.
+    :param package: import name of the package, or None if Python did not tell the name.
     :param purpose: feature that needs the package; the error text begins with this.
     """
     return ConfigurationError(f"{purpose} needs the package {package!r}: pip install 'airflow-provider-taskhub[azure]'")
@@ -23,7 +23,7 @@ def check_installed(packages: Sequence[str]) -> None:
     The check must be fast, and importing Microsoft's packages takes most of a second.
 
     :param packages: import names of the packages.
-    :raises ConfigurationError: for the first missing package. The text names the pip extra that installs the package.
+    :raises ConfigurationError: for the first missing package. The error names the pip extra that installs the package.
     """
     for package in packages:
         try:

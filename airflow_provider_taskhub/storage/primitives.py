@@ -1,15 +1,15 @@
-"""The contract of a store: the queue, table, blob and lease operations that TaskHub uses.
+"""The interface of a store: the operations on queues, tables, blobs and leases that TaskHub uses.
 
 A :class:`Store` is an Azure Storage account or one SQLite file. Both have Azure's semantics (visibility, pop receipts,
 dequeue counts, ETags, entity-group transactions, leases, limits of sizes and keys). So code that works on one store
-also works on the other. Each write is a value (:data:`Operation`). A checkpoint is a :class:`Unit`: a sequence of
-:class:`Step`, and each step is a group of operations.
+also works on the other. Each write is a value (:data:`Operation`). Writes that belong together, such as a checkpoint,
+are a :class:`Unit`: a sequence of :class:`Step`, and each step is a group of operations.
 
 Every call has a deadline, and :attr:`Store.requests` counts every call by its kind. A call raises only the storage
 errors of ``airflow_provider_taskhub.errors``: ``Conflict``, ``NotFound``, ``LeaseLost``, ``Throttled``,
 ``Unavailable``, ``PayloadTooLarge``. It raises ``InputError`` for a name or key that Azure would refuse.
 
-This module has more than 400 lines, because a reader wants the whole contract with its errors in one place. It has
+This module has more than 400 lines, because a reader wants the whole interface with its errors in one place. It has
 almost no code.
 """
 
@@ -57,7 +57,7 @@ Property: TypeAlias = str | bool | int | Int64 | float | Timestamp | UUID | byte
 """The value of a table property, as Edm String, Boolean, Int32, Int64, Double, DateTime, Guid or Binary."""
 
 
-# --- rows ---------------------------------------------------------------------------------------------------------
+# --- classes for rows ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class RowOperation:
     absent: bool = False
 
 
-# --- filters ------------------------------------------------------------------------------------------------------
+# --- classes for filters of queries -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class Page:
     continuation: str | None = None
 
 
-# --- messages -----------------------------------------------------------------------------------------------------
+# --- classes for messages -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +197,7 @@ class ReceiptHolder(Protocol):
     def receipt(self) -> Receipt: ...
 
 
-# --- operations ---------------------------------------------------------------------------------------------------
+# --- classes for operations: all kinds of writes ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,8 +207,8 @@ class PutMessage:
 
     :param visibility: time until the message can be received, 0 to 7 days.
     :param naming: a placeholder in the text, and a row that an earlier step of the unit writes. The store replaces the
-        placeholder by the row's ETag, escaped as in JSON.
-    :param claimed: True if the sender works on the message itself until ``visibility`` is over;
+        placeholder by the row's ETag, escaped as in JSON. None: the text has no placeholder.
+    :param claimed: True if the sender keeps the message, to process it before ``visibility`` is over;
         :meth:`Store.release_claims` can then end this time early. False if the message is only delayed.
     """
 
@@ -228,7 +228,8 @@ class UpdateMessage:
     :param text: new text of the message; None: the text stays.
     :param claimed: True if the caller keeps working on the message, so that :meth:`Store.release_claims` applies to
         it; False if the caller gives the message back to the queue.
-    :param signal: True if :meth:`Store.arrival` in this process may return early when the message becomes visible.
+    :param signal: True if :meth:`Store.arrival` in this process should return when the message becomes visible. False:
+        no wake-up is needed.
     :raises Conflict: if the receipt is stale.
     :raises NotFound: if the message does not exist any more.
     """
@@ -278,7 +279,8 @@ class PutBlob:
     :param data: content of the blob; or a text, which the store compresses with gzip to get the content.
     :param if_absent: True if the blob must not exist yet.
     :param etag: ETag that the blob must have; None: any. Lease operations do not change a blob's ETag.
-    :param lease_id: id of the lease that the caller holds on the blob. A leased blob needs it.
+    :param lease_id: id of the lease that the caller holds on the blob. Without this id, a leased blob cannot be
+        written. None: the caller holds no lease.
     :raises Conflict: if ``if_absent`` is set and the blob exists, or if the blob does not have the ETag ``etag``. A
         blob that does not exist has no ETag.
     :raises LeaseLost: if another lease is active, or if ``lease_id`` is given and no lease is active.
@@ -330,7 +332,7 @@ class Unit:
     commits all steps in one transaction.
 
     :param check: function that the store calls right before the first write and, on Azure, before each step. It raises
-        ``LeaseLost`` if the caller must not write any more.
+        ``LeaseLost`` if the caller must not write any more. None: there is no such function.
     """
 
     steps: tuple[Step, ...]
@@ -341,7 +343,7 @@ Results: TypeAlias = tuple[tuple[Result, ...], ...]
 """Results of a unit: for each step a tuple with the result of each operation."""
 
 
-# --- blobs and leases ---------------------------------------------------------------------------------------------
+# --- classes for blobs --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,7 +363,7 @@ class BlobInfo:
     size: int
 
 
-# --- the store ----------------------------------------------------------------------------------------------------
+# --- the interface of a store -------------------------------------------------------------------------------------
 
 
 class Store(Protocol):
@@ -391,7 +393,7 @@ class Store(Protocol):
     def container_url(self, container: str) -> str:
         """Return the absolute URL of a container, without a slash at its end. Table rows store this URL."""
 
-    # writes
+    # methods that write
 
     async def execute(self, operation: Operation) -> Result:
         """Carry out one operation. The operation's class documents its result and its errors."""
@@ -399,7 +401,7 @@ class Store(Protocol):
     async def commit(self, unit: Unit) -> Results:
         """Carry out a unit. An error has the name of its step in ``__notes__``, for example ``step: history``."""
 
-    # queues
+    # methods for queues
 
     async def create_queue(self, name: str) -> bool:
         """Create a queue.
@@ -435,7 +437,7 @@ class Store(Protocol):
         """Return visible messages without receiving them: they stay visible, and their pop receipts are empty."""
 
     async def count(self, queue: str) -> int:
-        """Return the approximate number of messages in the queue. Invisible messages count too."""
+        """Return the approximate number of messages in the queue, invisible ones included."""
 
     async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
         """Wait until one of the queues may have a visible message, at most ``timeout`` seconds.
@@ -448,13 +450,14 @@ class Store(Protocol):
         """Subscribe to a topic: learn when a transaction with this ``Transact.topic`` is done.
 
         ``async with`` returns a function. The function waits until such a transaction is done, at most the given number
-        of seconds. Transactions since the function's last call count too. A return is only a hint: it may be wrong, and
-        a hint may be lost. The caller must read the rows itself, and sometimes also without a hint.
+        of seconds. Transactions since the function's last call count too. The function's return is only a hint that
+        rows may have changed: a hint may be wrong, and may be lost. So the caller must read the rows, and must read
+        them from time to time also without a hint.
 
         :param name: the topic.
         """
 
-    # tables
+    # methods for tables
 
     async def create_table(self, name: str) -> bool: ...
 
@@ -491,9 +494,9 @@ class Store(Protocol):
     def rows(
         self, table: str, filter: Filter | None = None, *, select: Sequence[str] | None = None
     ) -> AsyncIterator[Entity]:
-        """Iterate over all rows that match the filter. Read them page by page."""
+        """Iterate over all rows that match the filter; None: all rows of the table. The rows are read page by page."""
 
-    # blobs
+    # methods for blobs
 
     async def create_container(self, name: str) -> bool: ...
 
@@ -519,14 +522,14 @@ class Store(Protocol):
     async def beside(self, work: Callable[[], T]) -> T:
         """Run a long computation in a thread, so that the event loop can renew leases meanwhile.
 
-        A store in memory runs the computation on the event loop instead. Its loop may use virtual time, and virtual
-        time would run on while a thread works.
+        A store in memory runs the computation on the event loop instead: the loop of a test may use virtual time, which
+        would run on while a thread works.
         """
 
-    # leases of blobs and containers; ``name=None`` means the container itself
+    # methods for leases of blobs and containers; ``name=None`` means the container itself
 
     async def acquire_lease(self, container: str, name: str | None, *, lease_id: str, seconds: int) -> None:
-        """Acquire a lease of a blob or container. Renew the lease if it is already active under ``lease_id``.
+        """Acquire a lease of a blob or container. If a lease with the id ``lease_id`` is active, renew it.
 
         :param name: name of the blob; None: the container itself.
         :param seconds: duration of the lease, 15 to 60 seconds.
@@ -579,7 +582,7 @@ class Paged:
         return await self.beside(unpack) if unpacked_size(blob.data) > SLOW else unpack()
 
     async def packed(self: Store, operations: Iterable[Operation]) -> None:
-        """Compress the large texts that the operations write, in a thread. Small texts are compressed when needed."""
+        """Compress in a thread the large texts that are written to blobs. Small texts are compressed when needed."""
         for operation in operations:
             if isinstance(operation, PutBlob) and isinstance(operation.data, Packed) and operation.data.is_slow:
                 await self.beside(operation.data.data)

@@ -1,4 +1,4 @@
-"""Azure Storage's limits as pure functions. Both stores check each call with them before they send it.
+"""Azure Storage's limits as pure functions. Both kinds of stores check each call by them before they carry it out.
 
 The rules cover names, keys, sizes, ranges, and the shape of transactions, units and filters. They have two purposes.
 The embedded store refuses the same values as Azure. And no code can rely on values that only the emulator Azurite
@@ -74,19 +74,19 @@ _DASHED = re.compile(r"[a-z0-9](?:-?[a-z0-9])*", re.ASCII)
 _TABLE = re.compile(r"[A-Za-z][A-Za-z0-9]{2,62}", re.ASCII)
 _KEY_REFUSED = re.compile(r"[/\\#?\x00-\x1f\x7f-\x9f]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-# Everything but the characters of XML 1.0. CR is refused too: an XML parser turns a raw CR into LF.
+# The characters that a message must not have: all but those of XML 1.0, and CR, which an XML parser turns into LF.
 _MESSAGE_REFUSED = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 SHORT = 1024
-"""An ASCII text of at most so many characters is a valid property value without further checks."""
+"""An ASCII text of at most this many characters is always a valid property value, so it needs no further checks."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _FIXED_SIZES = ((bool, 1), (Int64, 8), (int, 4), (float, 8), (Timestamp, 8), (UUID, 16))
 
 
-# --- names --------------------------------------------------------------------------------------------------------
+# --- checks of names ----------------------------------------------------------------------------------------------
 
 
 cache_names = lru_cache(maxsize=4096)
-"""Decorator that remembers which names passed a check, because each operation checks the same few names again.
+"""Decorator for a check of a name: a name that passed is not checked again, because most operations use the same names.
 
 A refused name is checked again each time: ``lru_cache`` does not remember exceptions."""
 
@@ -151,7 +151,7 @@ def check_column(name: str) -> None:
         raise InputError(f"column {name!r}: Azure accepts an identifier of at most 255 characters")
 
 
-# --- rows ---------------------------------------------------------------------------------------------------------
+# --- checks of rows -----------------------------------------------------------------------------------------------
 
 
 def utf16_units(text: str) -> int:
@@ -178,15 +178,15 @@ def entity_bytes(entity: Entity) -> int:
 
 
 def place(entity: Entity) -> str:
-    """Return how an error message names a row."""
+    """Return the keys of a row as a text for error messages."""
     return f"row ({entity.partition_key!r}, {entity.row_key!r})"
 
 
 def bound(entity: Entity) -> int:
     """Return an upper bound for the size of a row in bytes, both by Azure's formula and in the body of a batch request.
 
-    The bound is cheap to compute. A row whose bound is under the limits needs no exact measurement; this holds for
-    almost all rows.
+    The bound is cheap to compute. If the bound of a row is under the limits, which holds for almost all rows, the exact
+    size is not computed.
     """
     characters = sum(len(value) for value in entity.properties.values() if isinstance(value, str | bytes))
     return _bound(len(entity.properties), characters)
@@ -274,7 +274,7 @@ def _check_columns(names: tuple[str, ...]) -> None:
 
 
 def surely_fits(properties: int, characters: int) -> bool:
-    """Return True if a row is within all limits by its :func:`bound`. False means that the row must be measured.
+    """Return True if a row is within all limits by its :func:`bound`. False: its exact size must be computed.
 
     :param properties: number of properties in the row.
     :param characters: total length of the row's text and binary values.
@@ -283,7 +283,7 @@ def surely_fits(properties: int, characters: int) -> bool:
 
 
 def check_size(entity: Entity) -> None:
-    """Check that a row has at most 252 properties and 1 MiB. A merge calls this again for the merged row."""
+    """Check that a row has at most 252 properties and 1 MiB. The result of a merge must be checked again."""
     _check_size(entity, bound(entity))
 
 
@@ -358,7 +358,7 @@ def _json_bytes(text: str) -> int:
     return 6 * utf16_units(text)
 
 
-# --- messages -----------------------------------------------------------------------------------------------------
+# --- checks of messages -------------------------------------------------------------------------------------------
 
 
 def check_message(text: str) -> None:
@@ -374,7 +374,7 @@ def check_message(text: str) -> None:
 
 
 def check_visibility(visibility: timedelta) -> None:
-    """Check that a visibility is 0 to 7 days."""
+    """Check that a visibility (the time for which a message is hidden) is 0 to 7 days."""
     if not timedelta(0) <= visibility <= MAX_VISIBILITY:
         raise InputError(f"visibility {visibility}: Azure accepts 0 to 7 days")
 
@@ -399,7 +399,7 @@ def check_peek(queue: str, limit: int) -> None:
         raise InputError(f"receive from {queue!r}: limit {limit}; Azure accepts 1 to {MAX_RECEIVE}")
 
 
-# --- queries ------------------------------------------------------------------------------------------------------
+# --- checks of queries --------------------------------------------------------------------------------------------
 
 
 def comparisons(filter: Filter) -> Iterator[Compare]:
@@ -455,7 +455,7 @@ def check_query(table: str, filter: Filter | None, select: Sequence[str] | None,
         raise InputError(f"query of {table!r}: limit {limit}; Azure accepts 1 to {MAX_PAGE}")
 
 
-# --- blobs and leases ---------------------------------------------------------------------------------------------
+# --- checks of blobs and leases -----------------------------------------------------------------------------------
 
 
 def check_blob(container: str, name: str) -> None:
@@ -493,7 +493,7 @@ def check_lease_id(lease_id: str) -> None:
         raise InputError(f"lease id {lease_id!r}: Azure accepts only a GUID") from None
 
 
-# --- operations and units -----------------------------------------------------------------------------------------
+# --- checks of operations and units -------------------------------------------------------------------------------
 
 
 def check_operation(operation: Operation) -> None:
@@ -527,7 +527,7 @@ def _check_put(operation: PutBlob) -> None:
 
 
 def check_alone(operation: Operation) -> None:
-    """Check an operation that is not part of a unit. It may not refer to the ETag of another operation's row."""
+    """Check an operation that is not part of a unit. It must not refer to the ETag of another operation's row."""
     check_operation(operation)
     if isinstance(operation, Transact) and any(isinstance(row.etag, EtagOf) for row in operation.rows):
         raise InputError(f"transaction on {operation.table!r}: EtagOf is allowed only inside a unit")

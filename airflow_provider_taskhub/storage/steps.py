@@ -1,6 +1,7 @@
-"""Carry out a unit step by step. Azure needs this, and the simulation can do this on any store.
+"""Carry out a unit of storage operations, such as a checkpoint, step by step.
 
-Other workers may act between any two operations. Tests can crash a process before and after each step.
+Azure Storage needs this, because it has no transaction over several tables and queues. The simulation can do this on
+any store. Other workers may act between any two operations. Tests can crash a process before and after each step.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from airflow_provider_taskhub.storage.primitives import (
 )
 
 Execute: TypeAlias = Callable[[Operation], Coroutine[Any, Any, Result]]
-"""Function that carries out one operation. The operation has no :class:`EtagOf` any more."""
+"""Function that carries out one operation, in which each :class:`EtagOf` was already replaced by the ETag."""
 Together: TypeAlias = Callable[[Sequence[Coroutine[Any, Any, Result]]], Awaitable[tuple[Result, ...]]]
 """Function that carries out all operations of one step. If several fail, it raises the error of the first of them."""
 
@@ -51,6 +52,7 @@ async def carry_out(
 
     :param execute: function that carries out one operation.
     :param crash: function of a test, awaited with ``<name>`` before each step and ``after:<name>`` after each step.
+        None: there is no such function.
     :param together: function that carries out the operations of one step.
     """
     results: list[tuple[Result, ...]] = []
@@ -104,7 +106,7 @@ def named(operation: PutMessage, earlier: Results) -> PutMessage:
 
 
 def etag_of(reference: EtagOf, earlier: Results) -> str:
-    """Return the ETag that a reference means. ``rules.check_unit`` has checked the reference before.
+    """Return the ETag to which a reference refers. ``rules.check_unit`` must have checked the reference before.
 
     :param earlier: results of the unit's earlier steps.
     """

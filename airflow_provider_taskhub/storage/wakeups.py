@@ -1,8 +1,8 @@
-"""Wake-ups between the processes of one machine, over one Unix datagram socket for each store that waits.
+"""Wake-ups between the processes of one machine: hints that a queue may have a new message.
 
-A store that has put a message sends the queue's name to the sockets of the other stores. A wake-up is a hint. If a
-wake-up is lost, the receiver finds the message at its next poll. If a wake-up is wrong, the receiver polls once for
-nothing. Wake-ups are not durable, and a sender never waits for a receiver.
+Each store that waits for messages has a Unix datagram socket. A store that has put a message sends the queue's name to
+the sockets of the other stores. If a wake-up is lost, the receiver finds the message at its next poll. If a wake-up is
+wrong, the receiver polls once for nothing. Wake-ups are not durable, and a sender never waits for a receiver.
 
 Each kind of store keeps its own list of socket addresses. The embedded store keeps the list in the SQLite file, so that
 containers which share only the folder of the file find each other (``sqlite/process_wakeups``). Azure Storage has no
@@ -18,7 +18,7 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 
 MAX_BYTES = 4096
-"""Largest wake-up, in bytes. A wake-up with more names of queues is sent as :data:`WAKE_ALL`."""
+"""Largest wake-up, in bytes. If the names of the queues need more bytes, :data:`WAKE_ALL` is sent instead."""
 WAKE_ALL = b"*"
 """Content of a wake-up that wakes all waiters of the receiving store."""
 AT_ONCE = 64
@@ -80,7 +80,7 @@ class WakeupSender:
         self._socket: socket.socket | None = None
 
     def send(self, queues: Iterable[str], addresses: Iterable[str]) -> list[str]:
-        """Send a wake-up: one of these queues may have a visible message now.
+        """Send a wake-up that says: one of these queues may have a visible message now.
 
         :param queues: names of queues or topics.
         :param addresses: paths of the sockets of the other stores.

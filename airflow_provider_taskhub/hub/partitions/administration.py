@@ -1,10 +1,11 @@
 """Create, read and delete a hub. The hub row in ``{Hub}Controls`` alone says how many partitions the hub has.
 
-The hub row is inserted first and marked as ready last. Each step between creates a part unless it exists. So if a
-creation is interrupted, or if two processes create the hub at the same time, the result is one complete hub. This
-module does not decide which worker serves which partition.
+The hub row is inserted first and marked as ready last. Each step between the two creates a part of the hub (a queue, a
+table, a container, a lease) unless the part exists. So if a creation is interrupted, or if two processes create the hub
+at the same time, the result is one complete hub. This module does not decide which worker serves which partition.
 
-The module has more than 400 lines because creating, adopting and deleting a hub share the list of its parts.
+The module has more than 400 lines because creating a hub, adopting one of DurableTask for .NET, and deleting a hub
+share the list of its parts.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ async def create_hub(
     """Create a hub, complete an interrupted creation, adopt a hub of DurableTask for .NET, or check an existing hub.
 
     :param partitions: how many partitions the hub has, 1 to 1024.
-    :param lease_store: ``table`` or ``blob``. None: for a new hub ``table``, for an existing one what it has.
-    :param clock: for the date that people see, and for the pauses between tries.
+    :param lease_store: ``table`` or ``blob``. None: ``table`` for a new hub, and no change for an existing one.
+    :param clock: gives the creation date in the hub row, and measures the pauses between tries.
     :raises ConfigurationError: the number of partitions is out of range.
     :raises HubError: the hub exists with another number of partitions or another lease store, or needs a newer package.
     """
@@ -75,7 +76,7 @@ async def create_hub(
         await _check_adoptable(store, names, partitions, lease_store or TABLE)
         await _retried(lambda: store.create_table(names.controls), f"table {names.controls}", clock)
         row = _entity(HubInfo(partitions=partitions, lease_store=lease_store or TABLE), clock)
-        await insert_row(store, names.controls, row)  # if another process inserted its row first, that row counts
+        await insert_row(store, names.controls, row)  # if another process was faster, its row counts
         info = await _hub_row(store, names)
         if info is None:
             raise HubError(f"hub {names.hub!r} was deleted while it was being created: try again")
@@ -126,8 +127,11 @@ async def ensure_hub(
 ) -> HubInfo:
     """Return a ready hub: read it, or create it if it does not exist, or complete its creation.
 
-    :param partitions: the number of partitions. None: that of an existing hub, else ``default``.
-    :param cap: a cap that the caller is going to order for each worker.
+    :param partitions: the number of partitions. None: the number that the hub has already, or ``default`` if there is
+        no hub.
+    :param lease_store: see :func:`create_hub`.
+    :param cap: the most partitions of a worker that the caller is going to order next; it is only checked here. None:
+        no cap.
     :raises HubError: see :func:`create_hub`.
     :raises InputError: the cap is larger than the number of partitions. Nothing was created.
     """
@@ -145,8 +149,7 @@ async def ensure_hub(
 
 
 async def delete_hub(store: Store, names: HubNames, *, clock: Clock = SYSTEM_CLOCK) -> None:
-    """Delete all parts of a hub, the hub row last. If it is interrupted, it can be run again. A missing hub is no
-    error.
+    """Delete all parts of a hub, the hub row last. An interrupted deletion can be run again. A missing hub is no error.
 
     The container of the app lease is deleted first. The store refuses this while a worker serves the hub, and without
     the container no worker can start. Then the hub is marked as being deleted, so that clients refuse it too.
@@ -175,10 +178,11 @@ async def partition_states(
 ) -> tuple[PartitionState, ...]:
     """Return the state of all partitions of the hub for people. Partitions without a lease are included.
 
-    :param observer: what this reader has seen so far. None: nothing.
+    :param observer: knows what this reader has seen of the leases so far. None: this reader has seen nothing.
     :param prove: True: read until it is known whether each owner is alive, at most 1.5 renewal intervals. False: an
         owner that ``observer`` has not watched for long enough is unproven.
-    :param counts: True: also ask each control queue for its approximate number of messages.
+    :param counts: True: also ask each control queue for its approximate number of messages. False: ``messages`` is
+        None.
     :raises HubError: the hub does not exist.
     """
     observer = observer or LeaseObserver(store, names, await read_hub(store, names))
@@ -211,13 +215,13 @@ async def partition_states(
     return tuple(await gather_bounded(state, leases.values(), limit=_AT_ONCE))
 
 
-# --- the hub row --------------------------------------------------------------------------------------------------
+# --- read, check and write the hub row ----------------------------------------------------------------------------
 
 
 async def _hub_row(store: Store, names: HubNames, *, deleting: bool = False) -> HubInfo | None:
     try:
         row = await store.get(names.controls, *_KEY)
-    except NotFound:  # the table does not exist
+    except NotFound:  # the controls table does not exist, so there is no hub
         return None
     if row is None:
         return None
@@ -286,7 +290,7 @@ def _check_cap(cap: int | None, names: HubNames, partitions: int) -> None:
         )
 
 
-# --- what a hub is made of ----------------------------------------------------------------------------------------
+# --- the parts of a hub: create and check them --------------------------------------------------------------------
 
 
 def _tables(names: HubNames) -> tuple[str, ...]:
@@ -297,7 +301,7 @@ async def _make_everything(store: Store, names: HubNames, made: HubInfo, clock: 
     """Create all parts of a hub that do not exist, in the order in which DurableTask does it."""
     await _retried(lambda: store.create_container(names.app_lease), f"container {names.app_lease}", clock)
     info = PutBlob(container=names.app_lease, name=names.app_lease_info, data=b"{}", if_absent=True)
-    with suppress(Conflict):  # the blob exists
+    with suppress(Conflict):  # an earlier or parallel creation of the hub has written the blob already
         await _retried(lambda: store.execute(info), f"blob {names.app_lease_info}", clock)
     if made.lease_store == BLOB:
         await _retried(lambda: store.create_container(names.leases), f"container {names.leases}", clock)
@@ -309,7 +313,7 @@ async def _make_everything(store: Store, names: HubNames, made: HubInfo, clock: 
         await _retried(lambda: store.create_table(names.partitions), f"table {names.partitions}", clock)
     leases = leases_of(store, names, made)
 
-    async def partition(number: int) -> None:  # the lease comes after its queue
+    async def partition(number: int) -> None:  # creates the queue first: each lease has a queue
         queue = names.control(number)
         await _retried(lambda: store.create_queue(queue), f"queue of partition {number}", clock)
         await _retried(lambda: leases.insert(queue), f"lease of partition {number}", clock)
@@ -326,7 +330,8 @@ async def _make_everything(store: Store, names: HubNames, made: HubInfo, clock: 
     works: list[Callable[[], Awaitable[None]]] = [
         work_items,
         partial(container, names.logs),
-        # DurableTask makes this container with the first large payload. It is made here, so that no checkpoint has to.
+        # DurableTask creates this container with the first large payload. It is created here, so that no checkpoint has
+        # to create it.
         partial(container, names.large_messages),
         *(partial(table, name) for name in _tables(names)),
         *(partial(partition, number) for number in range(made.partitions)),
@@ -337,7 +342,8 @@ async def _make_everything(store: Store, names: HubNames, made: HubInfo, clock: 
 async def _check_adoptable(store: Store, names: HubNames, partitions: int, lease_store: str) -> None:
     """Check that a hub that DurableTask has made can be adopted.
 
-    :raises HubError: its control queues are not numbered without a gap, or its leases or their number do not fit.
+    :raises HubError: the numbers of its control queues have a gap, or it has another number of partitions or another
+        lease store than the arguments say.
     """
     found = await _control_queues(store, names)
     numbers = [number for _, number in found]
@@ -402,7 +408,7 @@ async def _retried(action: Callable[[], Awaitable[object]], what: str, clock: Cl
     :raises Throttled: the last try failed because the store throttles.
     :raises Unavailable: the last try failed because the store does not answer.
     """
-    told: list[int] = [1]  # the number of failed tries; a refusal is not tried again
+    told: list[int] = [1]  # the last number says how many tries have failed
     try:
         await retry(action, _RETRIES, clock, failed=lambda _, failures: told.append(failures))
     except (Throttled, Unavailable) as error:

@@ -26,8 +26,8 @@ log = structlog.get_logger("taskhub.partitions")
 SECONDS = 60
 """Seconds after which the app lease ends without a renewal: the default of DurableTask's AppLeaseOptions."""
 RENEW = 20.0
-"""Seconds between two renewals. After a failed renewal there is time for two more tries; with DurableTask's 25 s there
-is one."""
+"""Seconds between two renewals of the app lease. After a failed renewal there is time for two more tries. DurableTask
+renews every 25 s, which leaves time for one more try only."""
 
 
 _OURS = "5461-736b-4875-620000000000"
@@ -114,7 +114,11 @@ class AppLease:
             return
 
     async def _lease(self, owner: str | None, desired: str | None) -> None:
-        """Lease the container. If the holder was asked to swap its lease for this app's, change the id of its lease."""
+        """Lease the container. If the info blob says that the holder's lease shall go to this app, change its id first.
+
+        :param owner: id of the holder's lease in the info blob. None: unknown.
+        :param desired: id in the info blob under which the container shall be leased next. None: no change is wanted.
+        """
         container = self._names.app_lease
         if desired == self._id and owner and owner != self._id:
             with suppress(LeaseLost):  # the holder has no lease any more, so the container is leased as a free one
@@ -122,7 +126,7 @@ class AppLease:
         await self._store.acquire_lease(container, None, lease_id=self._id, seconds=SECONDS)
 
     async def _info(self) -> tuple[str | None, str | None]:
-        """Return OwnerId and DesiredSwapId of the info blob. None for a value that is missing or damaged."""
+        """Return OwnerId and DesiredSwapId of the info blob. None stands for a value that is missing or damaged."""
         blob = await self._store.get_blob(self._names.app_lease, self._names.app_lease_info)
         try:
             info = json.loads(blob.data) if blob is not None else {}
@@ -146,7 +150,7 @@ def _lease_id(value: object) -> str | None:
 
 
 class HeldApp:
-    """The app lease in the loop of a worker.
+    """Holds the app lease for one worker, and remembers when it was last renewed.
 
     :param lost: called when another app has taken the lease.
     """
@@ -178,7 +182,10 @@ class HeldApp:
             self._sent = sent
 
     async def held(self) -> bool:
-        """Return whether partitions may be taken. After an outage longer than the lease, the lease is renewed first."""
+        """Return whether this worker holds the app lease, so that it may take partitions.
+
+        If the last renewal is longer ago than :data:`SECONDS`, the lease is renewed first.
+        """
         if self._sent is not None and self._clock.monotonic() - self._sent > SECONDS:
             await self.renew()
         return self._sent is not None

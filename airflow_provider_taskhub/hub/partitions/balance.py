@@ -2,12 +2,12 @@
 
 Each worker computes the whole assignment and carries out only its own part. Workers that read the same rows compute the
 same assignment, so two of them do not take the same partition. If workers read different rows, the ETags of the leases
-let only one of them take a partition. Rejected: each worker takes one partition per turn from the worker that has most.
-This needs 16 turns for two workers and 32 partitions, and a rule that guesses what the other workers do (``make
+let only one of them take a partition. Rejected: in each scan a worker takes one partition from the worker that has
+most. This needs 16 scans for two workers and 32 partitions, and a rule that guesses what the other workers do (``make
 bench-balance`` compares the two).
 
-The rules, the most important first: orders of administrators, which workers can run the waiting work, caps, fair
-numbers of partitions, loads.
+The rules, the most important first: orders of administrators, which workers can run the waiting work, caps (the most
+partitions of a worker), fair numbers of partitions, loads.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ class Row:
     """A partition as one worker sees it.
 
     :param owner: full name of the worker that serves the partition. None: the partition is free.
-    :param next_owner: full name of the worker that has asked for the partition.
-    :param free: no worker serves the partition, so it may be taken at once.
-    :param overdue: free for longer than the planned worker needs to take it, so any worker may take it.
-    :param silent: free because its owner is silent. A new worker has not watched it for long enough to know this.
+    :param next_owner: full name of the worker that has asked for the partition. None: no worker has asked.
+    :param free: True if no worker serves the partition, so that it may be taken at once.
+    :param overdue: True if the partition is free for longer than the planned worker needs to take it, so that any
+        worker may take it.
+    :param silent: True if the partition is free because its owner does not renew the lease. A worker that has just
+        started has not watched the lease for long enough to know this.
     :param load: messages in a second, as the owner last published it. None: the owner does not know it yet.
-    :param back: a member that owned the partition under an earlier incarnation. If this member has too few partitions,
-        it gets this one first.
+    :param back: full name of a worker that owned the partition before its restart. If it has too few partitions, it
+        gets this one first. None: there is no such worker.
     """
 
     partition: int
@@ -51,7 +53,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """How many partitions a member may have.
+    """How many partitions a member (a worker that takes part in the balance) may have.
 
     :param weight: a member with weight 2 gets twice as many partitions as one with weight 1.
     :param cap: the most partitions that the member may have. None: no limit.
@@ -65,13 +67,13 @@ class Seat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The orders of administrators, and who can run what, as one worker reads them.
+    """The orders of administrators, and which workers cannot run the waiting work, as one worker reads them.
 
     :param offline: partitions that no worker may serve.
     :param barred: for each partition, the workers that may not serve it.
-    :param turn: the most partitions that a member takes or asks for in one turn. None: as many as it has too few.
-    :param unfit: for each partition, the members that cannot run what waits there although another member can. An unfit
-        owner keeps the partition until a fit member asks for it.
+    :param turn: the most partitions that a member takes or asks for in one scan. None: as many as it has too few.
+    :param unfit: for each partition, the members that cannot run what its instances need, although another member can.
+        An unfit owner keeps the partition until a fit member asks for it.
     """
 
     offline: frozenset[int] = frozenset()
@@ -84,19 +86,19 @@ class Rules:
         return partition not in self.offline and member not in self.barred.get(partition, ())
 
     def suits(self, partition: int, member: str) -> bool:
-        """Return whether a member should serve a partition: the orders allow it, and the member can run what waits
-        there.
+        """Return whether a member (a worker) should serve a partition: the orders of administrators allow it, and no
+        other member is better able to run what the instances of the partition need.
         """
         return self.allow(partition, member) and member not in self.unfit.get(partition, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalancePlan:
-    """What this worker does now.
+    """What one worker must do now.
 
-    :param take: free partitions to take.
-    :param ask: partitions to ask their owners for.
-    :param shed: partitions of this worker that it must give up, although no worker has asked for them.
+    :param take: numbers of the free partitions to take.
+    :param ask: numbers of the partitions for which the worker must ask their owners.
+    :param shed: numbers of the worker's own partitions that it must give up, although no worker has asked for them.
     """
 
     take: tuple[int, ...] = ()
@@ -105,7 +107,7 @@ class BalancePlan:
 
 
 NO_RULES = Rules()
-"""No orders, and all members can run everything."""
+"""The rules if there are no orders of administrators, and all members can run everything."""
 
 
 def plan(rows: Sequence[Row], members: Mapping[str, Seat], me: str, rules: Rules = NO_RULES) -> BalancePlan:
@@ -172,9 +174,10 @@ def shares(partitions: int, members: Mapping[str, Seat], held: Mapping[str, int]
 
 
 class _Seating:
-    """The assignment of partitions to members. ``of`` has the member of each partition, or None.
+    """Assigns partitions to members.
 
-    ``pool`` has all partitions in the order in which they would move.
+    :ivar of: for each partition the member that gets it. None: no member gets it.
+    :ivar pool: the partitions that are not offline, in the order in which they are moved.
     """
 
     def __init__(self, rows: Sequence[Row], members: Mapping[str, Seat], rules: Rules) -> None:
@@ -186,8 +189,7 @@ class _Seating:
         self._counts = Counter(holder for holder in self.future_owners.values() if holder is not None)
         targets = shares(len(self._rows), members, self._counts)
         needy = {member for member, target in targets.items() if self._counts[member] < target}
-        # every partition is new to a worker that has just started; only a member with too few partitions gets its
-        # former ones back
+        # a member gets the partitions back that it had before its restart, but only while it has too few partitions
         self.pool = sorted(
             self._rows.values(),
             key=lambda row: (
@@ -204,7 +206,7 @@ class _Seating:
             self._exchange_for_load()
 
     def room(self, member: str) -> int:
-        """Return how many more partitions a member may have. Negative if it is above its cap."""
+        """Return how many more partitions a member may have. Negative if the member is above its cap."""
         cap = self._members[member].cap
         return len(self._rows) if cap is None else cap - self._counts[member]
 
@@ -223,7 +225,7 @@ class _Seating:
         return None
 
     def _move(self, partition: int, member: str | None) -> None:
-        """Assign a partition to another member, or to none."""
+        """Assign a partition to another member. None: to no member."""
         before = self.of[partition]
         if before is not None:
             self._counts[before] -= 1
@@ -272,18 +274,19 @@ class _Seating:
         """
         return (self._counts[member] + more) / self._members[member].weight
 
-    # orders and unfit members: a partition may have to move by way of a third member
+    # methods for orders and unfit members: a partition must sometimes move by way of a third member
 
     def _move_along_chains(self) -> None:
-        """Move partitions along chains until no chain makes two members more equal. Then no allowed assignment is
-        fairer.
+        """Move partitions along chains, until no chain makes the numbers of two members more equal. Then no assignment
+        that the rules allow is fairer.
         """
         while chain := next(self._chains(), None):
             for partition, member in chain:
                 self._move(partition, member)
 
     def _chains(self) -> Iterator[list[tuple[int, str]]]:
-        """Return the chains that begin at a member with many partitions."""
+        """Yield the chains of moves that make two members more equal, first those from the member with most partitions.
+        """
         holdings: dict[str, list[int]] = defaultdict(list)
         for row in self.pool:
             member = self.of[row.partition]
@@ -295,10 +298,10 @@ class _Seating:
                 yield chain
 
     def _chain(self, source: str, holdings: Mapping[str, Sequence[int]]) -> list[tuple[int, str]] | None:
-        """Return the shortest chain of moves from one member to a member with at least two partitions fewer. Breadth
-        first.
+        """Return the shortest chain of moves from one member to a member with at least two partitions fewer. None:
+        there is no such chain.
 
-        Each member of the chain gives one partition to the next member.
+        Each member of the chain gives one partition to the next member. The search is breadth first.
         """
         reached: dict[str, list[tuple[int, str]]] = {source: []}
         queue = [source]
@@ -313,12 +316,12 @@ class _Seating:
                 queue.append(other)
         return None
 
-    # balancing by load
+    # methods that balance the loads
 
     def _nothing_moves(self) -> bool:
         """Return whether no partition is moving and all loads are known. Only then are loads balanced.
 
-        The new owner of a partition measures almost no load at first. This must not cause more moves.
+        The new owner of a partition measures almost no load at first. This measurement must not cause more moves.
         """
         return all(
             row.owner is not None and row.owner == self.of[number] and row.load is not None
@@ -367,5 +370,5 @@ def _load(row: Row | None, *, unknown: float = 0.0) -> float:
 
 
 def seats(members: Collection[str]) -> dict[str, Seat]:
-    """Return members with weight 1 and without caps."""
+    """Return for each member a seat with weight 1 and without a cap."""
     return dict.fromkeys(members, Seat())

@@ -1,20 +1,20 @@
 """Leases in blobs: ``{hub}-leases/default/{queue}``, DurableTask's older lease store.
 
-The content of the blob is DurableTask's JSON with further members of TaskHub. The content alone says who owns the
-partition: each write is one conditional request under the blob's ETag. A writer that dies, or whose answer is lost,
+The content of the blob is DurableTask's JSON with further fields of TaskHub. The content alone says which worker owns
+the partition: each write is one conditional request under the blob's ETag. A writer that dies, or whose answer is lost,
 leaves the old content or the new one, and nothing between them.
 
-The storage service also leases the blob, under the id in the member ``Token``. This is for .NET workers and for people.
-After a take the blob gets a lease under a new id, a renewal renews this lease, and a release ends it. If a writer dies
-before this second step, other workers are not locked out: they may write under each id that the content names, and
-without an id if the blob is not leased. Rejected: to change the lease id with each write and use it as the condition. A
-worker that asked for a partition and died between the two steps then took the partition from its live owner, because no
-worker knew the new id.
+The storage service also leases the blob, under the id in the field ``Token``. This second lease is for .NET workers and
+for people. After a worker has taken the partition, the blob gets a lease under a new id; a renewal renews this lease,
+and a release ends it. If a writer dies before this second step, other workers are not locked out: they may write under
+each id that the content names, and without an id if the blob is not leased. Rejected: to change the lease id with each
+write and use it as the condition. A worker that asked for a partition and died between the two steps then took the
+partition from its live owner, because no worker knew the new id.
 
-Costs: a request to an owner or a kick is one request to the store. A renewal, a take or a release is two. There is one
-more if the blob's lease has expired, and two more if the partition is taken while the blob is leased. A scan is one
-listing and one request for each lease, but workers scan only if something changes. In a table each row costs one
-request, and a listing one for each 1,000 rows.
+Costs: to ask an owner for its partition, or to kick the owner, is one request to the store. To renew, take or release
+a lease is two. There is one more if the blob's lease has expired, and two more if the partition is taken while the blob
+is leased. To read all leases is one listing and one request for each lease, but workers read them only if something
+changes. With leases in a table, each write is one request, and reading them is one request for each 1,000 rows.
 
 This module reads and conditionally writes the blobs. It decides nothing.
 """
@@ -43,7 +43,7 @@ _AT_ONCE = 16
 _SECONDS = 15, 60
 """Azure's shortest and longest time of a blob lease, in seconds."""
 _KNOWN = ("PartitionId", "Owner", "Token", "Epoch")
-"""The members of the JSON that DurableTask writes."""
+"""The fields of the JSON that DurableTask writes."""
 
 
 class BlobLeases:
@@ -84,7 +84,7 @@ class BlobLeases:
         return decode_blob(queue, columns, blob.etag)
 
     async def write(self, lease: Lease) -> Lease:
-        """Write a lease if the blob still has the given ``etag``. Then lease or release the blob.
+        """Write a lease if the blob still has the ETag ``lease.etag``. Then let the service lease or release the blob.
 
         :raises Conflict: another worker has changed the lease.
         :raises NotFound: the blob does not exist.
@@ -92,7 +92,7 @@ class BlobLeases:
         """
         token = None if lease.owner is None else lease.token or str(uuid4())
         written, under = await self._put(lease, token)
-        # the content is written and is what counts; the next write repeats this step
+        # an error here does no harm: only the content counts, which is written; the next write repeats this step
         with suppress(LeaseLost, NotFound):
             await self._follow(_FOLDER + lease.queue, token, under)
         return written
@@ -106,7 +106,8 @@ class BlobLeases:
     async def _put(self, lease: Lease, token: str | None) -> tuple[Lease, str | None]:
         """Write the content, trying each id under which the blob may be leased.
 
-        :returns: the written lease, and the id under which the blob is leased. None: the blob is not leased.
+        :param token: id under which the blob shall be leased after the write. None: the blob shall be released.
+        :returns: the written lease, and the id under which the blob is leased now. None: the blob is not leased.
         """
         for under in dict.fromkeys((lease.token, None, *lease.under)):
             written = replace(lease, token=token, under=() if under in (None, token) else (under,))
@@ -126,14 +127,17 @@ class BlobLeases:
                 break
             assert isinstance(etag, str)
             return replace(written, etag=etag), under
-        if await self.read(lease.queue) is None:  # the service has no error code of its own for a missing blob here
+        if await self.read(lease.queue) is None:  # the service gives the same error for a missing blob
             raise NotFound(f"the lease of {lease.queue} is gone")
         raise Conflict(f"the lease of {lease.queue} was changed by another")
 
     async def _follow(self, name: str, token: str | None, under: str | None) -> None:
         """Lease or release the blob as its content says.
 
-        A change of the lease id does not extend the lease, so the lease is renewed after it.
+        A change of the lease id does not extend the lease, so the lease is renewed after the change.
+
+        :param token: id under which the blob shall be leased. None: it shall be released.
+        :param under: id under which the blob is leased now. None: it is not leased.
         """
         container = self._names.leases
         if under is None:
@@ -177,7 +181,7 @@ def content(blob: Blob) -> dict[str, Any]:
 
 
 def decode_blob(queue: str, columns: Mapping[str, Any], etag: str) -> Lease:
-    """Return the lease in a blob's JSON. A member that cannot be read counts as missing."""
+    """Return the lease in a blob's JSON. A field that cannot be read counts as missing."""
     ours = {name.removeprefix("TaskHub"): value for name, value in columns.items() if name.startswith("TaskHub")}
     epoch, renewals = columns.get("Epoch"), ours.get("Renewals")
     return Lease(
@@ -203,7 +207,7 @@ def decode_blob(queue: str, columns: Mapping[str, Any], etag: str) -> Lease:
 
 
 def encode_blob(lease: Lease) -> bytes:
-    """Return a blob's JSON: DurableTask's members, then those members of TaskHub that have a value.
+    """Return a blob's JSON: DurableTask's fields, then those fields of TaskHub that have a value.
 
     A load of 0 is written, because a missing load means "not known yet".
     """

@@ -19,9 +19,11 @@ log = structlog.get_logger("taskhub.partitions")
 async def attempt(
     event: str, call: Callable[[], Awaitable[None]], deadline: float, outages: Outages, **where: object
 ) -> bool:
-    """Make one attempt of at most ``deadline`` seconds.
+    """Await ``call()`` once, for at most ``deadline`` seconds.
 
-    The first failure is logged at once, and further ones once a minute for each partition.
+    A failure is logged. If further attempts fail too, this is logged once a minute for each partition.
+
+    :param outages: remembers which attempts have failed so far.
 
     :param event: name of the log event of a failure.
     :param where: fields of this log event.

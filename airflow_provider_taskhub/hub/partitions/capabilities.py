@@ -1,4 +1,4 @@
-"""Which workers can run a function, and how the apps of two workers differ. Pure."""
+"""Find out which workers can run a function, and how the apps of two workers differ. Pure: no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, Member, N
 __all__ = ["Difference", "Need", "able", "can_run", "difference", "listed", "refusal"]
 
 SHOWN = 20
-"""The most names that a text lists. For the other names the text gives only their number."""
+"""The most names that a text for people lists. It gives only the number of the other names."""
 
 
 def can_run(member: Member, need: Need) -> bool:
-    """Return whether a worker has a function, and whether its app can continue an instance of the needed version."""
+    """Return whether a worker has the needed function, in an app that can continue an instance of the needed version.
+    """
     if need.kind not in member.roles or need.name not in member.functions(need.kind):
         return False
     accepted = member.accepts.get(need.name)
@@ -33,7 +34,7 @@ class Difference:
     :param worker: full name of the other worker.
     :param lacks: functions that only this worker has.
     :param more: functions that only the other worker has.
-    :param versions: for each app of another version: its name, the version here, the version there.
+    :param versions: for each app of another version: its name, this worker's version, the other worker's version.
     """
 
     worker: str
@@ -89,7 +90,7 @@ def refusal(mine: Member, others: Iterable[Member]) -> str | None:
 
 
 def listed(things: Iterable[object], most: int = SHOWN) -> str:
-    """Return a text with the first ``most`` things, and the number of the others."""
+    """Return a text with the names of the first ``most`` things, and the number of the other things."""
     names = [str(thing) for thing in things]
     shown = ", ".join(names[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown

@@ -58,7 +58,7 @@ class Differences:
         proven = {other.worker: other for other in roster.live if other.worker not in roster.newcomers | set(dead)}
         for worker in sorted(proven.keys() - self._compared - {self._me}):
             other = proven[worker]
-            # a worker without apps in its row has names that cannot be read
+            # if a row lists no apps, its names could not be read, so there is nothing to compare
             found = difference(member, other) if member.apps and other.apps else None
             if found is not None:
                 log.warning(

@@ -1,4 +1,4 @@
-"""Find out whether workers of DurableTask for .NET serve the hub. Pure.
+"""Find out whether workers of DurableTask for .NET serve the hub. Pure: no I/O, no clock.
 
 A .NET worker judges a lease by its own clock, and a TaskHub worker by how long the lease does not change. Together they
 could serve a partition twice. The app lease keeps them apart, but a .NET app may run without an app lease. A lease that
@@ -21,6 +21,10 @@ def owned_by_dotnet(lease: Lease) -> bool:
 def served_by_taskhub(leases: Iterable[Lease], members: Collection[object]) -> bool:
     """Return whether only TaskHub workers of an older version can hold the app lease under DurableTask's id.
 
+    Older versions used this id, and .NET workers use it.
+
+    :param leases: the leases of all partitions.
+
     :param members: the workers that have a member row. .NET workers have none.
     """
     owned = [lease for lease in leases if lease.owner is not None]
@@ -34,10 +38,10 @@ class DotnetWorkers:
         self._seen: dict[str, tuple[str | None, Timestamp | None]] = {}
 
     def find_renewal(self, leases: Iterable[Lease]) -> str | None:
-        """Return a .NET worker that has renewed a lease since the last call. None: there is none.
+        """Return the name of a .NET worker that has renewed a lease since the last call. None: there is none.
 
-        The renewal time is compared and not the ETag, because a worker that asks a dead owner for its partition changes
-        the ETag.
+        The renewal times in the leases are compared and not the ETags, because a worker that asks a dead owner for its
+        partition changes the ETag.
         """
         found = None
         for lease in leases:

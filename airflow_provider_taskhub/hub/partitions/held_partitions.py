@@ -1,8 +1,8 @@
-"""The partitions that a worker owns: renew their leases, watch the age of leases, hand over, give up, and tell the
-host.
+"""Keep the partitions that a worker owns: renew their leases, hand them over, and give up those with too old a lease.
 
-This module takes no partitions and does not decide which worker should have which partition: ``scan`` does. An error
-with one partition ends only the tenure of this partition.
+The host (the main process of the worker) is told of each change. The time from taking a partition to losing it is a
+tenure; an error with one partition ends only the tenure of this partition. This module takes no partitions and does not
+decide which worker should have which partition: ``scan`` does.
 """
 
 from __future__ import annotations
@@ -33,20 +33,23 @@ from airflow_provider_taskhub.telemetry import Outages
 log = structlog.get_logger("taskhub.partitions")
 
 DRAIN = timedelta(seconds=30)
-"""The longest time for the drain of a partition. After this time the partition is given up even if work still runs. The
-store refuses the commits of this work."""
+"""The longest time for draining a partition, that is, for finishing the work that runs there before another worker
+takes the partition. After this time the partition is given up even if work still runs; the store refuses the commits of
+this work."""
 _WRITES = 3
-"""How often one renewal or release is tried if other workers change the lease at the same time."""
+"""How often the write of one renewal or release is tried if other workers change the lease at the same time."""
 _LONGEST = 16
-"""If partitions stop being served again and again, the worker takes no partitions for a time that doubles each time.
-This is the largest factor."""
+"""If a worker stops polling the queues of its partitions, it takes no partitions for a time. If this happens again and
+again, the time doubles, up to this many times the first one."""
 
 
 @dataclass(slots=True, eq=False)
 class HeldPartition:
-    """A tenure, and what is needed to write its lease. Only one task at a time writes a lease.
+    """The tenure of a partition, and what is needed to write its lease.
 
     :ivar sent: number of the last renewal that was sent, whether or not it succeeded.
+    :ivar lock: lets only one task at a time write the lease.
+    :ivar drain: the task that drains the partition and releases its lease. None: no drain has begun.
     """
 
     tenure: LeaseTenure
@@ -60,13 +63,13 @@ class HeldPartition:
 class HeldPartitions:
     """The partitions that one worker owns.
 
-    The methods may be called only on the event loop that made the object. :meth:`expire` and :attr:`tenures` may be
-    used from any thread.
+    Call the methods only on the event loop that made the object. Any thread may use :meth:`expire`, :meth:`lose` and
+    :attr:`tenures`.
 
     :param leases: the store of the leases.
     :param host: the worker that serves the partitions.
-    :param deadline: seconds that one attempt to write a lease may take.
-    :param began: called when a partition was taken.
+    :param deadline: the most seconds for one attempt to write a lease.
+    :param began: function that is called after a partition was taken.
     """
 
     def __init__(
@@ -98,8 +101,8 @@ class HeldPartitions:
         self._snapshot: tuple[HeldPartition, ...] = ()
         self._services: Mapping[int, Service] = {}
         self.changed = asyncio.Event()
-        """Set when a partition was taken or released. The member row must then be written, because other workers plan
-        by it."""
+        """Set when a partition was taken or released. The worker must then write its member row, because other workers
+        plan by this row."""
 
     def __contains__(self, partition: int) -> bool:
         return partition in self._held
@@ -114,13 +117,13 @@ class HeldPartitions:
 
     @property
     def leases(self) -> Mapping[int, Lease]:
-        """The leases of these partitions, by partition number, as they were last written or read."""
+        """The leases of this worker's partitions, by partition number, as they were last written or read."""
         return {tenure.partition: tenure.lease for tenure in self.tenures}
 
     def signs(self) -> dict[int, Sign]:
-        """Return what the member row says about each partition of this worker: the lease's epoch, renewals and load.
+        """Return what the member row says about each partition of this worker: epoch, number of the last renewal, load.
 
-        All workers read these same values, so that all compute the same plan.
+        All workers read these same values, so that all compute the same plan of which worker gets which partition.
         """
         return {
             held.tenure.partition: Sign(held.tenure.epoch, held.sent, held.tenure.lease.load)
@@ -130,7 +133,8 @@ class HeldPartitions:
 
     @property
     def stalled(self) -> bool:
-        """Whether this worker takes no partitions now, because a partition that it owned was not polled."""
+        """Whether this worker takes no partitions now, because it did not poll the queue of a partition that it owned.
+        """
         return self._clock.monotonic() < self._paused_until
 
     @property
@@ -139,10 +143,10 @@ class HeldPartitions:
         return any(held.tenure.draining for held in self._snapshot)
 
     def take_up(self, lease: Lease, sent: float) -> LeaseTenure | None:
-        """Begin to serve a partition that this worker has claimed.
+        """Begin to serve a partition after this worker has written itself into the lease.
 
-        :param sent: monotonic time at which the claim was sent.
-        :returns: the tenure. None: the answer came so late that the lease is already too old.
+        :param sent: monotonic time at which this write was sent.
+        :returns: the tenure. None: the answer to the write came so late that the lease is already too old.
         """
         over = asyncio.Event()
         tenure = LeaseTenure(
@@ -161,7 +165,7 @@ class HeldPartitions:
         self.changed.set()
         return tenure
 
-    # --- the age of leases -------------------------------------------------------------------------------------------
+    # --- the age of leases: give up a partition in time --------------------------------------------------------------
 
     def expire(self) -> float:
         """End each tenure whose last confirmed renewal is too old. May be called from any thread. Does no I/O.
@@ -177,13 +181,14 @@ class HeldPartitions:
                 soonest = min(soonest, left)
         return max(0.01, soonest)
 
-    # --- renewals: in parallel, under a deadline ---------------------------------------------------------------------
+    # --- renewals of leases: in parallel, under a deadline -----------------------------------------------------------
 
     def attempts(self, services: Mapping[int, Service]) -> list[Coroutine[Any, Any, bool]]:
-        """Return one attempt to renew for each partition. A partition whose renewal fails is kept until the give-up
-        time.
+        """Return for each partition a coroutine that renews the lease. The coroutine returns False if this fails.
 
-        :param services: the state of the partitions, which their renewals publish.
+        A partition whose renewals fail is kept until the give-up time.
+
+        :param services: the state of the partitions, which the renewals write into the leases.
         """
         self._services = services
         self._look_for_stuck()
@@ -194,7 +199,7 @@ class HeldPartitions:
         return await attempt(event, partial(write, held), self._deadline, self._outages, **where)  # type: ignore[arg-type]
 
     async def _renew(self, held: HeldPartition) -> None:
-        """Renew a lease. If another worker has changed it, read it and try again."""
+        """Renew a lease. If another worker has changed the lease, read it and try again."""
         async with held.lock:
             for _ in range(_WRITES):
                 if held.tenure.ended:
@@ -225,8 +230,8 @@ class HeldPartitions:
         return self._services.get(held.tenure.partition, NO_SERVICE)
 
     def _look_for_stuck(self) -> None:
-        """Give up each partition whose queue was not polled for too long. No other worker can take it while it is
-        renewed.
+        """Give up each partition whose queue this worker has not polled for too long. While this worker renews the
+        lease, no other worker can take the partition.
         """
         for held in self:
             unpolled = self._service(held).unpolled
@@ -237,8 +242,8 @@ class HeldPartitions:
                 self._begin_drain(held, f"its queue was not polled for {unpolled:.0f} s", DRAIN)
 
     def _stall(self) -> None:
-        """Take no partitions for the time that it takes to find an unpolled partition. Double that time if it happens
-        again soon.
+        """Take no partitions for a time: as long as a queue must be unpolled until :meth:`_look_for_stuck` finds it.
+        Double this time if it happens again soon.
         """
         now = self._clock.monotonic()
         if now < self._paused_until:
@@ -252,7 +257,7 @@ class HeldPartitions:
     async def _reread(self, held: HeldPartition) -> None:
         """Read a lease that was changed: another worker asks for the partition or has taken it, or an answer was lost.
 
-        Reading does not make the tenure younger: only a confirmed renewal does.
+        Reading does not prolong the tenure: only a confirmed renewal does.
         """
         tenure = held.tenure
         current = await self._leases.read(tenure.queue)
@@ -265,7 +270,10 @@ class HeldPartitions:
             self._drain_if_asked(held, current)
 
     def compare(self, leases: Iterable[Lease]) -> None:
-        """Compare the leases with what this worker owns: a partition may be asked for, taken, or deleted.
+        """Compare the leases with the partitions that this worker owns.
+
+        If another worker asks for a partition, the partition is drained. If another worker has taken it, or if its
+        lease was deleted, the tenure ends.
 
         :param leases: all leases as they were just read.
         """
@@ -288,7 +296,7 @@ class HeldPartitions:
         elif lease.next_owner not in (None, self._me):
             self._begin_drain(held, f"handed over to {lease.next_owner}", DRAIN)
 
-    # --- handover ----------------------------------------------------------------------------------------------------
+    # --- hand partitions over: drain them, then release their leases -------------------------------------------------
 
     def shed(self, partition: int, reason: str) -> None:
         """Drain a partition and release it, so that another worker can take it."""
@@ -305,7 +313,7 @@ class HeldPartitions:
         return [held.drain for held in self if held.drain is not None]
 
     def _begin_drain(self, held: HeldPartition, reason: str, limit: timedelta) -> None:
-        """Tell the host to drain a partition, unless that was done before."""
+        """Tell the host to drain a partition. Do nothing if the host was told before."""
         if held.tenure.ask():
             log.info("partition_asked", partition=held.tenure.partition, reason=reason)
             self._tell(self._listener.asked, held.tenure)
@@ -320,7 +328,7 @@ class HeldPartitions:
         if not await within(self._clock, held.over, limit):
             log.warning("partition_not_drained", partition=held.tenure.partition, seconds=limit)
         self.lose(held, reason)
-        # released even if the tenure was too old: if the lease is still ours, other workers need not wait
+        # the lease is released even if it was too old: then other workers do not have to wait until they may take it
         await self._release(held, reason)
         self._forget(held)
 
@@ -344,7 +352,8 @@ class HeldPartitions:
     # --- the end of a tenure -----------------------------------------------------------------------------------------
 
     def lose(self, held: HeldPartition, reason: str) -> None:
-        """End a tenure and tell the host, once. May be called from any thread."""
+        """End a tenure and tell the host. Only the first call for a tenure does this. Any thread may call this method.
+        """
         if not held.tenure.end(reason):
             return
         self._metrics.lost += 1

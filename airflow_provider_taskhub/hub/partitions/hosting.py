@@ -1,4 +1,4 @@
-"""What the partition code knows about the worker that it runs in."""
+"""The interface of a worker to the code for partitions: all that this code knows about the worker that it runs in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_provider_taskhub.hub.model import Member, Service, TenureListener, 
 class PartitionHost:
     """The worker, as its :class:`PartitionOwner` sees it.
 
-    :param me: the incarnation of this worker. Its text is the owner in lease rows.
+    :param me: the incarnation of this worker. Its text is the worker's full name, which stands as the owner in leases.
     :param listener: called when a partition is taken, when its owner must drain it, and when it is lost. Each happens
         at most once in a tenure, and the loss exactly once.
     :param predecessors: full names of workers that are proven dead, because their lock file could be taken. Or a
@@ -50,7 +50,8 @@ class ScanningWorker:
 
     :param me: full name of the worker.
     :param dead: returns the full names of workers that are proven dead.
-    :param may_take: returns whether this worker may take partitions. It is called before each taking.
+    :param may_take: returns whether this worker may take partitions; False: another app holds the app lease. It is
+        called each time before partitions are taken.
     :param services: returns the last known state of the partitions that the worker serves.
     """
 

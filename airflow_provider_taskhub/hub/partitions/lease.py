@@ -22,11 +22,11 @@ from airflow_provider_taskhub.hub.partitions.balance import Row
 from airflow_provider_taskhub.storage.primitives import Entity, Int64, Property
 
 EPOCH = "TaskHubEpoch"
-"""A column that only TaskHub has. A .NET worker that replaces the row removes it. Then only a number for display is
-lost."""
+"""The column with the number of owners that the partition has had. Only TaskHub has this column. A .NET worker that
+replaces the row removes it; then only a number for display is lost."""
 RENEWALS = "TaskHubRenewals"
-"""A column that counts the writes of the owner. The requests of other workers do not change it, because
-they prove nothing about the owner."""
+"""The column that counts how often owners have taken or renewed the lease. When another worker asks for the partition,
+the number stays the same, because such a write proves nothing about the owner."""
 LOAD = "TaskHubLoad"
 POLLED = "TaskHubPolled"
 PREVIOUS = "TaskHubPrevious"
@@ -50,7 +50,7 @@ class Lease:
 
     :param queue: name of the partition's control queue.
     :param owner: full name of the worker that owns the partition. None: the partition is free.
-    :param next_owner: full name of the worker that has asked for the partition.
+    :param next_owner: full name of the worker that has asked for the partition. None: no worker has asked.
     :param owned_since: when the owner took the partition, by the owner's clock.
     :param last_renewal: when the owner last renewed the lease, by the owner's clock.
     :param expires_at: when the lease ends, by the owner's clock. Only .NET workers use it.
@@ -60,7 +60,7 @@ class Lease:
         before, also after a failed one.
     :param load: messages in a second, as the owner last published it. None: the owner did not know it.
     :param polled: when the owner last polled the queue, by the owner's clock. For people.
-    :param previous: full name of the former owner.
+    :param previous: full name of the former owner. None: no former owner is known.
     :param released: why the former owner released the partition. None after another worker has taken it.
     :param kicked_by: which administrator last made an owner hand the partition over, when and why.
     :param token: only for a lease in a blob: the id under which the owner leases the blob.
@@ -101,13 +101,13 @@ class Lease:
         """A value that changes with each sign of life of the owner, and with nothing else.
 
         The ETag is not enough: it also changes when another worker asks for the partition, and a dead owner would then
-        look alive. Rows of .NET have no count of renewals, so only their ETag is used.
+        look alive. Leases of DurableTask for .NET have no count of renewals, so only their ETag is used.
         """
         if self.renewals is None or self.epoch is None:
             return self.etag, 0
         return f"{self.owner or ''}/{self.epoch}", self.renewals
 
-    # what owners, other workers and administrators write
+    # methods that return what owners, other workers and administrators write
 
     def claimed(self, me: str, now: Timestamp, take: timedelta) -> Lease:
         """Return the lease as ``me`` writes it to take the partition.
@@ -136,7 +136,7 @@ class Lease:
     def renewed(
         self, now: Timestamp, take: timedelta, *, draining: bool, service: Service = NO_SERVICE, sent: int = 0
     ) -> Lease:
-        """Return the lease as its owner writes it to renew it. A request of another worker stays in it.
+        """Return the lease as its owner writes it to renew it. ``next_owner`` stays if another worker has asked.
 
         :param now: the wall clock, for display.
         :param take: for ``ExpiresAt``, which .NET workers read.
@@ -157,7 +157,7 @@ class Lease:
         return replace(self, next_owner=me)
 
     def kicked(self, by: str, now: Timestamp, reason: str = "") -> Lease:
-        """Return the lease as an administrator writes it. The owner then hands the partition over to any worker."""
+        """Return the lease as an administrator writes it to kick the owner: to make it hand the partition over."""
         return replace(self, next_owner=NOBODY, kicked_by=f"by {by} at {now.text()}{reason and f': {reason}'}")
 
     def given_up(self, reason: str = "") -> Lease:
@@ -165,10 +165,11 @@ class Lease:
         return replace(self, owner=None, draining=False, previous=self.owner, released=reason or None)
 
     def same_tenure(self, other: Lease) -> bool:
-        """Return whether both values belong to the same tenure. Requests and renewals do not change the compared
-        columns.
+        """Return whether both values belong to the same tenure: no worker has taken the partition between the two
+        writes.
 
-        An epoch is compared only if both values have one, because a .NET worker removes it.
+        The compared columns change neither by renewals nor when a worker asks for the partition. An epoch (the number
+        of owners so far) is compared only if both values have one, because a .NET worker removes it.
         """
         if None not in (self.epoch, other.epoch) and self.epoch != other.epoch:
             return False
@@ -265,7 +266,7 @@ def newer(life: Life, seen: Life) -> bool:
 
 
 class Sightings:
-    """For how long a reader has seen no new sign of life in each row, by its own monotonic clock.
+    """Remembers for each row how long a reader has seen no new sign of life in it, by the reader's own monotonic clock.
 
     The time begins when an *answer* first showed the row in this state. The owner sent its write before that answer. So
     "unchanged for the take time" always comes later than the owner's own "older than the give-up time".
@@ -326,7 +327,9 @@ def balance_row(
     :param shared: all other workers run on this machine, so that they can prove a death too. Then each takes only its
         own share.
     :param successor: a new incarnation of the owner. If the owner is proven dead, the successor takes its partitions.
-    :param back: a new incarnation of the former owner.
+        None: there is no successor.
+    :param back: a new incarnation of the former owner, which gets the partition back if it has too few. None: there is
+        none.
     """
     if held:
         return Row(partition=lease.partition, owner=me, next_owner=lease.next_owner, load=lease.load)

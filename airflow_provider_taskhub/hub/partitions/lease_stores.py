@@ -18,7 +18,9 @@ from airflow_provider_taskhub.storage.primitives import And, Compare, Entity, Ro
 
 
 class Leases(Protocol):
-    """A store of leases. It needs named objects with an atomic conditional update."""
+    """Where the leases of a hub are stored. Each kind of storage will do that can change a named object atomically, on
+    condition that no other worker has changed the object.
+    """
 
     async def scan(self) -> tuple[Lease, ...]:
         """Return the leases of all partitions, ordered by partition.
@@ -30,10 +32,13 @@ class Leases(Protocol):
         """Return one lease. None: it does not exist."""
 
     async def asked(self, me: str, queues: Collection[str]) -> tuple[Lease, ...]:
-        """Return those leases of ``queues`` whose ``next_owner`` is ``me``. This costs much less than a scan."""
+        """Return those leases of ``queues`` whose ``next_owner`` is ``me``. This costs much less than a scan.
+
+        These are the leases of partitions that other workers hand over to ``me``.
+        """
 
     async def write(self, lease: Lease) -> Lease:
-        """Write a lease to take, renew or release the partition, if the stored lease still has the given ``etag``.
+        """Write a lease to take, renew or release the partition, if the stored lease still has the ETag ``lease.etag``.
 
         :returns: the lease with its new ETag.
         :raises Conflict: another worker has changed the lease.
@@ -86,7 +91,7 @@ class TableLeases:
         return None if entity is None else decode_lease(entity, self._names)
 
     async def write(self, lease: Lease) -> Lease:
-        """Write a lease if the stored lease still has the given ``etag``. Return it with its new ETag.
+        """Write a lease if the stored lease still has the ETag ``lease.etag``. Return the lease with its new ETag.
 
         A release sends a wake-up, so that another worker takes the partition before its next scan.
 

@@ -1,9 +1,10 @@
-"""The workers of a hub: one row of ``{Hub}Members`` for each worker, which the worker renews while it lives.
+"""The members of a hub: the workers, and the Airflow triggerers that watch the hub. Each has a row in ``{Hub}Members``.
 
-A member is alive while the ETag of its row changes. Each reader measures this by its own monotonic clock; times of two
-machines are not compared. A worker writes its row before it takes its first partition, so that other workers count it.
-A long-lived reader uses :meth:`Members.watch`. A command that needs an answer now uses :meth:`Members.prove`, which
-reads several times.
+A member renews its row: it writes the row again and again while it lives. A reader counts a member as alive while the
+ETag of the row changes, and as silent if the ETag has not changed for some time. Each reader measures this time by its
+own monotonic clock; times of two machines are not compared. A worker writes its row before it takes its first
+partition, so that other workers count it. A long-lived reader uses :meth:`Members.watch`. A command that needs an
+answer now uses :meth:`Members.prove`, which reads the rows several times.
 """
 
 from __future__ import annotations
@@ -27,29 +28,32 @@ from airflow_provider_taskhub.storage.primitives import Entity, Property, RowOpe
 
 T = TypeVar("T")
 _PART = 60_000
-"""The most bytes of names in one Binary column. Azure's limit is 64 KiB."""
+"""The most bytes of compressed function names in one Binary column. Azure's limit is 64 KiB."""
 _MAX_PARTS = 12
-"""The most columns of names. Together they have 720,000 compressed bytes, within Azure's limit of 1 MiB for a row."""
+"""The most columns with compressed function names in a row: 720,000 bytes. Azure's limit for a row is 1 MiB."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]", re.ASCII)
 DELETE_AFTER = 2
-"""A reader deletes a row that was silent for this many take times of its worker. A new worker cannot know that the row
-is silent, and would count it. A worker that was only paused writes its row again."""
+"""A reader deletes a row that has not changed for this many take times of its worker. A worker that starts later cannot
+know that the row does not change, and would count the dead worker. A worker that was only paused writes its row again.
+"""
 PATIENCE = 1.5
-"""A worker counts as silent after this many renewal intervals without a renewal."""
+"""A check counts a worker as silent if the worker renews its row or lease not once in this many renewal intervals."""
 PROOF = 120.0
-"""The longest time of a proof, in seconds. A limit is needed because each worker chooses its own renewal interval."""
+"""The most seconds that a check waits for renewals, to prove which workers are alive. A limit is needed because each
+worker chooses its own renewal interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roster:
-    """The members as one reader sees them.
+    """The workers of a hub, as one reader sees their rows. Triggerers are left out.
 
-    :param live: the members that take part.
+    :param live: the workers that are alive and not stopping.
     :param leaving: full names of workers that are stopping. They are alive, but take no partitions.
-    :param silent: the members that are not alive.
-    :param newcomers: full names of workers that this reader has seen for less than their take time.
-    :param advertised: what each worker that is not silent advertises about its partitions.
-    :param paces: for each worker with a row, the seconds between its renewals and its take time in seconds.
+    :param silent: the workers whose rows have not changed for their take time.
+    :param newcomers: full names of live or stopping workers that this reader has seen for less than their take time.
+    :param advertised: what each worker that is not silent advertises about its partitions, by full name.
+    :param paces: by full name of each worker with a row: the seconds between its renewals, and its take time in
+        seconds.
     """
 
     live: tuple[Member, ...] = ()
@@ -61,8 +65,9 @@ class Roster:
 
 
 UNWATCHED = 20.0
-"""A reader must see no watcher for this many seconds before it says that there is none. A triggerer removes its row
-when nothing waits, and a new row comes some seconds after a task is deferred."""
+"""A reader must see no watcher (the part of an Airflow triggerer that reads the hub) for this many seconds before it
+says that there is none. A triggerer removes its row when no task waits, and writes it again only some seconds after a
+task is deferred."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +84,7 @@ class _Listing:
 class Members:
     """Write and read the members table.
 
-    :param times: written into the row of a worker, so that readers know how often it changes.
+    :param times: lease times that a worker writes into its row, so that readers know how often the row changes.
     :param clock: the clock of this reader.
     """
 
@@ -95,8 +100,8 @@ class Members:
         self.watching: tuple[Member, ...] | None = None
         """The live watchers as the last :meth:`watch` or :meth:`prove` found them.
 
-        None: not known, because nothing was read yet, or because :meth:`watch` has seen no watcher for less than
-        :data:`UNWATCHED` seconds. Watchers run no work, so no other method of this class returns them."""
+        None: not known, because nothing was read yet, or because :meth:`watch` sees no watcher, but has done so for
+        less than :data:`UNWATCHED` seconds. Watchers run no work, so no method of this class returns them."""
         self._unwatched: float | None = None
 
     # methods by which a worker writes its own row
@@ -113,7 +118,7 @@ class Members:
             "Weight": member.weight,
             "Running": member.running,
             "Leaving": False,
-            "Renewed": self._clock.utc_now(),  # for people; as it changes with each renewal, the ETag changes too
+            "Renewed": self._clock.utc_now(),  # for people only; readers watch the ETag
             "RenewSeconds": self._times.renew.total_seconds(),
             "TakeSeconds": self._times.take.total_seconds(),
             **_names_columns(member),
@@ -121,7 +126,7 @@ class Members:
         await self._write(RowVerb.UPSERT_REPLACE, member.worker, columns)
 
     async def renew(self, member: Member, *, leaving: bool = False, advertised: Advertisement = NOTHING) -> None:
-        """Renew the row of a worker. If the row was deleted, write it again.
+        """Renew the row of a worker. If the row was deleted, write it again, unless the worker is stopping.
 
         :param leaving: True if the worker is stopping.
         :param advertised: what the worker advertises about its partitions.
@@ -148,7 +153,11 @@ class Members:
     # methods for readers of the table
 
     async def watch(self) -> Roster:
-        """Read the members. A member counts as alive until its row was silent for the take time of this member."""
+        """Read the rows, and return the workers. A worker counts as alive until its row has not changed for the take
+        time of this worker.
+
+        This method deletes rows that have not changed for :data:`DELETE_AFTER` take times.
+        """
         listings = await self._read()
         now = self._clock.monotonic()
         self._sightings.keep([listing.key for listing in listings])
@@ -176,7 +185,7 @@ class Members:
         )
 
     async def live(self) -> tuple[Member, ...]:
-        """Read the members, and return those that take part, as :meth:`watch` finds them."""
+        """Read the rows, and return the workers that are alive and not stopping, as :meth:`watch` finds them."""
         return (await self.watch()).live
 
     async def pace(self) -> Mapping[str, tuple[float, float]]:
@@ -184,11 +193,11 @@ class Members:
         return _paces(item for item in await self._read() if not _watches(item.member))
 
     async def prove(self) -> tuple[Member, ...]:
-        """Return all workers. ``alive`` says whether the row of a worker changed within :data:`PATIENCE` of its
-        intervals.
+        """Return all workers. ``alive`` says whether the row of the worker has changed while this method watched.
 
-        The rows are read until each has changed or has had its time, at most for :data:`PROOF` seconds. A worker whose
-        interval is too long for this limit counts as alive.
+        The rows are read again and again until each has changed: at most for :data:`PATIENCE` renewal intervals of the
+        slowest worker, and at most for :data:`PROOF` seconds. A worker whose :data:`PATIENCE` intervals are longer than
+        that counts as alive. A worker whose row was deleted meanwhile is left out.
         """
         began = self._clock.monotonic()
         first = {item.key: item for item in await self._read()}
@@ -199,19 +208,21 @@ class Members:
             await self._clock.sleep(min(left, max(0.1, wait / 10)))
             latest = {item.key: item for item in await self._read()}
             alive |= {key for key, item in latest.items() if key not in first or item.etag != first[key].etag}
-            alive |= first.keys() - latest.keys()  # a deleted row cannot change any more
+            alive |= first.keys() - latest.keys()  # a deleted row cannot change any more: do not wait
         alive |= {key for key, item in first.items() if PATIENCE * item.renew > wait}
         self.watching = tuple(item.member for key, item in latest.items() if _watches(item.member) and key in alive)
         workers = {key: item.member for key, item in latest.items() if not _watches(item.member)}
         return tuple(replace(member, alive=key in alive) for key, member in workers.items())
 
-    # reading and writing rows of the table
+    # methods that read and write rows of the table
 
     async def _read(self) -> list[_Listing]:
         return [listing async for row in self._store.rows(self._table) if (listing := self._decoded(row)) is not None]
 
     def _decoded(self, row: Entity) -> _Listing | None:
-        """Return the member in a row. If its names cannot be read, it is returned without names: it is alive and owns
+        """Return the member in a row. None: the row names no worker.
+
+        If the names of its functions cannot be read, the member is returned without them: it may be alive and own
         partitions.
         """
         names: Mapping[str, Any] = {}
@@ -346,13 +357,13 @@ def _number(value: Property | None, default: float) -> float:
 def participants(
     leases: Iterable[Lease], roster: Roster, free: Collection[int], dead: Collection[str]
 ) -> frozenset[str]:
-    """Return the workers among which partitions are divided: those with a row, and those without one that renew a
-    lease.
+    """Return the full names of the workers among which the partitions are divided.
 
-    Workers that leave, that are proven dead, or whose leases are all silent do not count.
+    These are the live workers with a member row and the role ``orchestrator``, and the workers without a member row
+    that renew a lease. A worker is left out if it is stopping, is proven dead, or renews none of its leases.
 
-    :param free: numbers of the partitions that may be taken.
-    :param dead: full names of workers that are proven dead.
+    :param free: numbers of the partitions that may be taken, because no live owner serves them.
+    :param dead: full names of workers that are proven dead by their lock files.
     """
     owners = {lease.owner for lease in leases if lease.owner and lease.partition not in free}
     gone = {lease.owner for lease in leases if lease.owner and lease.partition in free} - owners

@@ -1,4 +1,4 @@
-"""Counters of what has happened to a worker's partitions, for ``/metrics`` and for people. Any thread may read them."""
+"""Counts what happens to a worker's partitions, for ``/metrics`` and for people. Any thread may read the counters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 
 
 class LeaseMetrics:
-    """Totals since the worker started."""
+    """The counters of one worker since its start."""
 
     __slots__ = ("longest_free", "lost", "renewals", "renewing", "slowest_renewal", "stuck", "takes")
 

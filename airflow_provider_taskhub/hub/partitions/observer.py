@@ -1,8 +1,8 @@
 """Find out whether the owners of partitions are alive, for people and monitors.
 
-A lease with an owner does not prove that this owner is alive, and times of two machines are never compared. An owner is
-alive if its renewals go on, so each answer needs at least two reads. The observer only reads. No worker decides
-anything by its answers.
+A lease also names an owner that is dead, and times of two machines are never compared. An owner is alive if it goes on
+renewing its lease, so each answer needs at least two reads of the lease. The observer only reads, and no worker decides
+anything by the observer's answers.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ class _Watched:
     """What a reader knows about a lease. All times are in seconds of the reader's monotonic clock.
 
     :param lease: the lease as last read.
-    :param since: when an answer first showed the newest sign of life.
-    :param before: when the last read began that did not show this sign yet. None: there was no such read.
-    :param last: when the last read began.
+    :param since: when the answer to a read first showed the newest sign of life of the owner: a renewal of the lease.
+    :param before: when the last read began whose answer still showed an older sign of life. None: there was no such
+        read.
+    :param last: when the last read of all began.
     """
 
     lease: Lease
@@ -42,9 +43,9 @@ class _Watched:
 
 
 class LeaseObserver:
-    """The leases of a hub as one reader sees them. It remembers earlier reads. It belongs to one event loop.
+    """Reads the leases of a hub, and remembers earlier reads. Use an observer in one event loop only.
 
-    :param info: how the hub is made.
+    :param info: the number of partitions of the hub, and where its leases are stored.
     :param times: lease times for owners whose own times are not known: .NET workers, and workers without a row.
     """
 
@@ -70,11 +71,11 @@ class LeaseObserver:
         self._pace: Mapping[str, tuple[float, float]] = {}
         self._offline: frozenset[int] = frozenset()
         self.controls: tuple[Control, ...] = ()
-        """The orders in force, as last read."""
+        """The orders of administrators that are in force, as last read."""
         self._one = asyncio.Lock()
-        """Allows one read at a time. Of two parallel reads the older answer may come last, and a change that the newer
-        answer had shown already would then count as a new sign of life. The number of renewals prevents this, but rows
-        of .NET have none."""
+        """Allows one read at a time. If two reads run in parallel, the older answer may come last, and its older ETag
+        would look like a new sign of life. In leases of TaskHub the number of renewals prevents this, but leases of
+        DurableTask for .NET have no such number."""
 
     @property
     def leases(self) -> dict[int, Lease]:
@@ -87,7 +88,7 @@ class LeaseObserver:
         return self._pace
 
     async def refresh(self) -> None:
-        """Read all leases, the workers' times and the orders once."""
+        """Read once: all leases, the renewal and take times of the workers, and the orders of administrators."""
         async with self._one:
             began = self._clock.monotonic()
             leases = await self._with_orders(self._leases.scan())
@@ -95,7 +96,10 @@ class LeaseObserver:
             self._watched = {lease.partition: self._note(lease, began, now) for lease in leases}
 
     async def refresh_one(self, partition: int) -> None:
-        """Read one lease, the workers' times and the orders: three requests, however many leases the hub has."""
+        """Read once: one lease, the renewal and take times of the workers, and the orders of administrators.
+
+        This costs three requests, however many leases the hub has.
+        """
         async with self._one:
             began = self._clock.monotonic()
             lease = await self._with_orders(self._leases.read(self._names.control(partition)))
@@ -105,17 +109,19 @@ class LeaseObserver:
                 self._watched[partition] = self._note(lease, began, self._clock.monotonic())
 
     async def _with_orders(self, reading: Awaitable[T]) -> T:
-        """Read the workers' times and the orders, together with a read of leases. Return what the latter returns."""
+        """Await a read of leases, and meanwhile read the workers' times and the orders. Return what was read of leases.
+        """
         found, self._pace, self.controls = await asyncio.gather(reading, self._members.pace(), self._controls.read())
         self._offline = orders(self.controls, ()).rules.offline
         return found
 
     async def prove(self, partition: int | None = None) -> None:
-        """Read until it is proven for each owner whether it is alive.
+        """Read the leases again and again, until it is known for each owner whether it is alive.
 
-        This takes at most :data:`PATIENCE` renewal intervals of an owner, and at most :data:`PROOF` seconds. An owner
-        that is still unproven then stays so. There are about ten reads, so that this method ends soon after the last
-        renewal. For all leases in blobs there are three, because each read costs a request for each lease.
+        This takes at most :data:`PATIENCE` renewal intervals of the slowest owner, and at most :data:`PROOF` seconds.
+        If an owner renews its leases too seldom for that, its state stays ``UNPROVEN``. The leases are read about ten
+        times, so that this method ends soon after the last owner has renewed. If all leases are read and they are
+        blobs, they are read three times only, because each time costs a request for each lease.
 
         :param partition: prove only the owner of this partition. None: all owners.
         """
@@ -138,7 +144,8 @@ class LeaseObserver:
     def longest_patience(self) -> tuple[float, str]:
         """Return the seconds after which each live owner has renewed its leases, and the owner that needs the longest.
 
-        Partitions without an owner, offline ones, and leases beyond the hub's partitions do not count.
+        Partitions without an owner, offline partitions, and leases with a number beyond the hub's partitions do not
+        count. If no partition counts, the result is 0 and "".
         """
         owned = (
             (PATIENCE * self._paces(lease)[0], lease.owner)
@@ -164,9 +171,10 @@ class LeaseObserver:
         return OwnerState.KICKED if lease.next_owner == NOBODY else OwnerState.LIVE
 
     def _unproven(self, partition: int | None) -> float:
-        """Return the seconds until it is proven that an owner is silent, if no renewal comes before.
+        """Return the seconds for which an owner must still be watched: without a renewal in this time, it is silent.
 
-        :param partition: only for this partition. None: the longest time of all partitions.
+        :param partition: watch only the owner of this partition. None: the time is long enough for all owners.
+        :returns: 0 if the state of each owner is known already.
         """
         return max(
             (

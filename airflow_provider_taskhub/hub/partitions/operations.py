@@ -1,8 +1,8 @@
 """What people can do with partitions: give orders, move partitions, and find faults. For the CLI, the client and
 monitors.
 
-This module takes and releases no leases. It writes orders into the controls table and requests into leases. The owners
-of the partitions act on them within one scan.
+This module takes and releases no leases. It writes orders of administrators into the controls table, and requests to
+owners into leases. The workers carry them out at their next scan.
 """
 
 from __future__ import annotations
@@ -44,17 +44,19 @@ class Stale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What a check found. The orders in force are listed too: they are no fault, but people forget them.
+    """What a check found. The orders of administrators are listed too: they are no fault, but people forget them.
 
-    :param missing: partitions without a lease.
-    :param foreign: leases with a number beyond the hub's partitions.
-    :param unserved: partitions without an owner. Offline partitions are left out here and in the next two.
+    ``unserved``, ``silent``, ``unproven`` and ``nowhere`` leave offline partitions out.
+
+    :param missing: numbers of the partitions without a lease.
+    :param foreign: numbers of leases beyond the hub's partitions.
+    :param unserved: numbers of the partitions without an owner.
     :param silent: partitions whose owner does not renew the lease.
-    :param unproven: partitions whose owner renews too seldom for the check to wait for it.
-    :param nowhere: partitions that no live worker may serve.
-    :param times: live workers, by the seconds between their renewals and their take time in seconds.
+    :param unproven: partitions whose owner renews the lease too seldom for the check to wait for it.
+    :param nowhere: numbers of the partitions that the orders prohibit to every live worker. Empty if no worker is live.
+    :param times: full names of the live workers, by the seconds between their renewals and their take time in seconds.
     :param live: full names of the live workers that may serve partitions.
-    :param floor: how many such workers there should be.
+    :param floor: how many such workers there should be at least.
     :param controls: the orders in force.
     :param members: all workers with a row. ``alive`` says what the check has proven.
     :param watching: live members that watch the hub for Airflow. None: not known.
@@ -120,7 +122,7 @@ class PartitionOperations:
         self._controls = Controls(store, names)
 
     async def complete(self) -> None:
-        """Create the queues, leases and tables of an existing hub that are missing."""
+        """Create those queues, leases, tables and containers of an existing hub that are missing."""
         info = await read_hub(self._store, self._names)
         await create_hub(self._store, self._names, info.partitions, clock=self._clock)
 
@@ -135,7 +137,7 @@ class PartitionOperations:
         await self._order(ControlKind.OFFLINE, await self._checked(partitions), (None,), reason)
 
     async def online(self, partitions: Iterable[int]) -> int:
-        """Lift :meth:`offline` for these partitions. Return how many of them were offline."""
+        """Lift the order of :meth:`offline` for these partitions. Return how many of them were offline."""
         return await self._lift(ControlKind.OFFLINE, await self._checked(partitions), (None,))
 
     async def prohibit(self, partitions: Iterable[int], nodes: Sequence[str], reason: str = "") -> None:
@@ -146,7 +148,7 @@ class PartitionOperations:
         await self._order(ControlKind.PROHIBIT, await self._checked(partitions), _nodes(nodes), reason)
 
     async def allow(self, partitions: Iterable[int], nodes: Sequence[str] = ()) -> int:
-        """Lift :meth:`prohibit` for these partitions.
+        """Lift the orders of :meth:`prohibit` for these partitions.
 
         :param nodes: names of workers as they were given to :meth:`prohibit`. Empty: all workers.
         :returns: how many prohibitions were lifted.
@@ -181,7 +183,7 @@ class PartitionOperations:
         await self._order(ControlKind.DRAIN, (None,), _nodes([node]), reason)
 
     async def undrain_node(self, node: str) -> bool:
-        """Lift :meth:`drain_node`. Return whether the order was in force."""
+        """Lift the order of :meth:`drain_node`. Return whether the order was in force."""
         return bool(await self._lift(ControlKind.DRAIN, (None,), _nodes([node])))
 
     async def _limit(self, kind: ControlKind, value: int | None, node: str | None, reason: str) -> bool:
@@ -210,7 +212,7 @@ class PartitionOperations:
         return Control(kind=kind, partition=partition, node=node, by=self._by, at=self._clock.utc_now(), reason=reason)
 
     async def _checked(self, partitions: Iterable[int]) -> tuple[int, ...]:
-        """Return the partition numbers without duplicates.
+        """Check partition numbers, and return them without duplicates.
 
         :raises PartitionNotFound: the hub does not have one of these partitions. No order was written yet.
         """
@@ -262,7 +264,8 @@ class PartitionOperations:
         The leases are read twice. Offline partitions are left out.
 
         :param seconds: time between the two reads.
-        :raises InputError: ``seconds`` is not a time, or is so short that a live owner need not renew within it.
+        :raises InputError: ``seconds`` is not a time, or is shorter than 1.5 renewal intervals of a worker that owns a
+            partition: even a live worker has perhaps not renewed its lease then.
         """
         if not 0 <= seconds < math.inf:
             raise InputError(f"give the seconds between the two reads, not {seconds:g}")
@@ -291,7 +294,7 @@ class PartitionOperations:
     async def check(self, *, floor: int = 1) -> Findings:
         """Return everything that a monitor should know.
 
-        This takes some seconds, because a worker or an owner is alive only if its rows change.
+        This takes some seconds: whether a worker is alive shows only when its rows change.
 
         :param floor: how many live workers there should be that may serve partitions. Drained workers do not count.
         """
@@ -336,7 +339,7 @@ class PartitionOperations:
 
 
 def _nodes(nodes: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of workers.
+    """Check names of workers, and return them.
 
     :raises InputError: no worker can have such a name.
     """

@@ -1,7 +1,8 @@
 """The orders of administrators: rows of ``{Hub}Controls``, which each worker reads at each scan.
 
-An order has a row of its own. So renewals do not overwrite it, people see who gave it and when, and it stays in force
-until an administrator lifts it. This module reads and writes the rows and says what they mean. It carries nothing out.
+An order is for example "partition 3 is offline". It has a row of its own: so renewals of leases do not overwrite it,
+people see who gave it and when, and it stays in force until an administrator lifts it. This module reads and writes the
+rows and says what the orders mean. The scans of the workers carry the orders out.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _KINDS = {kind.value: kind for kind in ControlKind}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """What the orders mean for the workers that are there.
+    """What the orders of administrators mean for a list of workers.
 
     :param rules: the orders about partitions.
     :param caps: for each worker, the most partitions that it may have.
@@ -58,7 +59,7 @@ def names(node: str, worker: str) -> bool:
 
 
 def orders(controls: Iterable[Control], workers: Collection[str]) -> Orders:
-    """Return what the orders mean for these workers. If a worker has several caps, the lowest one counts.
+    """Return what the orders mean for these workers. If several caps are for one worker, the lowest one counts.
 
     :param workers: full names of the workers.
     """
@@ -81,7 +82,8 @@ def orders(controls: Iterable[Control], workers: Collection[str]) -> Orders:
             case Control(kind=ControlKind.DRAIN, node=str()):
                 drained.update(meant)
             case _:
-                # an order of a newer version or a damaged one has no effect; `taskhub partitions check` shows it
+                # an order that a newer version of this package wrote, or a damaged one, has no effect here;
+                # `taskhub partitions check` shows it
                 continue
     rules = Rules(
         offline=frozenset(offline),
@@ -99,12 +101,12 @@ class Controls:
         self._table = hub.controls
 
     async def read(self) -> tuple[Control, ...]:
-        """Read all orders in force."""
+        """Return all orders in force."""
         mine = Compare("PartitionKey", "eq", _KEY)
         return tuple([_decoded(entity) async for entity in self._store.rows(self._table, mine)])
 
     async def put(self, control: Control) -> None:
-        """Write an order. If the same order exists, only its author, time and reason change."""
+        """Write an order. It replaces an order of the same kind for the same partition and workers."""
         columns: dict[str, Property | None] = {
             "Kind": control.kind,
             "Partition": control.partition,

@@ -45,19 +45,21 @@ _NOT_RENEWED = "member_not_renewed"
 _STARTS = Retries(
     after=(Throttled, Unavailable), unless=lambda error: isinstance(error, AccessDenied), tries=5, first=1.0, factor=1.0
 )
-"""A start is tried 5 times if the store throttles or does not answer: 1 s apart, or as long as the store asks for."""
+"""If the store throttles or does not answer, the start of a worker is tried 5 times: 1 s apart, or as long as the store
+asks for."""
 _SLOWEST = 8.0
 """While the store throttles, the pause between two scans grows to at most this many times its normal length."""
 
 
 class PartitionOwner:
-    """Own partitions for one worker. The methods may be called only on the event loop that runs it, except
+    """Own partitions for one worker. Call the methods only on the event loop that runs :meth:`run`, except
     :meth:`expire`.
 
     :param host: what the owner needs to know about its worker.
     :param times: times of leases, measured by the monotonic ``clock``.
-    :param app_name: the AppName in the app lease.
-    :param rng: source of jitter.
+    :param app_name: the AppName, which all workers of a hub must have in common (the app lease).
+    :param rng: random numbers that vary the pauses, so that workers do not all act at the same time. None: a new
+        source.
     :param alarm: called when the worker has taken a partition. Another thread then calls :meth:`expire`. None:
         :meth:`run` calls :meth:`expire` itself.
     """
@@ -81,8 +83,8 @@ class PartitionOwner:
         self._times = times
         self._renew_every = times.renew.total_seconds()
         self._scan_every = times.scan.total_seconds()
-        # an attempt may take half of the time between a due renewal and the give-up, so that there is time for a second
-        # attempt
+        # an attempt to renew a lease may take half of the time between the due renewal and the give-up time, so that
+        # there is time for a second attempt
         self._deadline = (times.give_up.total_seconds() - self._renew_every) / 2
         self._clock = clock
         self._member = Member(
@@ -127,8 +129,8 @@ class PartitionOwner:
     def expire(self) -> float:
         """End each tenure whose last confirmed renewal is too old. May be called from any thread. Does no I/O.
 
-        :returns: seconds after which this method must be called again. It must be called earlier if the worker takes a
-            partition, because a claim with a slow answer may expire first.
+        :returns: seconds after which this method must be called again. Call it earlier if the worker takes a partition:
+            if the answer to this taking was slow, the new lease is perhaps the first that becomes too old.
         """
         return self._holds.expire()
 
@@ -225,12 +227,12 @@ class PartitionOwner:
         """Hand over all partitions within ``timeout`` plus a few storage calls. Return when :meth:`run` has ended."""
         self._stop_limit = timeout
         self._hurried.set()
-        self._stopping.set()  # this works during a start, too
+        self._stopping.set()  # if run() is still starting, it stops right after the start
         if self._begun:
             await self._ended.wait()
 
     def hurry(self) -> None:
-        """Scan now, because another worker is proven dead."""
+        """Make the scan loop scan now, because another worker is proven dead, so that its partitions are free."""
         self._hurried.set()
 
     async def _leave(self) -> None:
@@ -249,7 +251,9 @@ class PartitionOwner:
             await self._app.release()
 
     async def _best_effort(self, call: Awaitable[None]) -> None:
-        """Make a storage call of a stop. Ignore its failure: other workers then only wait longer."""
+        """Await a storage call that belongs to the stop of this worker. Ignore its failure, which only makes other
+        workers wait longer for the partitions.
+        """
         with suppress(StorageError, TimeoutError):
             async with asyncio.timeout(max(1.0, self._deadline)):
                 await call
@@ -259,7 +263,7 @@ class PartitionOwner:
         if self._holding is not None:
             self._holding.shed_all("another app holds the hub")
 
-    # --- the watchdog, the app lease ---------------------------------------------------------------------------------
+    # --- loops: the watchdog for too old leases, and the renewal of the app lease ------------------------------------
 
     async def _watching(self) -> None:
         while True:
@@ -274,7 +278,7 @@ class PartitionOwner:
     async def _attempt(self, event: str, call: Callable[[], Awaitable[None]]) -> bool:
         return await attempt(event, call, self._deadline, self._outages)
 
-    # --- renewals: each with its own interval ------------------------------------------------------------------------
+    # --- loops: renewals of leases and of the member row -------------------------------------------------------------
 
     async def _renewing(self) -> None:
         retry = min(self._renew_every, self._deadline / 2)
@@ -283,7 +287,7 @@ class PartitionOwner:
             self._ask_host()
             pause = self._renew_every * self._rng.uniform(0.85, 1.0)
             self._due = began + pause
-            # the leases come first, because the member row must not promise more than was sent
+            # the leases come first, because the member row must not advertise a renewal that was not sent yet
             done = await asyncio.gather(*self._holds.attempts(self._services), self._attempt_to_publish())
             await self._clock.sleep(began + (pause if all(done) else retry) - self._clock.monotonic())
 
@@ -291,7 +295,7 @@ class PartitionOwner:
         return await self._attempt(_NOT_RENEWED, self._write_member)
 
     async def _publishing(self) -> None:
-        """Write the member row as soon as a partition was taken or released. Do not wait for the next renewal."""
+        """Write the member row as soon as a partition was taken or released, without waiting for the next renewal."""
         while True:
             await self._holds.changed.wait()
             self._holds.changed.clear()
@@ -318,7 +322,7 @@ class PartitionOwner:
         except Exception:
             log.exception("member_unknown")
 
-    # --- scans -------------------------------------------------------------------------------------------------------
+    # --- loop: scans of the hub --------------------------------------------------------------------------------------
 
     async def _scanning(self) -> None:
         while not self._stopping.is_set():
@@ -331,7 +335,7 @@ class PartitionOwner:
                     await self._scans.scan(self._member)
                 self._slowness = 1.0
                 self._outages.of("scan_failed").over()
-                # other workers plan by the member row, so the change is published at once
+                # other workers plan by the member row, so a change of this worker's needs is published at once
                 if self._scans.wanted(self._member) != self._wanted:
                     self._holds.changed.set()
                 pause = self._scans.pace(self._scan_every * jitter)
@@ -340,7 +344,7 @@ class PartitionOwner:
                 self._refused = error
                 self._stopping.set()
                 return
-            except Throttled as error:  # only scans get rarer; renewals keep their interval
+            except Throttled as error:  # only scans become less frequent, not renewals
                 least, self._slowness = 1.0, min(_SLOWEST, self._slowness * 2)
                 pause = max(self._scan_every * self._slowness, error.retry_after) * jitter
                 log.warning("scan_throttled", next_in=round(pause, 1))
@@ -355,10 +359,10 @@ class PartitionOwner:
                 await within(self._clock, self._hurried, max(least, began + pause - self._clock.monotonic()))
 
     async def _collect(self, until: float) -> None:
-        """Read only the partitions that other workers hand over to this worker, ten times as often as a scan, until
-        ``until``.
+        """Read only the leases of partitions that other workers hand over to this worker, ten times as often as scans,
+        until ``until``.
 
-        Without these reads a released partition would have no owner until the next scan.
+        Without these reads a partition that was released for this worker would have no owner until the next scan.
 
         :param until: monotonic time of the next scan.
         """

@@ -1,8 +1,8 @@
 """Run a :class:`PartitionOwner` on a thread, so that a blocked main loop of the worker does not stop its renewals.
 
-An orchestrator may block the worker's event loop, and a store may hang. Neither may cost a lease, and neither may make
-the worker use a lease that is too old. Therefore one thread renews leases with an event loop and a store of its own,
-and a second thread, which does no I/O, watches the age of the leases.
+An orchestrator may block the worker's event loop, and a store may hang. A blocked event loop must not cost the worker
+its leases, and neither of the two must make the worker use a lease that is too old. Therefore one thread renews leases
+with an event loop and a store of its own, and a second thread, which does no I/O, watches the age of the leases.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _STOP_RESERVE = 15.0
 class OwnerThread:
     """Run a :class:`PartitionOwner` on a thread with an event loop and a store of its own, next to a watchdog thread.
 
-    The other parameters are those of :class:`PartitionOwner`. The listener is called from these threads and must return
-    at once.
+    The other parameters are those of :class:`PartitionOwner`. Both threads call the listener of ``host``, and it must
+    return at once.
 
-    :param open_store: makes the store. This thread opens and closes the store.
+    :param open_store: function that makes a new store. The first thread opens and closes this store.
     """
 
     def __init__(
@@ -97,9 +97,7 @@ class OwnerThread:
 
     @property
     def requests(self) -> Counter[str]:
-        """The requests that this thread has sent to the store so far, by kind. Returns a copy, because the original
-        changes.
-        """
+        """A copy of the number of requests that this thread has sent to the store so far, by kind of request."""
         return Counter() if self._store is None else self._store.requests.copy()
 
     async def start(self) -> None:
@@ -116,23 +114,23 @@ class OwnerThread:
     async def wait(self) -> None:
         """Wait until the thread has ended.
 
-        :raises Exception: the error that ended the thread. A thread that :meth:`stop` ended has none.
+        :raises Exception: the error that ended the thread. If :meth:`stop` ended the thread, there is none.
         """
         await asyncio.shield(asyncio.wrap_future(self._ended))
 
     def hurry(self) -> None:
-        """Scan now, because another worker is proven dead. May be called from any thread."""
+        """Make the owner scan now, because another worker is proven dead. Any thread may call this."""
         if self._owner is not None and self._loop is not None:
             with suppress(RuntimeError):  # call_soon_threadsafe raises this error if the loop is closed
                 self._loop.call_soon_threadsafe(self._owner.hurry)
 
     async def stop(self, timeout: timedelta) -> None:
-        """Hand over all partitions within ``timeout`` plus :data:`_STOP_RESERVE`. Return then, even if the thread still
-        runs.
+        """Hand over all partitions. Return after ``timeout`` plus :data:`_STOP_RESERVE` at the latest, even if the
+        thread still runs then.
         """
         if self._owner is None or self._loop is None or self._ended.done():
             return
-        with suppress(RuntimeError, TimeoutError):  # a closed loop has nothing to stop
+        with suppress(RuntimeError, TimeoutError):  # RuntimeError: the loop is closed, so nothing must be stopped
             stopped = asyncio.run_coroutine_threadsafe(self._owner.stop(timeout), self._loop)
             async with asyncio.timeout(timeout.total_seconds() + _STOP_RESERVE):
                 await asyncio.wrap_future(stopped)

@@ -1,11 +1,11 @@
-"""Which worker should serve a partition, by what the instances of the partition need.
+"""Decide which worker should serve a partition, by the orchestrators that the instances of the partition need.
 
 This matters only if workers have different apps. The owner of a partition publishes in its member row which
 orchestrators ran there in the last minute, and which missing orchestrators messages wait for. All workers draw the same
-conclusion from this (:func:`unfit`). A worker that is fit asks for the partition as it asks for any other. A worker
-that has every needed orchestrator gets the partition and keeps it. If no worker has all of them, workers take turns:
-each serves the partition for at least a minimum time. Then the partition goes to a worker that can run what has waited
-longest. Pure: no I/O, no clock.
+conclusion from this (:func:`unfit`). A worker that has what is needed (a fit worker) asks for the partition as it asks
+for any other. A worker that has every needed orchestrator gets the partition and keeps it. If no worker has all of
+them, workers take turns: each serves the partition for at least a minimum time. Then the partition goes to a worker
+that can run what has waited longest. Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
@@ -20,23 +20,26 @@ from airflow_provider_taskhub.hub.partitions.capabilities import can_run
 from airflow_provider_taskhub.storage.primitives import Property
 
 RECENT = 60.0
-"""Seconds for which a partition counts as needing what it was taken for."""
+"""When a worker takes a partition, the orchestrators that the former owner published as needed there count as needed
+for this many seconds more."""
 LEAST_DWELL = 5.0
 """The minimum time, in seconds, that a partition stays with a worker if no worker has every needed orchestrator."""
 DWELL_SCANS = 3
-"""The same minimum time, in scans: a handover takes about as long. The longer of the two counts."""
+"""The same minimum time as a number of scans, because a handover takes about that long. The longer of the two times
+counts."""
 MOST = 50
 """The most needs of one partition that a worker publishes."""
 _LONGEST = 30_000
-"""The most characters that a worker publishes. Azure's limit for a column is 32,768."""
+"""The most characters in the text of :func:`encode_wanted`. Azure's limit for a column is 32,768."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """What the instances of a partition need, as its owner publishes it.
 
-    :param runs: what ran there lately, and what the owner took the partition for.
-    :param lacks: what messages wait for and the owner does not have. The one that has waited longest is first.
+    :param runs: the orchestrators that ran in the partition lately, and those for which the owner took the partition.
+    :param lacks: the orchestrators that messages wait for and the owner does not have. The one for which messages have
+        waited longest is first.
     :param ripe: True if the owner has served the partition for the minimum time, so that the partition may go although
         something runs there.
     """
@@ -50,7 +53,7 @@ def unfit(wanted: Wanted, members: Collection[Member]) -> frozenset[str]:
     """Return the members that should not serve a partition, because others can run what is needed there.
 
     :param members: all members that could take the partition.
-    :returns: the full names, never those of all members.
+    :returns: full names of these members; never those of all members. Empty: no member is better than the others.
     """
 
     def having(needs: Iterable[Need]) -> frozenset[str]:
@@ -66,7 +69,7 @@ def unfit(wanted: Wanted, members: Collection[Member]) -> frozenset[str]:
 
 
 class Placement:
-    """What one worker publishes about the needs of its partitions.
+    """Knows which orchestrators the partitions of one worker need, and what the worker publishes about it.
 
     :param scan: seconds between two scans.
     """
@@ -79,7 +82,7 @@ class Placement:
     def ask(self, partition: int, wanted: Wanted | None) -> None:
         """Remember that this worker asks for a partition.
 
-        :param wanted: what the owner publishes about the partition. None: nothing.
+        :param wanted: what the owner publishes about the partition. None: the owner publishes nothing about it.
         """
         if wanted is None:
             self._asked.pop(partition, None)
@@ -87,8 +90,9 @@ class Placement:
             self._asked[partition] = wanted
 
     def take(self, partition: int, now: float) -> None:
-        """Remember that this worker has taken a partition. What the former owner published as needed stays needed for a
-        while.
+        """Remember that this worker has taken a partition.
+
+        The orchestrators that the former owner published as needed count as needed for :data:`RECENT` seconds more.
 
         :param now: monotonic time.
         """
@@ -103,8 +107,9 @@ class Placement:
         live: Iterable[Member],
         now: float,
     ) -> dict[int, Wanted]:
-        """Return what to publish about the partitions of this worker. Empty if all apps are the same and no message
-        waits.
+        """Return what to publish about the needs of this worker's partitions, by partition number.
+
+        The result is empty if all workers have the same apps and no message waits for a missing orchestrator.
 
         :param held: numbers of the partitions.
         :param services: the state of the partitions.
@@ -139,7 +144,10 @@ def _differs(me: Member, other: Member) -> bool:
 
 
 def encode_wanted(said: Mapping[int, Wanted]) -> str:
-    """Return the needs of all partitions as one text, or "" if there is nothing. Needs that do not fit are left out."""
+    """Return the needs of all partitions as one text; "" if there are none.
+
+    If the text is too long, it leaves out what ran lately. If it is still too long, the result is "".
+    """
     for with_runs in (True, False):
         needs: dict[Need, int] = {}
         partitions: dict[str, object] = {}
@@ -156,7 +164,10 @@ def encode_wanted(said: Mapping[int, Wanted]) -> str:
 
 
 def decode_wanted(value: Property | None) -> dict[int, Wanted]:
-    """Read the column. The result is empty if the column is missing or damaged."""
+    """Return the needs in a text of :func:`encode_wanted`, by partition number.
+
+    If there is no text, the result is empty. Of a damaged text it has only the partitions before the damage.
+    """
     said: dict[int, Wanted] = {}
     with suppress(ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         if isinstance(value, str) and value:

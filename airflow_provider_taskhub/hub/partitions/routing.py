@@ -1,8 +1,8 @@
 """Find the worker that serves an instance, for a caller that must speak to the worker directly.
 
-Messages do not need this, because the queue of an instance never changes. A map of owners is read once and used until a
-worker answers that it is not the owner. Then the entry of this partition is read again. Only the lease says which
-worker is the owner.
+A program that only sends a message does not need this module, because the queue of an instance never changes.
+:class:`Routes` reads the owners of all partitions once, and uses them until a worker answers that it is not the owner.
+Then :class:`Routes` reads the lease of this partition again: only the lease says which worker is the owner.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from airflow_provider_taskhub.retries import Retries, retry
 T = TypeVar("T")
 
 _MOVING = Retries(after=(LeaseLost,), first=0.1, longest=2.0)
-"""If the owner of a partition is wrong or missing in the map, its entry is read again with these pauses."""
+"""The pauses between reads of a partition's owner, while the partition has no owner or has moved to another worker."""
 
 
 class Routes:
-    """The map of owners as one reader knows it. It belongs to one event loop.
+    """Knows which worker owns which partition, as last read. Use an object of this class in one event loop only.
 
-    After a single read the observer cannot say whether an owner is alive; its state is then unproven.
+    After a single read of the leases nobody can say whether an owner is alive: the owner's state is then ``UNPROVEN``.
 
     :param observer: the observer of this reader.
     """
@@ -40,19 +40,20 @@ class Routes:
         self._clock = clock
 
     async def map(self) -> Mapping[int, Ownership]:
-        """Read the owners of all partitions now."""
+        """Read the owners of all partitions now, and return them by partition number."""
         await self._observer.refresh()
         return {number: self._observer.ownership(number) for number in range(self._observer.partitions)}
 
     async def owner(self, instance_id: str) -> Ownership:
-        """Return the owner of an instance as last read."""
+        """Return the owner of an instance's partition, as last read. Read all owners if the partition was never read.
+        """
         partition = self._partition(instance_id)
         if partition not in self._observer.leases:
             await self._observer.refresh()
         return self._observer.ownership(partition)
 
     async def refresh(self, instance_id: str) -> Ownership:
-        """Read the owner of an instance now."""
+        """Read the owner of an instance's partition now, and return it."""
         partition = self._partition(instance_id)
         await self._observer.refresh_one(partition)
         return self._observer.ownership(partition)
@@ -67,16 +68,17 @@ class Routes:
 
         :param ask: called with the full name of a worker. It must raise ``LeaseLost`` if the worker answers that it is
             not the owner. Its other errors go to the caller.
-        :param timeout: how long to look for the owner. It must be longer than a handover, and than taking over from a
-            dead worker.
-        :raises HubError: no owner was found in that time.
+        :param timeout: how long to look for the owner. It must be longer than a handover takes, and longer than it
+            takes until another worker has taken the partition of a dead one.
+        :raises HubError: in that time no worker was found that serves the instance.
         """
         owner = (await self.owner(instance_id)).owner
         if owner is not None:
             with suppress(LeaseLost):
                 return await ask(owner)
 
-        async def ask_anew() -> T:  # first without a pause: most likely the partition has moved since the map was read
+        # the first call comes without a pause: most likely the partition has moved since the owners were read
+        async def ask_anew() -> T:
             nonlocal owner
             owner = (await self.refresh(instance_id)).owner
             if owner is None:

@@ -1,7 +1,8 @@
-"""The scans of one worker: read the leases and the member rows, and take partitions that are free.
+"""The scans of a worker: again and again it reads the member rows and leases of the hub, and takes free partitions.
 
 The functions of ``balance``, ``lease`` and ``liveness`` decide; this module reads, calls them, and carries out their
-plan. A scan reads the leases only if the member rows say that something may have changed, or before it takes something.
+plan. A scan reads the leases only if the member rows say that something may have changed, or before the worker takes a
+partition.
 
 The module has more than 400 lines because reading, planning and writing share what one scan has seen.
 """
@@ -35,10 +36,11 @@ from airflow_provider_taskhub.settings import LeaseTimes
 log = structlog.get_logger("taskhub.partitions")
 
 _MAX_UNANSWERED = 3
-"""After this many turns in a row in which the store answered no write, this worker writes no lease for a while."""
+"""If the store answered no write of a lease in this many scans in a row, this worker writes no lease for a while. A
+call of :meth:`Scanner.collect` counts as a scan."""
 _LONGEST = 8
-"""The longest such pause, as a multiple of the shortest one. The pause doubles with each further turn without an
-answer."""
+"""The longest time without such writes, as a multiple of the shortest one. The time doubles with each further scan
+whose writes the store did not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScannedHub:
-    """What scans read and write.
+    """The parts of a hub that scans read and write.
 
     :param partitions: number of partitions of the hub.
     """
@@ -70,10 +72,10 @@ class ScannedHub:
 
 
 class Scanner:
-    """The scans of one worker.
+    """Scans the hub for one worker.
 
     :param holding: the partitions that the worker owns.
-    :param stopping: set when this worker takes nothing more.
+    :param stopping: event that is set when this worker stops, and takes no more partitions.
     """
 
     def __init__(
@@ -112,7 +114,9 @@ class Scanner:
         self._metrics = metrics
         self._sightings = Sightings()
         self._dotnet_workers = DotnetWorkers()
-        # if scans are rarer than renewals, a member row read by a scan is too old to prove anything
+        # The patience is how long an owner counts as alive without advertising a new renewal. If scans are less
+        # frequent than renewals, the member rows are always too old to show that, so the patience is 0 and each scan
+        # reads leases.
         self._patience = times.renew.total_seconds() + MAX_LATENESS if times.scan <= times.renew else 0.0
         self._map = LeaseMap(self._sightings, self._patience)
         self._due = float("inf")
@@ -135,7 +139,7 @@ class Scanner:
     def waiting(self) -> bool:
         """Whether this worker waits for partitions that it has asked for.
 
-        It stops waiting after the take time, because the owner that should hand over may be blocked.
+        The worker stops waiting after the take time, because the owner that should hand over may be blocked.
         """
         since = self._waiting_since
         return since is not None and self._clock.monotonic() - since <= self._take
@@ -158,9 +162,9 @@ class Scanner:
             and self._plan(seen := self._seen(advertised, roster, ordered, dead), member) == BalancePlan()
         ):
             owners = {lease.owner for lease in advertised if lease.owner} - {self._me}
-            # an advertisement must be a little late before it counts as late; an earlier scan would see nothing new
+            # scan again when an advertisement is so late that it counts as late; an earlier scan would see nothing new
             late = [roster.advertised[owner].due + MAX_LATENESS for owner in owners]
-            # an old advertisement that arrived late is no sign of life either
+            # scan again also when an owner has advertised no new renewal for the time of the patience
             late += [self._patience - seen.silence[lease.partition] for lease in advertised if lease.owner in owners]
             self._due = min([self._due, *(left + 0.1 for left in late)])
             return  # nothing has changed and the plan is empty, so no lease needs to be read
@@ -184,7 +188,7 @@ class Scanner:
             await self._carry_out(self._plan(seen, member), seen)
 
     def wanted(self, member: Member) -> dict[int, Wanted]:
-        """Return what this worker publishes about the needs of its partitions.
+        """Return what this worker publishes about the needs of its partitions, by partition number.
 
         :param member: this worker's member row.
         """
@@ -264,8 +268,8 @@ class Scanner:
         return plan(rows, seats, self._me, replace(seen.orders.rules, unfit=self._unfit(seen, member, seats)))
 
     def _unfit(self, seen: _Seen, member: Member, seats: Mapping[str, Seat]) -> dict[int, frozenset[str]]:
-        """Return, by partition, the workers that cannot run what waits there although another worker with room for it
-        can.
+        """Return, by partition, the workers that cannot run what the partition's instances need, although another
+        worker that may take the partition can.
         """
         mine = self.wanted(member)
         if not mine and not any(advertised.wanted for advertised in seen.roster.advertised.values()):
@@ -293,7 +297,7 @@ class Scanner:
         return None if advertised is None else advertised.wanted.get(lease.partition)
 
     def _writes_unanswered(self) -> bool:
-        """Whether this worker writes no leases for now, because the store did not answer its last writes.
+        """Return whether this worker writes no leases for now, because the store did not answer its last writes.
 
         A claim without an answer may have succeeded. Then the lease names this worker, which does not serve the
         partition, and each further claim renews the lease. So this worker pauses long enough for other workers to see
@@ -305,11 +309,15 @@ class Scanner:
         return self._clock.monotonic() - self._unanswered_at < pause
 
     def answered(self) -> None:
-        """Note that the store has answered another write of this worker, so that it may write leases again."""
+        """Note that the store has answered a write that is not of a lease, so that this worker may write leases again.
+        """
         self._unanswered = 0
 
     async def _write(self, writes: Sequence[Awaitable[bool]]) -> None:
-        """Carry out the writes of one turn, and count turns without an answer. A cancelled turn is unanswered."""
+        """Carry out the lease writes of one scan, and count the scans in a row in which the store answered none.
+
+        If the scan is cancelled, its writes count as unanswered.
+        """
         if writes:
             self._unanswered, self._unanswered_at = self._unanswered + 1, self._clock.monotonic()
             if any(await asyncio.gather(*writes)):
@@ -325,14 +333,14 @@ class Scanner:
                 self._holding.shed(number, self._why(number, seen.orders))
         if self._writes_unanswered():
             return
-        # partitions were not polled here, so this worker takes only those that other workers leave free for long
+        # this worker did not poll all its queues, so it takes only partitions that other workers leave free for long
         if self._holding.stalled and self._others(seen.roster):
             left = (number for number in decided.take if seen.silence[number] > 5 * self._every)
             decided = BalancePlan(take=tuple(left))
         claims = [self._claim(by_number[number], seen.silence[number]) for number in decided.take]
         for number in decided.ask:
             self._placing.ask(number, self._wanted_by(by_number[number], seen.roster, {}))
-        # a .NET owner is not asked: a dead owner does not answer, and beside a live owner this worker does not start
+        # a .NET owner is not asked: a dead one does not answer, and beside a live one this worker does not run
         asks = [self._ask(by_number[number]) for number in decided.ask if not owned_by_dotnet(by_number[number])]
         await self._write([*claims, *asks])
         if decided.ask:
@@ -352,7 +360,7 @@ class Scanner:
         return "above the cap" if ordered.rules.allow(partition, self._me) else "prohibited to this worker"
 
     async def _claim(self, lease: Lease, unchanged: float) -> bool:
-        """Take a partition by a conditional write of its lease.
+        """Claim a partition: take it by a conditional write of its lease.
 
         :param unchanged: seconds since the last sign of life of the former owner.
         :returns: whether the store answered in time.

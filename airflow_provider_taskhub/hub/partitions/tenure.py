@@ -1,6 +1,8 @@
-"""The time in which a worker owns a partition. Each operation that changes state checks how old the lease is.
+"""The tenure: the time in which a worker owns a partition, from taking it to losing it.
 
-Any thread may read or end a tenure: the host checks it, the owner's loop renews it, and a watchdog ends it. No I/O.
+Before a worker changes anything in the store, it checks its tenure: whether the tenure goes on and the lease is not too
+old. Any thread may read or end a tenure: the host checks it, the owner's loop renews it, and a watchdog ends it. No
+I/O.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from airflow_provider_taskhub.hub.partitions.lease import Lease
 class LeaseTenure:
     """A ``Tenure`` of ``hub.model``: the time from taking a partition to losing it.
 
-    :param lease: the lease as it was claimed.
-    :param sent: monotonic time at which the claim was *sent*.
+    :param lease: the lease as the worker wrote it to take the partition.
+    :param sent: monotonic time at which the worker *sent* this write.
     :param give_up: seconds without a confirmed renewal after which the worker stops serving the partition.
     :param on_drained: called once when the partition is drained, from any thread.
     """
@@ -103,7 +105,7 @@ class LeaseTenure:
         self._sent = max(self._sent, sent)
 
     def ask(self) -> bool:
-        """Begin to drain the partition.
+        """Note that the worker begins to drain the partition.
 
         :returns: True only for the first call in a tenure that has not ended.
         """
