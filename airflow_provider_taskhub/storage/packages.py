@@ -1,4 +1,4 @@
-"""The error for a missing package of the ``azure`` extra. All modules raise the same error text."""
+"""Makes the error for a missing package of the ``azure`` extra, so that all modules raise the same error text."""
 
 from __future__ import annotations
 

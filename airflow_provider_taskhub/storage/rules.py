@@ -131,7 +131,7 @@ def check_blob_name(name: str) -> None:
         raise InputError(f"blob name {name!r}: it may not begin or end with a slash, and no segment may end in a dot")
 
 
-@cache_names  # all rows of an instance's history have the same PartitionKey
+@cache_names  # pays because all rows of a history have the same PartitionKey
 def check_key(what: str, value: str) -> None:
     r"""Check a PartitionKey or RowKey: at most 512 UTF-16 units, none of ``/ \ # ?``, no control character.
 

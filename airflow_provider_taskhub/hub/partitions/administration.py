@@ -313,7 +313,7 @@ async def _make_everything(store: Store, names: HubNames, made: HubInfo, clock: 
         await _retried(lambda: store.create_table(names.partitions), f"table {names.partitions}", clock)
     leases = leases_of(store, names, made)
 
-    async def partition(number: int) -> None:  # creates the queue first: each lease has a queue
+    async def partition(number: int) -> None:  # creates the queue first, so each lease has one
         queue = names.control(number)
         await _retried(lambda: store.create_queue(queue), f"queue of partition {number}", clock)
         await _retried(lambda: leases.insert(queue), f"lease of partition {number}", clock)

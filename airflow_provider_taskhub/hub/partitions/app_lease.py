@@ -31,7 +31,7 @@ renews every 25 s, which leaves time for one more try only."""
 
 
 _OURS = "5461-736b-4875-620000000000"
-"""The last digits of the ids of TaskHub's app leases: ``TaskHub`` in ASCII."""
+"""The last digits of the ids of TaskHub's app leases: the ASCII codes of ``TaskHub`` in hexadecimal, then zeros."""
 
 
 def lease_id(app_name: str) -> str:

@@ -82,7 +82,7 @@ class Rules:
     unfit: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
     def allow(self, partition: int, member: str) -> bool:
-        """Return whether the orders allow a member to serve a partition."""
+        """Return whether the orders of administrators allow a member (a worker) to serve a partition."""
         return partition not in self.offline and member not in self.barred.get(partition, ())
 
     def suits(self, partition: int, member: str) -> bool:
@@ -124,7 +124,7 @@ def plan(rows: Sequence[Row], members: Mapping[str, Seat], me: str, rules: Rules
     if me not in members:
         return BalancePlan(shed=tuple(row.partition for row in mine))
     seating = _Seating(rows, members, rules)
-    # first the free partitions that were handed over to this worker
+    # take first the free partitions that were handed over to this worker
     wanted = [row for row in rows if row.free and row.next_owner == me and seating.of[row.partition] == me]
     wanted += [row for row in seating.pool if seating.of[row.partition] == me and me not in (row.owner, row.next_owner)]
     room = seating.room(me)
@@ -211,10 +211,10 @@ class _Seating:
         return len(self._rows) if cap is None else cap - self._counts[member]
 
     def must_give_up(self, row: Row) -> bool:
-        """Return whether the owner must give up a partition although no other member has room for it: a cap was
-        lowered.
+        """Return whether the owner must give up a partition although no other member has room for it. This
+        happens when a cap was lowered.
         """
-        unfit = self._rules.unfit.get(row.partition)  # an unfit owner keeps it until a fit member asks for it
+        unfit = self._rules.unfit.get(row.partition)  # an unfit owner keeps the partition until a fit member asks
         return row.partition in self._rows and self.of[row.partition] is None and not row.next_owner and not unfit
 
     def _future_owner(self, row: Row) -> str | None:
@@ -346,7 +346,7 @@ class _Seating:
         hot = max(loads, key=lambda member: (loads[member], member))
         cold = min(loads, key=lambda member: (loads[member], member))
         between = loads[hot] - loads[cold]
-        fair = self._fill(hot) >= self._fill(cold, 1)  # both stay fair if one partition moves
+        fair = self._fill(hot) >= self._fill(cold, 1)  # both have fair numbers even if one partition moves
         other = None if fair else next((row for row in holdings[cold] if self._rules.suits(row.partition, hot)), None)
         noticeable = between > max(NOTICEABLE, HYSTERESIS * sum(loads.values()) / len(loads))
         if not noticeable or self.room(cold) <= 0 or not (fair or other):

@@ -1,4 +1,5 @@
-"""Attempts and waits with a time limit, and tasks that end with their owner, for the loops that own partitions."""
+"""For the loops that own partitions: make attempts and wait with a time limit, and run tasks that end with their owner.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warn about workers of the same hub that have other lease times or other apps."""
+"""Warn about workers of the same hub that have other lease times or other apps than this worker."""
 
 from __future__ import annotations
 

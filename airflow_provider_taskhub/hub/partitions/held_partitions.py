@@ -54,7 +54,7 @@ class HeldPartition:
 
     tenure: LeaseTenure
     over: asyncio.Event
-    """Set when the partition is drained, or when the tenure has ended."""
+    """Set when no work of the partition runs in this worker any more (it is drained), or when the tenure has ended."""
     sent: int
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     drain: asyncio.Task[None] | None = None
@@ -112,7 +112,7 @@ class HeldPartitions:
 
     @property
     def tenures(self) -> tuple[LeaseTenure, ...]:
-        """The tenures that have not ended. May be read from any thread."""
+        """The tenures of the partitions that this worker serves now. Any thread may read them."""
         return tuple(held.tenure for held in self._snapshot if not held.tenure.ended)
 
     @property
@@ -370,7 +370,7 @@ class HeldPartitions:
             self.changed.set()
 
     def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
-        """Call the host's listener. Its error is logged and ends nothing."""
+        """Call the host's listener. An error of the listener is logged and ends nothing."""
         try:
             callback(*arguments)
         except Exception:

@@ -261,7 +261,7 @@ def _time(value: Property | None) -> Timestamp | None:
 
 
 def newer(life: Life, seen: Life) -> bool:
-    """Return whether ``life`` is a newer sign of life than ``seen``. A lower number of the same tenure is older."""
+    """Return whether ``life`` is a newer sign of life than ``seen``. In the same tenure, the higher number is newer."""
     return life[0] != seen[0] or life[1] > seen[1]
 
 

@@ -18,8 +18,8 @@ from airflow_provider_taskhub.storage.primitives import And, Compare, Entity, Ro
 
 
 class Leases(Protocol):
-    """Where the leases of a hub are stored. Each kind of storage will do that can change a named object atomically, on
-    condition that no other worker has changed the object.
+    """The storage of a hub's leases. It must be able to change a lease atomically, on condition that no other worker
+    has changed the lease since it was read.
     """
 
     async def scan(self) -> tuple[Lease, ...]:

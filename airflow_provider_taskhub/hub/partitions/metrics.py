@@ -15,7 +15,7 @@ class LeaseMetrics:
         """Number of partitions that this worker took, by the reason: new, handed over, released, expired, taken over,
         resumed."""
         self.lost = 0
-        """Number of tenures of this worker that have ended."""
+        """How often this worker has stopped serving a partition, for whatever reason."""
         self.stuck = 0
         """Number of partitions that this worker gave up because their queues were not polled."""
         self.renewals = 0

@@ -59,7 +59,8 @@ def names(node: str, worker: str) -> bool:
 
 
 def orders(controls: Iterable[Control], workers: Collection[str]) -> Orders:
-    """Return what the orders mean for these workers. If several caps are for one worker, the lowest one counts.
+    """Return what the orders of administrators mean for these workers. If several caps are for one worker, the lowest
+    one counts.
 
     :param workers: full names of the workers.
     """
@@ -94,7 +95,7 @@ def orders(controls: Iterable[Control], workers: Collection[str]) -> Orders:
 
 
 class Controls:
-    """Read and write the rows of orders."""
+    """Read and write the orders of administrators: rows of ``{Hub}Controls``."""
 
     def __init__(self, store: Store, hub: HubNames) -> None:
         self._store = store
@@ -121,7 +122,7 @@ class Controls:
         await self._store.execute(Transact(table=self._table, rows=(row,)))
 
     async def lift(self, control: Control) -> bool:
-        """Delete an order. Return whether it was in force."""
+        """Lift an order: delete its row. Return whether the order was in force."""
         entity = Entity(partition_key=_KEY, row_key=_row_key(control))
         row = RowOperation(verb=RowVerb.DELETE, entity=entity, etag="*")
         try:

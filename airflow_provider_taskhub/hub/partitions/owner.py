@@ -217,7 +217,7 @@ class PartitionOwner:
             self.supervisor.keep("partitions: watchdog", self._watching)
         try:
             await self._stopping.wait()
-            await scanning  # the scan loop ends after the claims that it has begun
+            await scanning  # the scan loop first ends the taking of partitions that it has begun
             await self._leave()
         finally:
             await self.supervisor.close()

@@ -170,7 +170,7 @@ class OwnerThread:
         """End tenures that are too old, even if the other thread is blocked."""
         assert self._owner is not None
         while True:
-            self._alarm.clear()  # cleared before the check, so that a change during the check causes another check
+            self._alarm.clear()  # before the check, so that an alarm during the check causes another check
             if self._over:
                 return
             self._alarm.wait(self._owner.expire())

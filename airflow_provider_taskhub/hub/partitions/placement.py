@@ -28,7 +28,7 @@ DWELL_SCANS = 3
 """The same minimum time as a number of scans, because a handover takes about that long. The longer of the two times
 counts."""
 MOST = 50
-"""The most needs of one partition that a worker publishes."""
+"""The most needs (needed orchestrators) of one partition that a worker publishes."""
 _LONGEST = 30_000
 """The most characters in the text of :func:`encode_wanted`. Azure's limit for a column is 32,768."""
 
