@@ -285,8 +285,7 @@ class _Seating:
                 self._move(partition, member)
 
     def _chains(self) -> Iterator[list[tuple[int, str]]]:
-        """Yield the chains of moves that make two members more equal, first those from the member with most partitions.
-        """
+        """Yield chains of moves that make two members more equal, first those from the member with most partitions."""
         holdings: dict[str, list[int]] = defaultdict(list)
         for row in self.pool:
             member = self.of[row.partition]

@@ -1,5 +1,4 @@
-"""For the loops that own partitions: make attempts and wait with a time limit, and run tasks that end with their owner.
-"""
+"""For the loops that own partitions: attempts and waits with a time limit, and tasks that end with their owner."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ SHOWN = 20
 
 
 def can_run(member: Member, need: Need) -> bool:
-    """Return whether a worker has the needed function, in an app that can continue an instance of the needed version.
-    """
+    """Return whether a worker has a function, and can continue with it an instance of the needed version."""
     if need.kind not in member.roles or need.name not in member.functions(need.kind):
         return False
     accepted = member.accepts.get(need.name)

@@ -133,8 +133,7 @@ class HeldPartitions:
 
     @property
     def stalled(self) -> bool:
-        """Whether this worker takes no partitions now, because it did not poll the queue of a partition that it owned.
-        """
+        """Whether this worker takes no partitions now, because it did not poll the queue of one that it owned."""
         return self._clock.monotonic() < self._paused_until
 
     @property
@@ -352,8 +351,7 @@ class HeldPartitions:
     # --- the end of a tenure -----------------------------------------------------------------------------------------
 
     def lose(self, held: HeldPartition, reason: str) -> None:
-        """End a tenure and tell the host. Only the first call for a tenure does this. Any thread may call this method.
-        """
+        """End a tenure and tell the host. Only the first call for a tenure does this. Any thread may call this."""
         if not held.tenure.end(reason):
             return
         self._metrics.lost += 1

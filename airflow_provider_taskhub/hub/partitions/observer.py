@@ -109,8 +109,7 @@ class LeaseObserver:
                 self._watched[partition] = self._note(lease, began, self._clock.monotonic())
 
     async def _with_orders(self, reading: Awaitable[T]) -> T:
-        """Await a read of leases, and meanwhile read the workers' times and the orders. Return what was read of leases.
-        """
+        """Await a read of leases, and meanwhile read the workers' times and the orders. Return the read leases."""
         found, self._pace, self.controls = await asyncio.gather(reading, self._members.pace(), self._controls.read())
         self._offline = orders(self.controls, ()).rules.offline
         return found

@@ -45,8 +45,7 @@ class Routes:
         return {number: self._observer.ownership(number) for number in range(self._observer.partitions)}
 
     async def owner(self, instance_id: str) -> Ownership:
-        """Return the owner of an instance's partition, as last read. Read all owners if the partition was never read.
-        """
+        """Return the owner of an instance's partition, as last read. If it was never read, read all owners now."""
         partition = self._partition(instance_id)
         if partition not in self._observer.leases:
             await self._observer.refresh()

@@ -309,8 +309,7 @@ class Scanner:
         return self._clock.monotonic() - self._unanswered_at < pause
 
     def answered(self) -> None:
-        """Note that the store has answered a write that is not of a lease, so that this worker may write leases again.
-        """
+        """Note that the store answered another write than that of a lease: this worker may write leases again."""
         self._unanswered = 0
 
     async def _write(self, writes: Sequence[Awaitable[bool]]) -> None:
