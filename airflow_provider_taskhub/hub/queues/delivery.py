@@ -7,7 +7,6 @@ stops, or that hands over its partition, makes the message visible again at once
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from dataclasses import field, replace
 from datetime import timedelta
 
@@ -26,7 +25,7 @@ from airflow_provider_taskhub.telemetry import Outage
 log = structlog.get_logger(__name__)
 
 GIVE_BACK_PARALLEL = 16
-"""Messages that one call of :func:`give_back` updates at the same time. The same bound holds for renewals."""
+"""Messages that one call of ``Reader.give_back`` updates at the same time. The same bound holds for renewals."""
 LATEST = Timestamp.parse("9999-12-31T00:00:00Z")
 """The insertion time of a local response. It is later than the insertion time of every message in a queue."""
 ACTION_UUID = 5
@@ -115,7 +114,7 @@ class Delivery:
     ) -> UpdateMessage | None:
         """Return the operation that makes the message receivable again. None: there is nothing to do.
 
-        The parameters are those of :func:`give_back`.
+        The parameters are those of ``Reader.give_back``.
         """
         envelope = self.envelope
         counted = replace(
@@ -227,47 +226,6 @@ async def renew(
         elif held.receipt is update.message:  # otherwise this worker has received the message again
             held.gone = True
         return not held.gone
-
-
-async def give_back(
-    store: Store,
-    messages: Iterable[Delivery],
-    *,
-    delay: timedelta = timedelta(0),
-    failed: bool = False,
-    begun: bool = True,
-    waiting_since: Timestamp | None = None,
-    signal: bool = True,
-) -> None:
-    """Make messages receivable again after ``delay``.
-
-    An error of the store is logged and not raised: the message becomes visible when its visibility timeout is over.
-    Each message is updated by an operation of its own. Rejected: one unit for all messages. One outdated pop receipt
-    would make the store refuse the whole unit.
-
-    :param failed: True: add one to the failed processings that the message counts.
-    :param begun: False: no work was begun, and this delivery does not count.
-    :param waiting_since: new value of :attr:`Envelope.waiting_since`. None: the value does not change.
-    :param signal: False: send no wake-up to this worker when the messages become visible, because another worker is to
-        receive them.
-    """
-    gate = asyncio.Semaphore(GIVE_BACK_PARALLEL)
-
-    async def one(held: Delivery) -> None:
-        held.settle(False)
-        # The gate limits how many updates run at the same time. It is taken last: while this code waits for the end of
-        # a slow renewal of this message (``changing``), other messages can use the gate.
-        async with held.changing, gate:
-            update = held.returning(delay=delay, failed=failed, begun=begun, waiting_since=waiting_since, signal=signal)
-            if held.gone or update is None:
-                return
-            try:
-                await store.execute(update)
-                held.gone = True
-            except StorageError as error:
-                log.info("give_back_failed", queue=held.queue, message_id=held.message_id, error=str(error))
-
-    await asyncio.gather(*(one(held) for held in messages))
 
 
 class VisibilityRenewer:

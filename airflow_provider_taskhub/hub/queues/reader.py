@@ -25,7 +25,12 @@ from airflow_provider_taskhub.hub.formats.keys import escape
 from airflow_provider_taskhub.hub.formats.message_envelope import MessageError, blob_of, decode, unspill
 from airflow_provider_taskhub.hub.model import HubNames, Tenure
 from airflow_provider_taskhub.hub.queues import quarantine
-from airflow_provider_taskhub.hub.queues.delivery import Delivery, LocalResponse, VisibilityRenewer, give_back
+from airflow_provider_taskhub.hub.queues.delivery import (
+    GIVE_BACK_PARALLEL,
+    Delivery,
+    LocalResponse,
+    VisibilityRenewer,
+)
 from airflow_provider_taskhub.hub.queues.pacing import Load, PollingBackoff, admit, batching_delay
 from airflow_provider_taskhub.retries import Retries
 from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE, DeleteMessage, Message, Store
@@ -230,17 +235,42 @@ class Reader:
         waiting_since: Timestamp | None = None,
         signal: bool = True,
     ) -> None:
-        """Make messages receivable again, and stop renewing their visibility. Parameters: see :func:`give_back`.
+        """Make messages receivable again after ``delay``, and stop renewing their visibility.
 
         A local response has no message in a queue. The activity that made the response is told to put it as a message.
+
+        An error of the store is logged and not raised: the message becomes visible when its visibility timeout is over.
+        Each message is updated by an operation of its own. Rejected: one unit for all messages. One outdated pop
+        receipt would make the store refuse the whole unit.
+
+        :param failed: True: add one to the failed processings that the message counts.
+        :param begun: False: no work was begun, and this delivery does not count.
+        :param waiting_since: new value of :attr:`Envelope.waiting_since`. None: the value does not change.
+        :param signal: False: send no wake-up to this worker when the messages become visible, because another worker is
+            to receive them.
         """
         messages = tuple(messages)
         for held in messages:
             held.settle(False)
         self.release(messages)
-        await give_back(
-            self._store, messages, delay=delay, failed=failed, begun=begun, waiting_since=waiting_since, signal=signal
-        )
+        gate = asyncio.Semaphore(GIVE_BACK_PARALLEL)
+
+        async def one(held: Delivery) -> None:
+            # The gate limits how many updates run at the same time. It is taken last: while this code waits for the end
+            # of a slow renewal of this message (``changing``), other messages can use the gate.
+            async with held.changing, gate:
+                update = held.returning(
+                    delay=delay, failed=failed, begun=begun, waiting_since=waiting_since, signal=signal
+                )
+                if held.gone or update is None:
+                    return
+                try:
+                    await self._store.execute(update)
+                    held.gone = True
+                except StorageError as error:
+                    log.info("give_back_failed", queue=held.queue, message_id=held.message_id, error=str(error))
+
+        await asyncio.gather(*(one(held) for held in messages))
 
     async def keep_aside(self, held: Delivery, item: quarantine.Quarantined) -> None:
         """Move a message from its queue to quarantine. If that fails, the message is delivered again after a second.

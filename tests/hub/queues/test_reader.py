@@ -28,7 +28,6 @@ from airflow_provider_taskhub.hub.queues.delivery import (
     GIVE_BACK_PARALLEL,
     Delivery,
     VisibilityRenewer,
-    give_back,
     renew,
 )
 from airflow_provider_taskhub.hub.queues.pacing import Load, PollingBackoff, admit
@@ -425,7 +424,9 @@ def test_a_message_that_somebody_deleted_is_gone() -> None:
         assert message.gone
         renewer = VisibilityRenewer(desk.store, desk.clock, VISIBILITY)
         renewer.add(message)
-        await give_back(desk.store, [message])  # nothing to give: no request, no error
+        sent = desk.store.requests["queue.update"]
+        await desk.reader.give_back([message])
+        assert desk.store.requests["queue.update"] == sent, "there is nothing to give back"
 
     play(work)
 
