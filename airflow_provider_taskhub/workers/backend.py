@@ -20,7 +20,7 @@ from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.queues.reader import WORK_EVENTS, ControlReader, Reader, ReaderContext
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.supervision import Supervisor
-from airflow_provider_taskhub.workers.activities.local_queues import ServedQueues
+from airflow_provider_taskhub.workers.activities.local_queues import LocalQueues
 from airflow_provider_taskhub.workers.activities.processor import Activities
 from airflow_provider_taskhub.workers.activities.recorded import Recorded
 from airflow_provider_taskhub.workers.activities.responses import Responses
@@ -85,7 +85,7 @@ class Backend:
         self.draining = False
         self.supervisor = Supervisor(hub.clock)
         self.work_items = self._work_items(registry.activities)
-        self.queues = ServedQueues(
+        self.queues = LocalQueues(
             self.work_items,
             takes_work=ACTIVITY in self.roles,
             settings=settings,

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Protocol
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.hub.queues.delivery import Delivery, LocalResponse
@@ -25,33 +24,11 @@ from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.workers.activities.work_items import WorkItems
 
 POLLS_WHILE_BUSY = 80
-"""Limit of the extra receives per second, over all partitions, that :meth:`ServedQueues.poll_soon` causes. A worker
+"""Limit of the extra receives per second, over all partitions, that :meth:`LocalQueues.poll_soon` causes. A worker
 with four partitions polls each of them every 50 ms at most."""
 
 
-class LocalQueues(Protocol):
-    """The queues that this worker reads, as the processors of orchestrations and activities use them."""
-
-    def claimable(self, queue: str) -> tuple[int, timedelta]:
-        """Return how many messages this worker may claim when it puts them into ``queue``, and for how long."""
-
-    def reserved(self, messages: Sequence[OutboundMessage]) -> AbstractContextManager[None]:
-        """Keep room for the messages that a commit claims, until the end of the ``with`` block."""
-
-    def hand_over(self, claimed: Sequence[Delivery]) -> None:
-        """Give claimed messages to their readers after the commit.
-
-        Messages whose queue has no reader in this worker, or no room, are given back to their queue.
-        """
-
-    def offer(self, response: LocalResponse) -> bool:
-        """Hand the response of an activity to its instance in memory, without a message.
-
-        :returns: True if the response was handed over; False if this worker does not serve the instance or has no room.
-        """
-
-
-class ServedQueues:
+class LocalQueues:
     """Has the readers of all queues that this worker reads: its partitions' control queues and the work-item queue.
 
     :param work_items: the work items that this worker has claimed.
@@ -120,9 +97,8 @@ class ServedQueues:
             for reader in self:
                 reader.poll_soon(pace)
 
-    # the methods of LocalQueues
-
     def claimable(self, queue: str) -> tuple[int, timedelta]:
+        """Return how many messages this worker may claim when it puts them into ``queue``, and for how long."""
         if queue == self._work_items.reader.queue:
             return self._work_items.claimable if self._takes_work else 0, self._work_items.visibility
         reader = self._readers.get(queue)
@@ -131,10 +107,15 @@ class ServedQueues:
         return max(0, self._limit - reader.buffered), self._work_items.visibility
 
     def reserved(self, messages: Sequence[OutboundMessage]) -> AbstractContextManager[None]:
+        """Keep room for the messages that a commit claims, until the end of the ``with`` block."""
         queue = self._work_items.reader.queue
         return self._work_items.reserved(sum(made.claim is not None and made.queue == queue for made in messages))
 
     def hand_over(self, claimed: Sequence[Delivery]) -> None:
+        """Give claimed messages to their readers after the commit.
+
+        Messages whose queue has no reader in this worker, or no room, are given back to their queue.
+        """
         back = []
         for held in claimed:
             reader = self._reader_for(held)
@@ -153,6 +134,10 @@ class ServedQueues:
         return self._readers.get(held.queue)
 
     def offer(self, response: LocalResponse) -> bool:
+        """Hand the response of an activity to its instance in memory, without a message.
+
+        :returns: True if the response was handed over; False if this worker does not serve the instance or has no room.
+        """
         reader = self._readers.get(response.queue)
         full = reader is not None and reader.buffered_bytes >= self._limit_bytes
         if reader is None or reader.stopping or reader.starved or full:

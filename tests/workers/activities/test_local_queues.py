@@ -13,7 +13,7 @@ from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.hub.model import HubNames
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.supervision import Supervisor
-from airflow_provider_taskhub.workers.activities.local_queues import ServedQueues
+from airflow_provider_taskhub.workers.activities.local_queues import LocalQueues
 from airflow_provider_taskhub.workers.activities.slots import Slots
 from airflow_provider_taskhub.workers.activities.work_items import WorkItems
 
@@ -64,7 +64,7 @@ class Bench:
         self.control: Any = StandIn(CONTROL)
         self.supervisor = Supervisor()
         self.items = WorkItems(self.work, Slots(slots, SYSTEM_CLOCK))
-        self.queues = ServedQueues(
+        self.queues = LocalQueues(
             self.items,
             takes_work=takes_work,
             settings=Settings(hub="Local", buffer=10, buffer_bytes=65_536),
