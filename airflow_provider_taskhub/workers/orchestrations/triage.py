@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field, replace
+from datetime import timedelta
 
-from airflow_provider_taskhub.codec import Timestamp, ticks_of
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import (
     ExecutionStarted,
     ExecutionTerminated,
@@ -106,7 +107,6 @@ class Triage:
         :param facts: the facts of the instance before the batch.
         :raises Aborted: if the former owner of the partition has committed since the history was loaded.
         """
-        hidden = ticks_of(session.reader.visibility)
         found = TriagedBatch(facts=facts)
         instance_id, etag = session.instance_id, live.stored.sentinel_etag
         taken: set[str] = set()
@@ -114,7 +114,7 @@ class Triage:
             if held.identity in taken:  # the sender put the message again, because the store's first answer was lost
                 found.discard.append((held, DUPLICATE))
                 continue
-            message = incoming(held, hidden)
+            message = incoming(held, session.reader.visibility)
             judged = judge(message, found.facts)
             if judged.verdict is Verdict.NEEDS_ROW:
                 found.facts = await self._read_row(instance_id, message.event, found.facts, etag)
@@ -220,11 +220,10 @@ def row_facts(row: InstanceState | None) -> Row:
     return Row(execution_id=row.execution_id, status=row.status, generation=row.generation, due=row.scheduled_start)
 
 
-def incoming(held: Delivery, hidden: int) -> Incoming:
+def incoming(held: Delivery, visibility: timedelta) -> Incoming:
     """Return a message in the form that the rules of admission use.
 
-    :param hidden: the time for which a received message is hidden, in ticks of 100 ns. The time of receipt is computed
-        as the end of the hiding minus ``hidden``, so that it comes from the clock of the storage service.
+    :param visibility: the visibility timeout with which the message was received.
     """
     sender = held.envelope.sender
     return Incoming(
@@ -232,7 +231,7 @@ def incoming(held: Delivery, hidden: int) -> Incoming:
         execution_id=held.message.instance.execution_id,
         identity=held.identity,
         stamp=held.stamp,
-        now=Timestamp(held.receipt.next_visible.ticks - hidden),
+        now=held.received(visibility),
         sender=sender if sender is not None and sender.instance_id else None,
         deliveries=held.deliveries,
         failures=held.envelope.failures,
