@@ -55,6 +55,10 @@ class Book:
             return await ctx.when_all([ctx.call_activity(plain, seconds), ctx.call_activity(recorded, seconds)])
 
         @made.orchestrator
+        async def keeps(ctx: OrchestrationContext, seconds: float) -> Any:
+            return await ctx.call_activity(recorded, seconds)
+
+        @made.orchestrator
         async def stays(ctx: OrchestrationContext, seconds: float) -> Any:
             return await ctx.call_activity(stubborn, seconds)
 
@@ -112,6 +116,34 @@ def test_what_activities_came_to_is_kept_through_an_outage_and_written_after_it(
     lines = Counter(entry["event"] for entry in logs if entry["log_level"] in ("warning", "error"))
     assert lines["receive_failed"] <= 3 * 21, "a line a minute for each of the readers of three queues"
     assert lines["outcome_unsettled"] <= 2 * 21
+
+
+def test_an_activity_whose_outcome_cannot_be_stored_takes_no_slot_from_others() -> None:
+    """For 10 minutes the store takes no outcome. A worker with one slot runs the next activity meanwhile."""
+    book = Book()
+
+    async def play() -> Any:
+        async with World(book.app(), activities=1) as hub:
+            table = hub.client.hub.names.activities
+
+            def plan(call: Call) -> Fault | None:
+                outcome = table in str(call.what) and "RowVerb.REPLACE" in str(call.what)
+                down = outcome and hub.clock.monotonic() < 600.0
+                return Fault(before=Unavailable("no answer", maybe_done=False)) if down else None
+
+            await hub.join("only", plan=plan)
+            for name in ("first", "second"):
+                await hub.client.start("keeps", 1.0, instance_id=name)
+            await asyncio.sleep(60.0)
+            during = dict(book.begun)
+            for name in ("first", "second"):
+                await hub.wait(name)
+            return during, hub.clock.monotonic()
+
+    during, ended = simulate(play)
+    assert during == {"recorded first": 1, "recorded second": 1}
+    assert dict(book.begun) == during, "each outcome was kept until the store took it"
+    assert 600.0 <= ended < 620.0
 
 
 @pytest.mark.parametrize(

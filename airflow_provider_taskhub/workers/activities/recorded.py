@@ -32,7 +32,7 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState, WorkerIdentity
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.settings import LeaseTimes
-from airflow_provider_taskhub.storage.primitives import Entity, PutBlob, Step
+from airflow_provider_taskhub.storage.primitives import Entity, PutBlob, Step, Unit
 from airflow_provider_taskhub.workers.activities.heartbeat import RecordedAttempt, Superseded
 from airflow_provider_taskhub.workers.activities.responses import Responses, refused, write_outcome
 from airflow_provider_taskhub.workers.activities.runner import (
@@ -308,22 +308,20 @@ class Recorded:
         outcome: ActivityOutcome,
         large: PutBlob | None,
     ) -> None:
-        """Write the outcome and the response; repeat the write while the store does not answer.
+        """Write the outcome, then send the response. Each is repeated while the store does not answer.
 
         :param ended: the record with the outcome.
         :param large: the blob for a result that is too large for the record; None if the record has room.
         :raises Conflict: if the record was changed, perhaps by a write of this worker whose answer was lost.
         :raises NotFound: if the record was purged.
         """
-        before = (
+        self._work_items.leave(held)  # the activity has ended: its slot must not wait for the store
+        steps = (
             Step(name="result", operations=() if large is None else (large,)),
             Step(name="outcome", operations=(attempt.becomes(ended),)),
         )
-        await write_outcome(
-            lambda: self._responses.respond(held, event, outcome, before=before),
-            hub=self._hub,
-            activity=event.name,
-        )
+        await write_outcome(lambda: self._hub.store.commit(Unit(steps=steps)), hub=self._hub, activity=event.name)
+        await self._responses.respond(held, event, outcome)
 
     async def _respond_again(
         self, held: Delivery, event: TaskScheduled, record: ActivityRecord, entity: Entity

@@ -64,13 +64,7 @@ class Responses:
             await self.respond(held, event, refused(event, error))
 
     async def respond(
-        self,
-        held: Delivery,
-        event: TaskScheduled,
-        outcome: ActivityOutcome,
-        *,
-        before: tuple[Step, ...] = (),
-        cheap: bool = True,
+        self, held: Delivery, event: TaskScheduled, outcome: ActivityOutcome, *, cheap: bool = True
     ) -> None:
         """Send the response of an activity, and delete its work item.
 
@@ -80,21 +74,15 @@ class Responses:
         :param held: the work item of the activity.
         :param event: the event that scheduled the activity.
         :param outcome: the result or the failure of the activity.
-        :param before: storage steps that write the outcome into the activity record, before the response is sent. Empty
-            for an activity without a record.
         :param cheap: True if running the activity again costs little. False: the response is always stored as a
             message, because a response in memory is lost if this worker dies.
         """
         self._work_items.leave(held)
         answer, target = answer_of(event, outcome, self._hub.clock.utc_now()), held.message.instance
         queue = self._hub.queue_of(target.instance_id)
-        if cheap:
-            if before:
-                await self._hub.store.commit(Unit(steps=before))
-                before = ()
-            if await self._offered(held, answer, queue):
-                self._work_items.reader.release([held])
-                return
+        if cheap and await self._offered(held, answer, queue):
+            self._work_items.reader.release([held])
+            return
         room, claim = self._queues.claimable(queue)
         response = self._hub.mail(
             answer,
@@ -105,16 +93,11 @@ class Responses:
         )
         blobs = (response.blob,) if response.blob is not None else ()
         steps = (
-            *before,
             Step(name="payloads", operations=blobs),
             Step(name="response", operations=(response.put(),)),
             Step(name="delete", operations=(held.deletion(),)),
         )
-        unit = Unit(steps=steps)
-        if before:  # these steps need the newest ETag of the record, so only the caller can repeat them
-            sent, results = self._hub.clock.monotonic(), await self._hub.store.commit(unit)
-        else:
-            sent, results = await self._put(event, unit)
+        sent, results = await self._put(event, Unit(steps=steps))
         self._work_items.reader.release([held])
         self._queues.hand_over(claimed([response], results[-2], sent=sent))
 
