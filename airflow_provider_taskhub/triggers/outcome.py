@@ -58,7 +58,7 @@ async def failed_log(client: Client, instance_id: str) -> tuple[str, list[str]] 
     if attempt is None:
         return None
     title = f"{attempt.name} #{attempt.task_id}, attempt {attempt.attempt}"
-    return title, (await client.instance(instance_id).log(attempt.log, last=LOG_LINES)).splitlines()[-LOG_LINES:]
+    return title, (await client.instance(instance_id).log(attempt.log, last=LOG_LINES)).splitlines()
 
 
 def reason(state: InstanceState) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.events import HistoryEvent, OrchestrationInstance, TaskFailed, TaskScheduled
 from airflow_provider_taskhub.hub.formats.history_rows import encode_event
+from airflow_provider_taskhub.hub.formats.keys import log_name
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.primitives import RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.triggers.outcome import LOG_LINES, failed_log
 from airflow_provider_taskhub.virtual_time import VirtualClock, run
-from airflow_provider_taskhub.workers.activities.runner import log_name
 from tests.airflow.fake import NOW
 
 ID = "flights/2013"

@@ -23,13 +23,13 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.errors import Conflict, InputError, InstanceExists, InstanceNotFound, Unavailable
 from airflow_provider_taskhub.hub.admission.facts import SECOND
+from airflow_provider_taskhub.hub.formats.keys import log_name
 from airflow_provider_taskhub.hub.history.purge import purge
 from airflow_provider_taskhub.hub.model import InstanceState, StartPolicy
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.faults import Fault, FaultyStore, at, late, lost, throttled, unsent
 from airflow_provider_taskhub.storage.primitives import Entity, Message, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
-from airflow_provider_taskhub.workers.activities.runner import log_name
 from tests.simulation.scenarios import app_of
 from tests.simulation.world import AFTER, Death, Effects, Place, World, simulate
 

@@ -21,6 +21,7 @@ from airflow_provider_taskhub.cli.watching import progress_of
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.identity import HALF, generation_of, same_start
 from airflow_provider_taskhub.errors import InstanceNotFound
+from airflow_provider_taskhub.hub.formats.keys import parts_of_log
 from airflow_provider_taskhub.hub.model import (
     ActivityRecord,
     InstanceState,
@@ -73,12 +74,11 @@ async def _logged(client: Client, state: InstanceState) -> list[dict[str, Any]]:
     records = {record.log: record.name for record in await client.instance(state.instance_id).activities()}
     events, _ = await client.instance(state.instance_id).readable_history()
     names = {event.event_id: getattr(event, "name", "") for event in events}
-    paths = [(*log.split("/")[-2:], log) for log in await client.instance(state.instance_id).logs()]
-    generations = generations_of((execution for execution, _, _ in paths), state.execution_id)
+    paths = [(*parts_of_log(log), log) for log in await client.instance(state.instance_id).logs()]
+    generations = generations_of((execution for execution, *_ in paths), state.execution_id)
     order = [*generations]
     found = []
-    for execution, file, log in sorted(paths, key=lambda path: (order.index(path[0]), *path[1:])):
-        task_id, attempt = map(int, file.removesuffix(".log").split("-"))
+    for execution, task_id, attempt, log in sorted(paths, key=lambda path: (order.index(path[0]), *path[1:])):
         called = names.get(task_id, "") if execution == state.execution_id else ""
         found.append(
             {

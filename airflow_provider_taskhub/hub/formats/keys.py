@@ -1,9 +1,11 @@
-"""Convert instance ids to keys of table rows and to names of blobs, and back."""
+"""Convert instance ids to keys of table rows and to names of blobs, and back. Name the logs of attempts."""
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
+
+from airflow_provider_taskhub.engine.events import OrchestrationInstance
 
 _CODES = {"^": "^^", "/": "^0", "\\": "^1", "#": "^2", "?": "^3"}
 _BACK = {code[1]: char for char, code in _CODES.items()}
@@ -59,6 +61,35 @@ def message_folder(instance_id: str) -> str:
     escaped id. Readers take the blob's name from the message in the queue, so they find both forms.
     """
     return history_folder(instance_id) if _UNFIT.search(instance_id) else instance_id
+
+
+def log_folder(instance: OrchestrationInstance) -> str:
+    """Return the prefix of the names of all logs of one generation. The prefix ends with ``/``."""
+    return f"{history_folder(instance.instance_id)}/{instance.execution_id or ''}/"
+
+
+def log_prefix(instance: OrchestrationInstance, task_id: int) -> str:
+    """Return the prefix of the names of the logs of all attempts of one activity.
+
+    :param task_id: number of the event TaskScheduled of the activity.
+    """
+    return f"{log_folder(instance)}{task_id:06d}-"
+
+
+def log_name(instance: OrchestrationInstance, task_id: int, attempt: int) -> str:
+    """Return the name of the blob in the log container that keeps the log of an attempt.
+
+    :param task_id: number of the event TaskScheduled of the activity.
+    :param attempt: number of the attempt, from 1.
+    """
+    return f"{log_prefix(instance, task_id)}{attempt:03d}.log"
+
+
+def parts_of_log(name: str) -> tuple[str, int, int]:
+    """Return the execution id, the task id and the number of the attempt that :func:`log_name` wrote into a name."""
+    *_, execution_id, file = name.split("/")
+    task_id, _, attempt = file.removesuffix(".log").partition("-")
+    return execution_id, int(task_id), int(attempt)
 
 
 def blob_prefixes(instance_id: str) -> tuple[str, ...]:

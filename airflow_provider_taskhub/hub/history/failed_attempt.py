@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from airflow_provider_taskhub.engine.events import EventType, FailureDetails
+from airflow_provider_taskhub.engine.events import EventType, FailureDetails, OrchestrationInstance
 from airflow_provider_taskhub.engine.failures import TASK_FAILED
 from airflow_provider_taskhub.fast_dataclass import dataclass
-from airflow_provider_taskhub.hub.formats.keys import escape, history_folder
+from airflow_provider_taskhub.hub.formats.keys import escape, log_prefix, parts_of_log
 from airflow_provider_taskhub.hub.model import HubNames, InstanceState
 from airflow_provider_taskhub.storage.primitives import And, Compare, Entity, Filter, Or, Store
 
@@ -90,10 +90,9 @@ async def _failed(store: Store, names: HubNames, state: InstanceState, text: str
 
 
 async def _logged(store: Store, names: HubNames, state: InstanceState, task_id: int) -> FailedAttempt | None:
-    # The worker uses the same pattern when it names the log of an attempt.
-    folder = f"{history_folder(state.instance_id)}/{state.execution_id or ''}/{task_id:06d}-"
-    logs = await store.list_blobs(names.logs, folder)
-    attempts = {int(log.name.removeprefix(folder).removesuffix(".log")): log.name for log in logs}
+    instance = OrchestrationInstance(instance_id=state.instance_id, execution_id=state.execution_id)
+    logs = await store.list_blobs(names.logs, log_prefix(instance, task_id))
+    attempts = {parts_of_log(log.name)[2]: log.name for log in logs}
     if not attempts:
         return None
     name = await _scheduled(store, names, state, task_id, EventType.TaskScheduled, "Name")

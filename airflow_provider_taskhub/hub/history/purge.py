@@ -17,7 +17,7 @@ from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.errors import Conflict, NotFound
 from airflow_provider_taskhub.hub import watches
 from airflow_provider_taskhub.hub.formats.history_rows import SENTINEL
-from airflow_provider_taskhub.hub.formats.keys import blob_prefixes, escape, history_folder, owns
+from airflow_provider_taskhub.hub.formats.keys import blob_prefixes, escape, history_folder, log_folder, owns
 from airflow_provider_taskhub.hub.history.activity_records import results_of
 from airflow_provider_taskhub.hub.model import HubNames, InstanceState
 from airflow_provider_taskhub.storage.primitives import (
@@ -79,8 +79,7 @@ async def purge(store: Store, names: HubNames, row: InstanceState) -> None:
 
 async def purge_activities(store: Store, names: HubNames, instance: OrchestrationInstance) -> None:
     """Delete logs and large results that activities of an instance wrote after the instance was purged."""
-    folder = history_folder(instance.instance_id)
-    logs = await store.list_blobs(names.logs, f"{folder}/{instance.execution_id or ''}/")
+    logs = await store.list_blobs(names.logs, log_folder(instance))
     results = await store.list_blobs(names.large_messages, results_of(instance))
     await _remove(store, names.logs, (blob.name for blob in logs))
     await _remove(store, names.large_messages, (blob.name for blob in results))

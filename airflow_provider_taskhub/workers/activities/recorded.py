@@ -27,6 +27,7 @@ from airflow_provider_taskhub.engine.lifecycle import (
 )
 from airflow_provider_taskhub.engine.registry import ActivityDefinition
 from airflow_provider_taskhub.errors import Conflict, InputError, NotFound, PayloadTooLarge, Unavailable
+from airflow_provider_taskhub.hub.formats.keys import log_name
 from airflow_provider_taskhub.hub.history import activity_records as records
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState, WorkerIdentity
@@ -38,7 +39,6 @@ from airflow_provider_taskhub.workers.activities.responses import Responses, ref
 from airflow_provider_taskhub.workers.activities.runner import (
     Runner,
     action_of,
-    log_name,
     request_of,
     traced,
     warn_of_crash,

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import structlog
 
 from airflow_provider_taskhub import tracing
-from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance, TaskScheduled
+from airflow_provider_taskhub.engine.events import FailureDetails, TaskScheduled
 from airflow_provider_taskhub.engine.registry import ActivityDefinition
-from airflow_provider_taskhub.hub.formats.keys import history_folder
+from airflow_provider_taskhub.hub.formats.keys import log_name
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.workers.executors.attempt_values import (
     ActivityOutcome,
@@ -103,8 +103,3 @@ def action_of(held: Delivery, event: TaskScheduled) -> str:
     A work item of a .NET worker has no identity of an action; then the id of the message is returned.
     """
     return event.taskhub_action_id or str(held.envelope.activity_id)
-
-
-def log_name(instance: OrchestrationInstance, task_id: int, attempt: int) -> str:
-    """Return the name of the blob in the log container that keeps the log of an attempt."""
-    return f"{history_folder(instance.instance_id)}/{instance.execution_id or ''}/{task_id:06d}-{attempt:03d}.log"

@@ -6,14 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.hub.formats.keys import (
     QUARANTINE_FOLDER,
     blob_prefixes,
     escape,
     history_folder,
+    log_folder,
+    log_name,
+    log_prefix,
     message_folder,
     owner_of,
     owns,
+    parts_of_log,
     unescape,
 )
 from airflow_provider_taskhub.hub.partitions.hashing import fnv1a32, partition_of
@@ -131,6 +136,24 @@ def test_folders(instance_id: str, messages: str, history: str) -> None:
     assert message_folder(instance_id) == messages
     assert history_folder(instance_id) == history
     assert blob_prefixes(instance_id) == tuple(dict.fromkeys((f"{messages}/", f"{history}/")))
+
+
+@pytest.mark.parametrize(
+    ("instance_id", "execution_id", "task_id", "attempt", "name"),
+    [
+        ("big-1", "x", 1, 2, "big-1/x/000001-002.log"),
+        ("a/b.", "x", 1_234_567, 1000, "a^0b.^/x/1234567-1000.log"),
+        ("big-1", None, 0, 1, "big-1//000000-001.log"),
+    ],
+)
+def test_the_name_of_a_log_tells_its_attempt(
+    instance_id: str, execution_id: str | None, task_id: int, attempt: int, name: str
+) -> None:
+    instance = OrchestrationInstance(instance_id=instance_id, execution_id=execution_id)
+    assert log_name(instance, task_id, attempt) == name
+    assert name.startswith(log_prefix(instance, task_id))
+    assert log_prefix(instance, task_id).startswith(log_folder(instance))
+    assert parts_of_log(name) == (execution_id or "", task_id, attempt)
 
 
 @pytest.mark.rows("K30")

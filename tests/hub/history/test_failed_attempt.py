@@ -9,8 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
-from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.hub.formats.keys import history_folder
+from airflow_provider_taskhub.engine.events import OrchestrationInstance, Status
+from airflow_provider_taskhub.hub.formats.keys import log_name
 from airflow_provider_taskhub.storage.primitives import PutBlob
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.virtual_time import VirtualClock, run
@@ -58,7 +58,8 @@ def test_the_attempt_that_failed_last_also_in_a_child_of_a_child(orchestrator: s
             assert ended.status is Status.FAILED
             listed = (await client.list()).instances
             failing = next(state for state in listed if state.name == "child")
-            log = f"{history_folder(failing.instance_id)}/{failing.execution_id}/000001-001.log"
+            run_of_child = OrchestrationInstance(instance_id=failing.instance_id, execution_id=failing.execution_id)
+            log = log_name(run_of_child, 1, 1)
             await store.execute(PutBlob(container=client.hub.names.logs, name=log, data=b"last words"))
             attempt = await client.instance(top).failed_attempt()
             assert attempt is not None
@@ -97,8 +98,9 @@ def test_only_an_attempt_that_made_the_instance_fail_explains_it(orchestrator: s
             await client.start(orchestrator, "flights", instance_id="i")
             ended = await client.wait("i", timeout=timedelta(minutes=1))
             assert ended.status is Status.FAILED
+            instance = OrchestrationInstance(instance_id="i", execution_id=ended.execution_id)
             for number in range(2):
-                log = f"{history_folder('i')}/{ended.execution_id}/{number:06d}-001.log"
+                log = log_name(instance, number, 1)
                 await store.execute(PutBlob(container=client.hub.names.logs, name=log, data=b"last words"))
             attempt = await client.instance("i").failed_attempt()
             assert (None if attempt is None else attempt.task_id) == task_id
