@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
-from airflow_provider_taskhub.cli.output import Exit, as_json, console, fail, run
+from airflow_provider_taskhub.cli.output import Exit, as_json, console, fail, plain, run
 from airflow_provider_taskhub.hub.model import HubInfo, HubNames
 from airflow_provider_taskhub.hub.partitions import administration
 from airflow_provider_taskhub.storage.connect import open_store
@@ -61,7 +61,7 @@ def made(
 
     info, place = run(work())
     told = f"hub {settings.hub} at {place}: ready, {info.partitions} partitions"
-    return told, {"hub": settings.hub, "place": place, **vars_of(info)}
+    return told, {"hub": settings.hub, "place": place, **plain(info)}
 
 
 @app.command()
@@ -78,7 +78,7 @@ def show(hub: HubName = None, json: AsJson = False) -> None:
 
     info, place = run(work())
     if json:
-        as_json({"hub": settings.hub, "place": place, **vars_of(info)})
+        as_json({"hub": settings.hub, "place": place, **plain(info)})
     else:
         console.print(
             f"hub {settings.hub} at {place}: ready, {info.partitions} partitions, {info.lease_store} leases, "
@@ -112,12 +112,3 @@ def delete(
         as_json({"hub": settings.hub, "place": place, "deleted": True})
     else:
         console.print(f"hub {settings.hub} at {place}: deleted", soft_wrap=True)
-
-
-def vars_of(info: HubInfo) -> dict[str, object]:
-    return {
-        "partitions": info.partitions,
-        "lease_store": info.lease_store,
-        "format_version": info.format_version,
-        "ready": info.ready,
-    }

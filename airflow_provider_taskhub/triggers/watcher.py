@@ -138,11 +138,6 @@ class Watcher:
             return None
         return state if state is not None and state.status.is_final else None
 
-    @property
-    def waits(self) -> int:
-        """The number of instances that this watcher waits for."""
-        return len(self._waits)
-
     def _leave(self, wait: WatchedInstance) -> None:
         others = self._waits[wait.instance_id]
         others.remove(wait)

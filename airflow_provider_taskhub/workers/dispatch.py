@@ -74,11 +74,10 @@ class Dispatcher:
         except Exception:
             log.exception("dispatch_defect", dispatcher=self.name, item=str(item)[:200])
 
-    async def drain(self, timeout: float) -> bool:
+    async def drain(self, timeout: float) -> None:
         """Wait for the items that are being processed, then cancel the rest.
 
         :param timeout: the seconds to wait before the rest is cancelled.
-        :returns: True if all items ended without being cancelled.
         """
         if self._running:
             await asyncio.wait(self._running, timeout=timeout)
@@ -87,4 +86,3 @@ class Dispatcher:
             task.cancel()
         if left:
             await asyncio.wait(left, timeout=5.0)
-        return not left

@@ -264,7 +264,7 @@ class Machine:
             PartitionHost(
                 me=self.me,
                 listener=self.backend,
-                predecessors=self._dead if proves else (),
+                predecessors=self._dead if proves else tuple,
                 services=self.backend.services,
                 stuck=POLLS_MISSED * world.settings.max_polling,
                 member=lambda: Member(

@@ -98,7 +98,6 @@ class CheckpointPlan:
     """A checkpoint that is ready to be committed. With the indexes, the caller finds the result of a step.
 
     :param unit: the storage operations of the checkpoint, as ordered steps. The caller gives them to the store.
-    :param commit_id: id of this commit; the sentinel stores it.
     :param completed: time of the checkpoint; the sentinel stores it.
     :param consumed: identities of consumed messages that the sentinel lists after the checkpoint (:class:`Stored`).
     :param outbound: index of the step that sends the messages.
@@ -107,7 +106,6 @@ class CheckpointPlan:
     """
 
     unit: Unit
-    commit_id: str
     completed: Timestamp
     consumed: tuple[str, ...]
     outbound: int
@@ -172,6 +170,7 @@ def build(
     :param puts: the messages that the episode sends, encoded.
     :param blobs: the large payloads of these messages.
     :param processed: the messages that the episode consumed.
+    :param commit_id: id of this commit; the sentinel stores it.
     :param now: time of the checkpoint.
     :param tags: tags of the instance.
     :param write_instance: True: write the instance row too (see :func:`visible`).
@@ -196,7 +195,6 @@ def build(
     steps.extend(tail(names, episode, processed, tags))
     return CheckpointPlan(
         unit=Unit(steps=tuple(steps), check=check),
-        commit_id=commit_id,
         completed=now,
         consumed=_consumed(stored, episode, processed),
         outbound=1,

@@ -174,15 +174,13 @@ async def delete_hub(store: Store, names: HubNames, *, clock: Clock = SYSTEM_CLO
 
 
 async def partition_states(
-    store: Store, names: HubNames, observer: LeaseObserver | None = None, *, prove: bool = False, counts: bool = True
+    store: Store, names: HubNames, observer: LeaseObserver | None = None, *, prove: bool = False
 ) -> tuple[PartitionState, ...]:
     """Return the state of all partitions of the hub for people. Partitions without a lease are included.
 
     :param observer: knows what this reader has seen of the leases so far. None: this reader has seen nothing.
     :param prove: True: read until it is known whether each owner is alive, at most 1.5 renewal intervals. False: an
         owner that ``observer`` has not watched for long enough is unproven.
-    :param counts: True: also ask each control queue for its approximate number of messages. False: ``messages`` is
-        None.
     :raises HubError: the hub does not exist.
     """
     observer = observer or LeaseObserver(store, names, await read_hub(store, names))
@@ -193,7 +191,7 @@ async def partition_states(
     leases = {number: Lease(queue=names.control(number)) for number in range(observer.partitions)} | observer.leases
 
     async def state(lease: Lease) -> PartitionState:
-        messages = await _count(store, lease.queue) if counts else None
+        messages = await _count(store, lease.queue)
         ownership = observer.ownership(lease.partition)
         return PartitionState(
             partition=lease.partition,

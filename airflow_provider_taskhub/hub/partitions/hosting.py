@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -16,8 +16,8 @@ class PartitionHost:
     :param me: the incarnation of this worker. Its text is the worker's full name, which stands as the owner in leases.
     :param listener: called when a partition is taken, when its owner must drain it, and when it is lost. Each happens
         at most once in a tenure, and the loss exactly once.
-    :param predecessors: full names of workers that are proven dead, because their lock file could be taken. Or a
-        function that returns these names; it is called at each scan.
+    :param predecessors: returns the full names of workers that are proven dead, because their lock file could be
+        taken. It is called at each scan.
     :param member: returns this worker's member row. It is called at each renewal. A worker without the role
         ``orchestrator`` has a row but takes no partitions. None: a worker with that role and without apps.
     :param services: returns the state of the partitions that the worker serves, by partition number. It is called at
@@ -28,7 +28,7 @@ class PartitionHost:
 
     me: WorkerIdentity
     listener: TenureListener
-    predecessors: Sequence[str] | Callable[[], Collection[str]] = ()
+    predecessors: Callable[[], Collection[str]] = tuple
     member: Callable[[], Member] | None = None
     services: Callable[[], Mapping[int, Service]] = dict
     stuck: timedelta = timedelta.max
@@ -40,8 +40,7 @@ class PartitionHost:
 
     def dead(self) -> Collection[str]:
         """Return the full names of workers that are proven dead. This worker is never among them."""
-        listed = self.predecessors
-        return frozenset(listed() if callable(listed) else listed) - {self.name}
+        return frozenset(self.predecessors()) - {self.name}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,12 @@ docs/concepts/checkpoint.md says in which order the messages are put.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from uuid import UUID, uuid4
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.episode import Episode, Outbound
+from airflow_provider_taskhub.engine.episode import Episode
 from airflow_provider_taskhub.engine.events import (
     ExecutionStarted,
     HistoryEvent,
@@ -112,7 +112,7 @@ def outbound_message(
     now: Timestamp,
     episode: int | None = None,
     activity_id: str | None = None,
-    context: Outbound | None = None,
+    context_tags: Mapping[str, str] | None = None,
     claim: timedelta | None = None,
 ) -> OutboundMessage:
     """Make one message. Move its payload to a blob if the payload is too large for a queue message.
@@ -122,7 +122,7 @@ def outbound_message(
     :param queue: name of the queue that the message goes to.
     :param episode: number of the sender's episode. None: the sender is a client.
     :param activity_id: the identity of the action that the message carries out. None: the message gets a random id.
-    :param context: the message as the episode decided it, with its context tags. None: no tags.
+    :param context_tags: tags of the sending instance. None: no tags.
     :param claim: see :class:`OutboundMessage`.
     """
     delay = _delay(event, now)
@@ -130,7 +130,7 @@ def outbound_message(
         claim = None
     envelope = Envelope(
         activity_id=UUID(activity_id) if activity_id else uuid4(),
-        message=TaskMessage(event=event, instance=target, context_tags=context.context_tags if context else None),
+        message=TaskMessage(event=event, instance=target, context_tags=context_tags),
         sequence_number=sequence,
         episode=episode,
         sender=sender,
@@ -166,7 +166,7 @@ def outbound_messages(episode: Episode, routing: Routing, now: Timestamp) -> tup
             now=now,
             episode=episode.number,
             activity_id=outbound.action_id,
-            context=outbound,
+            context_tags=outbound.context_tags,
             claim=claim if room.setdefault(queue, limit) > 0 else None,
         )
         if made.claim is not None:

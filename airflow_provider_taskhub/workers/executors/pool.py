@@ -113,11 +113,6 @@ class ExecutorPool:
         """Number of further activities that could start now, without waiting for another activity to end."""
         return self._assignment.free
 
-    @property
-    def activities(self) -> Mapping[str, bool]:
-        """The activities that the executors have loaded: for each name, whether it is a Spark activity."""
-        return self._activities
-
     async def start(self) -> None:
         """Start the plain executors, and return when all of them are ready.
 

@@ -166,14 +166,14 @@ class Committer:
             if isinstance(last, Throttled | Unavailable):
                 await hub.clock.sleep(COMMITS.pause(turn + 1, last))
             sentinel = await self._sentinel(episode.current.instance_id)
-            if sentinel is not None and sentinel.commit_id == plan.commit_id and sentinel.complete:
+            if sentinel is not None and sentinel.commit_id == commit_id and sentinel.complete:
                 try:
                     finished = await self._finish(episode, history, stored, sentinel, batch, tenure, tags, leave)
                 except Aborted:
                     await self._withdraw(put)
                     raise
                 return whole(replace(finished, claimed=tuple(put)))
-            if sentinel is not None and sentinel.commit_id == plan.commit_id:
+            if sentinel is not None and sentinel.commit_id == commit_id:
                 break  # this commit is half done: raise the error; the next load ignores the uncommitted rows
             if (sentinel.etag if sentinel else None) != stored.sentinel_etag:
                 await self._withdraw(put if refused else ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -203,7 +203,7 @@ class Cluster:
         *,
         episode: float = 0.0,
         incarnation: int = 1,
-        predecessors: Sequence[str] | Callable[[], Collection[str]] = (),
+        predecessors: Callable[[], Collection[str]] = tuple,
         skew: timedelta = timedelta(0),
         rate: float = 1.0,
         store: Store | None = None,

@@ -205,7 +205,7 @@ async def test_a_predecessor_proven_dead_is_taken_over_at_once() -> None:
         await cluster.settle()
         mine, before = set(a.held), len(b.events)
         await cluster.crash(a)
-        again = await cluster.join("a2", predecessors=["a@host/a-1"])
+        again = await cluster.join("a2", predecessors=lambda: ["a@host/a-1"])
         await asyncio.sleep(0.5)
         assert set(again.held) == mine
         assert len(b.events) == before
