@@ -1,14 +1,16 @@
 """Parts of the reference that the build writes from the code, so that they cannot go stale.
 
-Each function returns Markdown. A page shows one with ``{include} _generated/NAME.md``.
+Each function returns Markdown. A page of the reference shows one with ``{include} _generated/NAME.md``.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import textwrap
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from configparser import RawConfigParser
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
@@ -294,6 +296,50 @@ def metrics_and_events() -> str:
     )  # fmt: skip
 
 
+# --- floors -------------------------------------------------------------------------------------------------------
+
+
+def floors() -> dict[str, list[str]]:
+    """Return the floors of each package that a contract of import-linter in setup.cfg orders, from top to bottom."""
+    config = RawConfigParser()
+    config.read(HERE.parents[1] / "setup.cfg", encoding="utf-8")
+    found = {}
+    for section in config.values():
+        if section.get("type") == "layers":
+            package = section.get("containers", PACKAGE.name).rpartition(".")[2]
+            found[package] = section["layers"].replace(f"{PACKAGE.name}.", "").strip().splitlines()
+    return found
+
+
+def house() -> str:
+    """Return the picture of the floors of the package."""
+    return _picture({PACKAGE.name: floors()[PACKAGE.name]})
+
+
+def rooms() -> str:
+    """Return the picture of the floors inside the rooms that have floors of their own."""
+    return _picture({name: one for name, one in floors().items() if name != PACKAGE.name})
+
+
+def _picture(packages: Mapping[str, Sequence[str]]) -> str:
+    groups = "\n".join(_group(name, one) for name, one in packages.items())
+    words = re.sub(" [|:] ", ", ", ". ".join(f"{name}: {'; '.join(one)}" for name, one in packages.items()))
+    return (
+        "```{graphviz}\n:caption: From top to bottom, as in setup.cfg\n"
+        f":alt: From top to bottom. {words}\n\ndigraph {{ ranksep=0.3\n{groups} }}\n```\n"
+    )  # fmt: skip
+
+
+def _group(name: str, floors: Sequence[str]) -> str:
+    nodes = "; ".join(f'"{name}/{one}" [label="{_wrapped(one)}"]' for one in floors)
+    chain = " -> ".join(f'"{name}/{one}"' for one in floors)
+    return f'subgraph "cluster_{name}" {{ label="{name}"; {nodes}; {chain} }}'
+
+
+def _wrapped(text: str, width: int = 36) -> str:
+    return "\\n".join(textwrap.wrap(text, width))
+
+
 # --- Sphinx -------------------------------------------------------------------------------------------------------
 
 PAGES = {
@@ -301,6 +347,8 @@ PAGES = {
     "command-line": command_reference,
     "connection": connection,
     "metrics-and-events": metrics_and_events,
+    "house": house,
+    "rooms": rooms,
 }
 
 
