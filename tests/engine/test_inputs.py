@@ -159,22 +159,30 @@ def test_a_key_that_no_type_has_is_refused_by_name(annotation: Any, value: Any, 
 
 
 @pytest.mark.parametrize(
-    ("annotation", "value"),
+    ("annotation", "value", "found"),
     [
-        (Orders, {"n": 2, "gate": {"max_bad": 1, "whole": "x"}, "more": [{}], "by_name": {"a": {}}, "either": None}),
-        (Orders, {"$type": "Orders, Shop", "gate": {"$type": "Gate, Shop", "max_bad": 1}}),
-        (Typed, {"$type": "Typed, Shop", "n": 1}),
-        (Model, {"other": 1, "n": 2}),
-        (Lax, {"whatever": 1}),
-        (dict[str, int], {"whatever": 1}),
-        (dict[int, Any], {"1": {"whatever": 1}}),
-        (dict, {"whatever": {"a": 1}}),
-        (Any, {"whatever": 1}),
-        (None, {"whatever": 1}),
+        (
+            Orders,
+            {"n": 2, "gate": {"max_bad": 1, "whole": "x"}, "more": [{}], "by_name": {"a": {}}, "either": None},
+            Orders(n=2, gate=Gate(max_bad=1), more=[Gate()], by_name={"a": Gate()}),
+        ),
+        (
+            Orders,
+            {"$type": "Orders, Shop", "gate": {"$type": "Gate, Shop", "max_bad": 1}},
+            Orders(gate=Gate(max_bad=1)),
+        ),
+        (Typed, {"$type": "Typed, Shop", "n": 1}, {"n": 1}),
+        (Model, {"other": 1, "n": 2}, Model(other=1, n=2)),
+        (Lax, {"whatever": 1}, Lax()),
+        (dict[str, int], {"whatever": 1}, {"whatever": 1}),
+        (dict[int, Any], {"1": {"whatever": 1}}, {1: {"whatever": 1}}),
+        (dict, {"whatever": {"a": 1}}, {"whatever": {"a": 1}}),
+        (Any, {"whatever": 1}, {"whatever": 1}),
+        (None, {"whatever": 1}, {"whatever": 1}),
     ],
 )
-def test_what_has_a_place_is_taken(annotation: Any, value: Any) -> None:
-    decoded(annotation, value)
+def test_what_has_a_place_is_taken(annotation: Any, value: Any, found: Any) -> None:
+    assert decoded(annotation, value) == found
 
 
 @pytest.mark.parametrize(
