@@ -1,14 +1,18 @@
-"""The options that many commands have, and the settings that follow from options."""
+"""The options that many commands have, the settings that follow from options, and the client of a command."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from airflow_provider_taskhub.cli.output import Exit, fail
+from airflow_provider_taskhub.cli.output import Exit, fail, run
+from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.settings import Settings, load_settings
+
+T = TypeVar("T")
 
 HubName = Annotated[
     str | None,
@@ -28,3 +32,18 @@ def settings_of(**arguments: object) -> Settings:
         return load_settings(**arguments)
     except ConfigurationError as error:
         fail(str(error), Exit.USAGE)
+
+
+def with_client(hub: str | None, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+    """Call an async function with an open client of the hub, and return its result.
+
+    :param hub: the value of ``--hub``; None: the settings name the hub.
+    :param work: the async function.
+    """
+    settings = settings_of(hub=hub)
+
+    async def opened() -> T:
+        async with Client.open(settings) as client:
+            return await work(client)
+
+    return run(opened())

@@ -5,13 +5,13 @@ A stuck instance is one whose episode (a run of its orchestrator) does not end. 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Annotated, Any
 
 import typer
 
-from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
-from airflow_provider_taskhub.cli.output import Exit, as_json, console, fail, run, table
+from airflow_provider_taskhub.cli.options import AsJson, HubName, with_client
+from airflow_provider_taskhub.cli.output import Exit, as_json, console, fail, table
 from airflow_provider_taskhub.client import Client, HubAdmin
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub.queues.quarantine import Quarantined
@@ -36,7 +36,7 @@ def list_(
     async def work(client: Client) -> tuple[Quarantined, ...]:
         return await client.admin.quarantined(bodies=False, limit=limit + 1)
 
-    found = _with_client(hub, work)
+    found = with_client(hub, work)
     if json:
         as_json([_shown(item, text=False) for item in found[:limit]])
         return
@@ -63,7 +63,7 @@ def show(
     async def work(client: Client) -> Quarantined | None:
         return await client.admin.find_quarantined(message_id)
 
-    item = _with_client(hub, work)
+    item = with_client(hub, work)
     if item is None:
         fail(f"message {message_id!r} is not in quarantine: `taskhub quarantine list` shows the ids", Exit.NOT_FOUND)
     if json:
@@ -129,7 +129,7 @@ def _each(
         missing = [message_id for message_id in wanted if message_id not in done and message_id not in failed]
         return len(done), missing, failed
 
-    count, missing, failed = _with_client(hub, work)
+    count, missing, failed = with_client(hub, work)
     if json:
         as_json({"done": count, "missing": missing, "failed": failed})
     else:
@@ -157,16 +157,6 @@ def _instance(there: dict[str, Quarantined], item: Quarantined) -> Iterable[str]
         for other in there.values()
         if other.stuck is not None and (other.queue, other.instance_id) == (item.queue, item.instance_id)
     ]
-
-
-def _with_client(hub: str | None, work: Callable[[Client], Coroutine[Any, Any, Any]]) -> Any:
-    settings = settings_of(hub=hub)
-
-    async def opened() -> Any:
-        async with Client.open(settings) as client:
-            return await work(client)
-
-    return run(opened())
 
 
 def _shown(item: Quarantined, *, text: bool) -> dict[str, Any]:

@@ -11,11 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from airflow_provider_taskhub.cli.instances.options import (
-    InstanceId,
-    with_client,
-)
-from airflow_provider_taskhub.cli.options import AsJson, HubName
+from airflow_provider_taskhub.cli.instances.options import InstanceId
+from airflow_provider_taskhub.cli.options import AsJson, HubName, with_client
 from airflow_provider_taskhub.cli.output import as_json, console, plural, table, time_text, warn
 from airflow_provider_taskhub.cli.watching import progress_of
 from airflow_provider_taskhub.client import Client

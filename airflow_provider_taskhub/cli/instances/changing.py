@@ -11,10 +11,9 @@ from airflow_provider_taskhub.cli.instances.options import (
     InstanceId,
     Reason,
     value_of,
-    with_client,
 )
 from airflow_provider_taskhub.cli.instances.starting import finish, warn_if_nobody, watch
-from airflow_provider_taskhub.cli.options import AsJson, HubName
+from airflow_provider_taskhub.cli.options import AsJson, HubName, with_client
 from airflow_provider_taskhub.cli.output import as_json, console
 from airflow_provider_taskhub.cli.watching import terminated
 from airflow_provider_taskhub.client import Client

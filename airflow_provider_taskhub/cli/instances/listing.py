@@ -16,9 +16,8 @@ from airflow_provider_taskhub.cli.instances.options import (
     Tags,
     moment_of,
     tags_of,
-    with_client,
 )
-from airflow_provider_taskhub.cli.options import AsJson, HubName
+from airflow_provider_taskhub.cli.options import AsJson, HubName, with_client
 from airflow_provider_taskhub.cli.output import as_json, console, table, time_text, warn
 from airflow_provider_taskhub.client import Client, InstancePage
 from airflow_provider_taskhub.errors import InputError
@@ -71,7 +70,7 @@ def list_(
         "created_to": moment_of(created_to, "--created-to"),
     }
 
-    async def work(client: Client) -> Any:
+    async def work(client: Client) -> InstancePage:
         if by is Order.ID:
             return await client.list(**where, limit=limit, continuation=continuation)
         return await _newest(client, limit, where, continuation)

@@ -1,17 +1,13 @@
-"""The options that several commands share, functions that read their values, and the client of a command."""
+"""The options that several commands share, and functions that read their values."""
 
 from __future__ import annotations
 
 import json as jsonlib
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
-from airflow_provider_taskhub.cli.options import settings_of
-from airflow_provider_taskhub.cli.output import run
-from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import InputError
 
@@ -71,18 +67,3 @@ def value_of(text: str | None, option: str) -> Any:
         return jsonlib.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{option} is not JSON: {error}. Quote a text twice, as in '\"World\"'") from None
-
-
-def with_client(hub: str | None, work: Callable[[Client], Any]) -> Any:
-    """Call an async function with an open client of the hub, and return its result.
-
-    :param hub: the value of ``--hub``; None: the settings name the hub.
-    :param work: the async function.
-    """
-    settings = settings_of(hub=hub)
-
-    async def opened() -> Any:
-        async with Client.open(settings) as client:
-            return await work(client)
-
-    return run(opened())

@@ -18,9 +18,8 @@ from airflow_provider_taskhub.cli.instances.options import (
     Tags,
     moment_of,
     tags_of,
-    with_client,
 )
-from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
+from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of, with_client
 from airflow_provider_taskhub.cli.output import Exit, as_json, console, errors, fail
 from airflow_provider_taskhub.client import Client, PurgeResult
 from airflow_provider_taskhub.errors import InputError, StorageError, TaskHubError

@@ -8,11 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from airflow_provider_taskhub.cli.instances.attempts import print_activities
-from airflow_provider_taskhub.cli.instances.options import (
-    InstanceId,
-    with_client,
-)
-from airflow_provider_taskhub.cli.options import AsJson, HubName
+from airflow_provider_taskhub.cli.instances.options import InstanceId
+from airflow_provider_taskhub.cli.options import AsJson, HubName, with_client
 from airflow_provider_taskhub.cli.output import as_json, console, plain, table, time_text, warn
 from airflow_provider_taskhub.cli.watching import told
 from airflow_provider_taskhub.client import Client

@@ -15,10 +15,9 @@ from airflow_provider_taskhub.cli.instances.options import (
     moment_of,
     tags_of,
     value_of,
-    with_client,
 )
 from airflow_provider_taskhub.cli.instances.showing import print_state
-from airflow_provider_taskhub.cli.options import AsJson, HubName
+from airflow_provider_taskhub.cli.options import AsJson, HubName, with_client
 from airflow_provider_taskhub.cli.output import Exit, as_json, errors, fail, warn
 from airflow_provider_taskhub.cli.watching import waited
 from airflow_provider_taskhub.client import Client

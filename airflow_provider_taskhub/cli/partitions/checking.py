@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
-from airflow_provider_taskhub.cli.output import Exit, as_json, console, plural, run, table
+from airflow_provider_taskhub.cli.options import AsJson, HubName, with_client
+from airflow_provider_taskhub.cli.output import Exit, as_json, console, plural, table
 from airflow_provider_taskhub.cli.partitions.orders import (
     carry_out,
 )
@@ -71,14 +71,12 @@ def check(
 
     Example: taskhub partitions check --min-nodes 3 --json
     """
-    settings = settings_of(hub=hub)
 
-    async def work() -> tuple[Findings, WaitingInstances]:
-        async with Client.open(settings) as client:
-            findings = await client.admin.partition_operations.check(floor=min_nodes)
-            return findings, await client.admin.waiting_instances(members=findings.members, watching=findings.watching)
+    async def work(client: Client) -> tuple[Findings, WaitingInstances]:
+        findings = await client.admin.partition_operations.check(floor=min_nodes)
+        return findings, await client.admin.waiting_instances(members=findings.members, watching=findings.watching)
 
-    findings, waiting = run(work())
+    findings, waiting = with_client(hub, work)
     well = not findings.problems and not waiting.faults
     if json:
         found = {"problems": findings.problems, "live": findings.live, "controls": findings.controls}

@@ -10,8 +10,8 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from airflow_provider_taskhub.cli.options import settings_of
-from airflow_provider_taskhub.cli.output import as_json, console, run, warn
+from airflow_provider_taskhub.cli.options import with_client
+from airflow_provider_taskhub.cli.output import as_json, console, warn
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.hub.model import Control, ControlKind, Member
 from airflow_provider_taskhub.hub.partitions.operations import PartitionOperations
@@ -44,13 +44,11 @@ def carry_out(hub: str | None, order: Callable[[PartitionOperations], Awaitable[
     :param nodes: names of workers that the order is about. For a name that no worker has now, only a warning is
         printed, because a worker with this name may start later.
     """
-    settings = settings_of(hub=hub)
 
-    async def work() -> tuple[T, tuple[Member, ...]]:
-        async with Client.open(settings) as client:
-            return await order(client.admin.partition_operations), await client.admin.workers() if nodes else ()
+    async def work(client: Client) -> tuple[T, tuple[Member, ...]]:
+        return await order(client.admin.partition_operations), await client.admin.workers() if nodes else ()
 
-    done, listed = run(work())
+    done, listed = with_client(hub, work)
     for node in nodes:
         if not any(names(node, member.worker) for member in listed):
             warn(f"no worker has the name {node} now: the order waits for one. Listed: {_workers(listed)}")

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
-from airflow_provider_taskhub.cli.output import Exit, as_json, console, fail, run, table
+from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of, with_client
+from airflow_provider_taskhub.cli.output import Exit, as_json, console, fail, table
 from airflow_provider_taskhub.cli.partitions.orders import (
     NODE,
     carry_out,
@@ -38,15 +38,14 @@ def show(
 
     Example: taskhub partitions show --by-node
     """
-    settings = settings_of(hub=hub)
 
-    async def work() -> tuple[PartitionState, ...]:
-        async with Client.open(settings) as client:
-            return await client.admin.partitions(prove=not once)
+    async def work(client: Client) -> tuple[PartitionState, ...]:
+        return await client.admin.partitions(prove=not once)
 
-    states = [state for state in run(work()) if partition in (None, state.partition)]
+    name = settings_of(hub=hub).hub
+    states = [state for state in with_client(hub, work) if partition in (None, state.partition)]
     if partition is not None and not states:
-        fail(f"hub {settings.hub} has no partition {partition}", Exit.NOT_FOUND)
+        fail(f"hub {name} has no partition {partition}", Exit.NOT_FOUND)
     if node is not None:
         states = [state for state in states if state.owner is not None and names(node, state.owner)]
     if by_node:
@@ -58,7 +57,7 @@ def show(
             f"{node} does not own {'any partition' if partition is None else f'partition {partition}'}", soft_wrap=True
         )
     else:
-        _show_partitions(f"partitions of {settings.hub}", states)
+        _show_partitions(f"partitions of {name}", states)
 
 
 def _show_partitions(title: str, states: Sequence[PartitionState]) -> None:
