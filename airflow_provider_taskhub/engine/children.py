@@ -47,6 +47,23 @@ class Child:
     name: str
 
 
+def awaited(history: Iterable[HistoryEvent]) -> tuple[SubOrchestrationInstanceCreated, ...]:
+    """Return the events that created the children of this generation that have not completed.
+
+    Children with the fire-and-forget tag are not included, because the orchestrator does not wait for their end.
+
+    :param history: the events of the current generation.
+    """
+    waiting: dict[int, SubOrchestrationInstanceCreated] = {}
+    for event in history:
+        match event:
+            case SubOrchestrationInstanceCreated() if FIRE_AND_FORGET not in (event.tags or {}):
+                waiting[event.event_id] = event
+            case SubOrchestrationInstanceCompleted() | SubOrchestrationInstanceFailed():
+                waiting.pop(event.task_scheduled_id, None)
+    return tuple(waiting.values())
+
+
 def unfinished(history: Iterable[HistoryEvent]) -> tuple[Child, ...]:
     """Return the children that have not completed, also those that were started before a ``continue_as_new``.
 
@@ -54,22 +71,10 @@ def unfinished(history: Iterable[HistoryEvent]) -> tuple[Child, ...]:
 
     :param history: the events since the last ``continue_as_new``.
     """
-    earlier: list[Child] = []
-    waiting: dict[int, Child] = {}
-    for event in history:
-        match event:
-            case SubOrchestrationInstanceCreated() if FIRE_AND_FORGET not in (event.tags or {}):
-                action = event.taskhub_action_id
-                waiting[event.event_id] = Child(
-                    instance_id=event.instance_id,
-                    execution_id=None if action is None else child_execution_id(action),
-                    name=event.name,
-                )
-            case SubOrchestrationInstanceCompleted() | SubOrchestrationInstanceFailed():
-                waiting.pop(event.task_scheduled_id, None)
-            case ExecutionStarted() if event.taskhub_children:
-                earlier = _parsed(event.taskhub_children)
-    return (*earlier, *waiting.values())
+    history = tuple(history)
+    starts = [event for event in history if isinstance(event, ExecutionStarted)]
+    earlier = [child for start in starts for child in _parsed(start.taskhub_children or "[]")]
+    return (*earlier, *map(_child, awaited(history)))
 
 
 def carried(history: Iterable[HistoryEvent]) -> str | None:
@@ -120,6 +125,15 @@ def reports_end(history: Iterable[HistoryEvent]) -> bool:
     :param history: the events of the child.
     """
     return not any(isinstance(event, ExecutionTerminated) and event.taskhub_child is not None for event in history)
+
+
+def _child(created: SubOrchestrationInstanceCreated) -> Child:
+    action = created.taskhub_action_id
+    return Child(
+        instance_id=created.instance_id,
+        execution_id=None if action is None else child_execution_id(action),
+        name=created.name,
+    )
 
 
 def _parsed(text: str) -> list[Child]:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
 from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.children import awaited
 from airflow_provider_taskhub.engine.events import (
     ExecutionCompleted,
     ExecutionStarted,
@@ -187,7 +188,7 @@ async def _children(
     """
     waits = False
     running: list[RunningChild] = []
-    for created in rules.open_children(past):
+    for created in awaited(past):
         child = await _child(hub, created, parent)
         if child is None:
             continue

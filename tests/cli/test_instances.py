@@ -23,6 +23,7 @@ from airflow_provider_taskhub.cli.main import app
 from airflow_provider_taskhub.cli.output import Exit
 from airflow_provider_taskhub.client import HubAdmin, InstanceHandle
 from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.actions import FIRE_AND_FORGET
 from airflow_provider_taskhub.engine.events import (
     FailureDetails,
     HistoryEvent,
@@ -466,6 +467,9 @@ def test_show_lists_the_children_that_an_instance_awaits_by_their_ids(monkeypatc
         *(
             SubOrchestrationInstanceCreated(timestamp=NOON, event_id=number, name="month", instance_id=f"i:{number}")
             for number in range(30)
+        ),
+        SubOrchestrationInstanceCreated(
+            timestamp=NOON, event_id=30, name="month", instance_id="i:30", tags={FIRE_AND_FORGET: "true"}
         ),
         SubOrchestrationInstanceCompleted(timestamp=NOON, task_scheduled_id=0, result="1"),
     )

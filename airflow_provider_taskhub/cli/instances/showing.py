@@ -14,13 +14,8 @@ from airflow_provider_taskhub.cli.output import as_json, console, plain, table, 
 from airflow_provider_taskhub.cli.watching import told
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.events import (
-    HistoryEvent,
-    SubOrchestrationInstanceCompleted,
-    SubOrchestrationInstanceCreated,
-    SubOrchestrationInstanceFailed,
-    TimerFired,
-)
+from airflow_provider_taskhub.engine.children import awaited
+from airflow_provider_taskhub.engine.events import HistoryEvent, TimerFired
 from airflow_provider_taskhub.engine.failures import chain, place_of
 from airflow_provider_taskhub.errors import InstanceNotFound
 from airflow_provider_taskhub.hub.model import (
@@ -142,13 +137,7 @@ def _print_served(served: Ownership, members: Sequence[Member] | None) -> None:
 
 def _print_children(history: Sequence[HistoryEvent]) -> None:
     """Print the children that the instance awaits, with their ids."""
-    ended = {
-        event.task_scheduled_id
-        for event in history
-        if isinstance(event, SubOrchestrationInstanceCompleted | SubOrchestrationInstanceFailed)
-    }
-    created = [event for event in history if isinstance(event, SubOrchestrationInstanceCreated)]
-    running = [(event.name, event.instance_id) for event in created if event.event_id not in ended]
+    running = [(event.name, event.instance_id) for event in awaited(history)]
     if running:
         more = f", the first {MAX_CHILDREN}" if len(running) > MAX_CHILDREN else ""
         table(f"awaited children ({len(running)}{more})", ("orchestrator", "id"), running[:MAX_CHILDREN])

@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.actions import FIRE_AND_FORGET
 from airflow_provider_taskhub.engine.events import (
     REWOUND,
     EventSent,
@@ -305,22 +304,6 @@ def open_timers(past: Sequence[HistoryEvent]) -> list[TimerCreated]:
     discarded, so the rewind must send a new message."""
     fired = {event.timer_id for event in past if isinstance(event, TimerFired)}
     return [event for event in past if isinstance(event, TimerCreated) and event.event_id not in fired]
-
-
-def open_children(past: Sequence[HistoryEvent]) -> list[SubOrchestrationInstanceCreated]:
-    """Return the children that have not answered and whose end the orchestrator waits for."""
-    answered = {
-        event.task_scheduled_id
-        for event in past
-        if isinstance(event, SubOrchestrationInstanceCompleted | SubOrchestrationInstanceFailed)
-    }
-    return [
-        event
-        for event in past
-        if isinstance(event, SubOrchestrationInstanceCreated)
-        and event.event_id not in answered
-        and FIRE_AND_FORGET not in (event.tags or {})
-    ]
 
 
 def _number(event: HistoryEvent) -> int:
