@@ -8,6 +8,7 @@ import typer
 
 from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of
 from airflow_provider_taskhub.cli.output import Exit, as_json, console, fail, plain, run
+from airflow_provider_taskhub.client.admin import ensure_hub
 from airflow_provider_taskhub.hub.model import HubInfo, HubNames
 from airflow_provider_taskhub.hub.partitions import administration
 from airflow_provider_taskhub.storage.connect import open_store
@@ -49,15 +50,7 @@ def made(
 
     async def work() -> tuple[HubInfo, str]:
         async with open_store(settings) as store:
-            info = await administration.ensure_hub(
-                store,
-                HubNames(settings.hub),
-                settings.asked_partitions,
-                default=settings.partitions,
-                lease_store=settings.lease_store,
-                cap=cap,
-            )
-            return info, store.describe()
+            return await ensure_hub(store, settings, cap=cap), store.describe()
 
     info, place = run(work())
     told = f"hub {settings.hub} at {place}: ready, {info.partitions} partitions"

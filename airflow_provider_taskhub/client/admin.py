@@ -24,10 +24,14 @@ from airflow_provider_taskhub.storage.connect import open_store
 from airflow_provider_taskhub.storage.primitives import Store
 
 
-async def create_hub(
+async def ensure_hub(
     store: Store, settings: Settings, *, cap: int | None = None, clock: Clock = SYSTEM_CLOCK
 ) -> HubInfo:
-    """Create a hub in a store that is already open. Parameters and errors: :meth:`HubAdmin.create`."""
+    """Like :meth:`HubAdmin.create`, in a store that is already open.
+
+    :param store: the open store. The caller closes it.
+    :param clock: the clock for the date that people see and for the pauses between tries.
+    """
     return await administration.ensure_hub(
         store,
         HubNames(settings.hub),
@@ -64,7 +68,7 @@ class HubAdmin:
         :raises InputError: if the cap is larger than the number of partitions. Nothing was created.
         """
         async with open_store(settings) as store:
-            return await create_hub(store, settings, cap=cap)
+            return await ensure_hub(store, settings, cap=cap)
 
     @staticmethod
     async def delete(settings: Settings) -> None:

@@ -9,9 +9,8 @@ from typing import Any
 from uuid import uuid4
 
 from airflow_provider_taskhub import codec
-from airflow_provider_taskhub.client import admin as administration
 from airflow_provider_taskhub.client import listing, purging
-from airflow_provider_taskhub.client.admin import HubAdmin
+from airflow_provider_taskhub.client.admin import HubAdmin, ensure_hub
 from airflow_provider_taskhub.client.connection import Connection
 from airflow_provider_taskhub.client.handle import InstanceHandle
 from airflow_provider_taskhub.client.listing import InstancePage
@@ -73,7 +72,7 @@ class Client:
         :raises HubError: for the same reasons as :meth:`open`.
         """
         if create:
-            info = await administration.create_hub(store, settings, clock=clock)
+            info = await ensure_hub(store, settings, clock=clock)
         else:
             info = await read_hub(
                 store, HubNames(settings.hub), partitions=settings.asked_partitions, lease_store=settings.lease_store

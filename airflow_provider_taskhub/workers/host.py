@@ -23,8 +23,7 @@ from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.errors import ConfigurationError, WorkerFailed
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, HubNames, Member, Tenure
-from airflow_provider_taskhub.hub.partitions import administration
+from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, Member, Tenure
 from airflow_provider_taskhub.hub.partitions.capabilities import refusal
 from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost
 from airflow_provider_taskhub.hub.partitions.members import Members
@@ -130,7 +129,9 @@ class Host:
         incarnation = Incarnation.claim(options.name)
         stack.callback(incarnation.release)
         me = incarnation.identity
-        hub = await self._open_hub(stack, holder=str(me))
+        store = await stack.enter_async_context(open_store(settings, holder=str(me)))
+        client = await Client.over(store, settings, create=True)
+        hub = client.hub
         member = self._member(str(me), registry, apps)
         members = Members(hub.store, hub.names, times=settings.lease_times)
         if options.strict:
@@ -170,7 +171,7 @@ class Host:
         stack.push_async_callback(backend.drain, settings.drain_timeout.total_seconds())
         self._watch(stack, owner)
         if port is not None:
-            port.serve(self._health(backend, owner, pool))
+            port.serve(self._health(backend, owner, pool, client))
             stack.callback(port.close)  # a stopping worker answers no probes
         log.info(
             "worker_ready",
@@ -180,14 +181,6 @@ class Host:
             place=hub.store.describe(),
             apps=", ".join(f"{app.name} {app.version}".strip() for app in apps),
         )
-
-    async def _open_hub(self, stack: AsyncExitStack, *, holder: str) -> Hub:
-        settings, names = self._settings, HubNames(self._settings.hub)
-        store = await stack.enter_async_context(open_store(settings, holder=holder))
-        info = await administration.ensure_hub(
-            store, names, settings.asked_partitions, default=settings.partitions, lease_store=settings.lease_store
-        )
-        return Hub(store=store, names=names, info=info, clock=SYSTEM_CLOCK)
 
     def _member(self, worker: str, registry: Registry, apps: Sequence[App]) -> Member:
         """Return the member row of this worker, which other workers and people read."""
@@ -244,16 +237,15 @@ class Host:
             stack.push_async_callback(pool.stop, timedelta(seconds=5))
         return pool
 
-    def _health(self, backend: Backend, owner: OwnerThread, pool: ExecutorPool) -> Health:
-        times = self._settings.lease_times
+    def _health(self, backend: Backend, owner: OwnerThread, pool: ExecutorPool, client: Client) -> Health:
         return Health(
             backend=backend,
             owner=owner,
             pool=pool,
             started=SYSTEM_CLOCK.monotonic(),
             waiting=WaitingFigures(
-                Client(backend.hub, times).admin.waiting_instances,
-                believed=times.scan.total_seconds(),
+                client.admin.waiting_instances,
+                believed=self._settings.lease_times.scan.total_seconds(),
                 clock=SYSTEM_CLOCK,
             ),
         )
