@@ -18,6 +18,7 @@ from airflow_provider_taskhub.engine.events import (
     SubOrchestrationInstanceFailed,
     TaskFailed,
 )
+from airflow_provider_taskhub.engine.failures import chain
 
 _LIVE = 8 * 1024
 """Bytes of memory of a live orchestrator and its session without its events, rounded up."""
@@ -114,8 +115,4 @@ class Past:
 
 def _size_of(failure: FailureDetails | None) -> int:
     """Return the number of characters in the texts of a failure and of all its causes."""
-    size = 0
-    while failure is not None:
-        size += len(failure.error_message) + len(failure.stack_trace or "")
-        failure = failure.inner_failure
-    return size
+    return sum(len(each.error_message) + len(each.stack_trace or "") for each in chain(failure))

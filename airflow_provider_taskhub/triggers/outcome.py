@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskhub.hooks.identity import OWNER_TAG
@@ -73,14 +74,12 @@ def reason(state: InstanceState) -> str:
 
 def causes(failure: FailureDetails | None) -> Iterator[str]:
     """Yield the error and its causes with their stack traces: first the error of the instance, then its cause."""
-    from airflow_provider_taskhub.engine.failures import headline
+    from airflow_provider_taskhub.engine.failures import chain, headline
 
-    depth = 0
-    while failure is not None and depth < 10:
+    for depth, each in enumerate(islice(chain(failure), 10)):
         head = "caused by " if depth else ""
-        trace = f"\n{failure.stack_trace.rstrip()}" if failure.stack_trace else ""
-        yield f"{head}{headline(failure)}{trace}"
-        failure, depth = failure.inner_failure, depth + 1
+        trace = f"\n{each.stack_trace.rstrip()}" if each.stack_trace else ""
+        yield f"{head}{headline(each)}{trace}"
 
 
 def retryable(state: InstanceState) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from airflow_provider_taskhub.engine.events import EventType, FailureDetails, OrchestrationInstance
-from airflow_provider_taskhub.engine.failures import TASK_FAILED
+from airflow_provider_taskhub.engine.failures import TASK_FAILED, chain
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.formats.keys import escape, log_prefix, parts_of_log
 from airflow_provider_taskhub.hub.model import HubNames, InstanceState
@@ -66,9 +66,7 @@ async def failed_attempt(
 
 def _of_task(failure: FailureDetails | None) -> FailureDetails | None:
     """Return the first failure of an activity or child in a chain of inner failures; None: there is none."""
-    while failure is not None and failure.error_type.rpartition(".")[2] not in _TASK_FAILED:
-        failure = failure.inner_failure
-    return failure
+    return next((each for each in chain(failure) if each.error_type.rpartition(".")[2] in _TASK_FAILED), None)
 
 
 async def _failed(store: Store, names: HubNames, state: InstanceState, text: str | None) -> Entity | None:

@@ -10,7 +10,7 @@ removes the calls of activities that had not ended. The orchestrator then calls 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from airflow_provider_taskhub.codec import Timestamp
@@ -20,7 +20,6 @@ from airflow_provider_taskhub.engine.events import (
     EventType,
     ExecutionCompleted,
     ExecutionStarted,
-    FailureDetails,
     GenericEvent,
     HistoryEvent,
     OrchestratorStarted,
@@ -34,6 +33,7 @@ from airflow_provider_taskhub.engine.events import (
     TimerCreated,
     TimerFired,
 )
+from airflow_provider_taskhub.engine.failures import chain
 from airflow_provider_taskhub.engine.recorded import verdict_of
 from airflow_provider_taskhub.engine.retry import RetryDecision
 from airflow_provider_taskhub.hub.formats.history_rows import SENTINEL
@@ -178,7 +178,7 @@ class _Plan:
         assert self._completed is not None
         completed = self._past[self._completed]
         assert isinstance(completed, ExecutionCompleted)
-        known = {(failure.error_type, failure.error_message) for failure in _chain(completed.failure)}
+        known = {(failure.error_type, failure.error_message) for failure in chain(completed.failure)}
         end = len(self._past)
         turns = (at for at, event in enumerate(self._past[: self._completed]) if isinstance(event, OrchestratorStarted))
         turn = max(turns, default=-1)
@@ -311,9 +311,3 @@ def _number(event: HistoryEvent) -> int:
         return event.timer_id
     number: int = event.task_scheduled_id  # type: ignore[attr-defined]
     return number
-
-
-def _chain(failure: FailureDetails | None) -> Iterator[FailureDetails]:
-    while failure is not None:
-        yield failure
-        failure = failure.inner_failure
