@@ -26,14 +26,11 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.engine.identity import action_id, child_execution_id
 from airflow_provider_taskhub.engine.trace_context import context_for_action, span_of
 from airflow_provider_taskhub.fast_dataclass import dataclass
+from airflow_provider_taskhub.tags import FIRE_AND_FORGET, WATCH_TAG
 
 MAX_HISTORY_INPUT = 1024
 """An input of at most this many characters is also stored in the history, for monitors. A longer input is only in the
 message."""
-FIRE_AND_FORGET = "FireAndForget"
-"""DurableTask's tag of a child orchestration whose parent does not wait for the child."""
-WATCH_TAG = "taskhub.watch"
-"""Tag of an instance that an Airflow task waits for. When the instance ends, ``{Hub}Completions`` gets a row."""
 TIMER = "timer"
 """The role (a word in an action's identity) of a timer that user code made. The timer's row does not store the role."""
 _NOT_INHERITED = frozenset({FIRE_AND_FORGET, WATCH_TAG})

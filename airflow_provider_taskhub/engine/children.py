@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.actions import FIRE_AND_FORGET
 from airflow_provider_taskhub.engine.episode import Outbound
 from airflow_provider_taskhub.engine.events import (
     ExecutionStarted,
@@ -26,6 +25,7 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.identity import child_execution_id
 from airflow_provider_taskhub.fast_dataclass import dataclass
+from airflow_provider_taskhub.tags import FIRE_AND_FORGET
 
 MAX_CARRIED = 16_000
 """Maximum characters of the list of open children that an instance passes on at ``continue_as_new``. The oldest

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 from uuid import UUID
 
 from airflow_provider_taskhub.codec import Timestamp, decode, dumps, loads
-from airflow_provider_taskhub.engine.actions import FIRE_AND_FORGET, Action, CallSite, child_tags
+from airflow_provider_taskhub.engine.actions import Action, CallSite, child_tags
 from airflow_provider_taskhub.engine.awaitables import Attempts, Timer
 from airflow_provider_taskhub.engine.events import EventType, ParentInstance
 from airflow_provider_taskhub.engine.identity import check_instance_id, check_new_instance_id, guid
@@ -24,6 +24,7 @@ from airflow_provider_taskhub.engine.signatures import A, CallOptions, ChildOpti
 from airflow_provider_taskhub.engine.tasks import NAME, CancellableTask, Task, when_all, when_any
 from airflow_provider_taskhub.engine.validation import LAST_TIME, check_column, check_event, check_tags, check_time
 from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.tags import FIRE_AND_FORGET
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.engine.generation import Generation

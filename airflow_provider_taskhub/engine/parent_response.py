@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from airflow_provider_taskhub.engine.actions import FIRE_AND_FORGET
 from airflow_provider_taskhub.engine.episode import Outbound
 from airflow_provider_taskhub.engine.events import (
     ExecutionCompleted,
@@ -13,6 +12,7 @@ from airflow_provider_taskhub.engine.events import (
     SubOrchestrationInstanceCompleted,
     SubOrchestrationInstanceFailed,
 )
+from airflow_provider_taskhub.tags import FIRE_AND_FORGET
 
 
 def response(

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from airflow_provider_taskhub.tags import OWNER_TAG, WATCH_TAG
+
 DAG_TAG = "airflow.dag_id"
 RUN_TAG = "airflow.run_id"
 TASK_TAG = "airflow.task_id"
@@ -26,11 +28,6 @@ LOGICAL_DATE_TAG = "airflow.logical_date"
 INTERVAL_START_TAG = "airflow.data_interval_start"
 INTERVAL_END_TAG = "airflow.data_interval_end"
 GENERATION_TAG = "taskhub.generation"
-OWNER_TAG = "taskhub.owner"
-"""The id of the Airflow task instance that started the instance, new for every try. A trigger or operator terminates
-an instance only if this tag has the value that it knows."""
-WATCH_TAG = "taskhub.watch"
-"""When an instance with this tag ends, the worker writes a completion hint into the table ``{Hub}Completions``."""
 RESERVED = ("airflow.", "taskhub.")
 """Beginnings of tag names that users may not use."""
 

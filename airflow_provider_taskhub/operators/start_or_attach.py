@@ -16,7 +16,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskhub.errors import InstanceExists, TaskHubError
-from airflow_provider_taskhub.hooks.identity import GENERATION_TAG, MAX_TRIES_TAG, OWNER_TAG, TaskIdentity
+from airflow_provider_taskhub.hooks.identity import GENERATION_TAG, MAX_TRIES_TAG, TaskIdentity
+from airflow_provider_taskhub.tags import OWNER_TAG
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.client import Client

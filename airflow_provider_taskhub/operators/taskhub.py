@@ -37,6 +37,7 @@ from airflow_provider_taskhub.operators.start_or_attach import (
     found,
     launch,
 )
+from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, terminate_owned
 from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, OWNER_KEY, needs_worker
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
@@ -275,7 +276,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         async def use(client: Client) -> str:
             state = await client.get(instance_id, payloads=False)
             mine = state is not None and found(state, request.task, generation) is FoundInstance.LIVE
-            owner = (state.tags or {}).get(identity.OWNER_TAG) if state is not None and mine else request.task.owner
+            owner = (state.tags or {}).get(OWNER_TAG) if state is not None and mine else request.task.owner
             async with asyncio.timeout(_CONFIRM):
                 return await terminate_owned(client, instance_id, owner, EXECUTION_TIMEOUT)
 
@@ -347,7 +348,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         if state is None:
             raise AirflowException(f"{self._named(instance_id)} is not in the hub any more")
         if not state.status.is_final:  # another client has started the instance again after the trigger's event
-            self._wait(instance_id, (state.tags or {}).get(identity.OWNER_TAG, ""), deadline)
+            self._wait(instance_id, (state.tags or {}).get(OWNER_TAG, ""), deadline)
         if state.status is Status.COMPLETED:
             return plain(state.output)
         text = f"{self._named(instance_id)} {state.status.lower()}: {reason(state)}"
@@ -374,7 +375,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             state = await client.get(instance_id, payloads=False)
             if state is None or state.status.is_final:
                 return
-            if (state.tags or {}).get(identity.OWNER_TAG) != owner:
+            if (state.tags or {}).get(OWNER_TAG) != owner:
                 self.log.info("instance %s was started again meanwhile: it is not terminated", instance_id)
                 return
             await client.terminate(instance_id, why)

@@ -6,7 +6,7 @@ import json
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_taskhub.hooks.identity import OWNER_TAG
+from airflow_provider_taskhub.tags import OWNER_TAG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,7 +24,7 @@ import structlog
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.hooks.identity import OWNER_TAG
+from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers.airflow_tasks import States, Tasks, key, why_nobody_waits
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
-from airflow_provider_taskhub.hooks.identity import OWNER_TAG
+from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers.airflow_tasks import index_of, key, state_of
 from airflow_provider_taskhub.triggers.outcome import plain
 

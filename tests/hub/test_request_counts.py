@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext, when_all
-from airflow_provider_taskhub.engine.actions import WATCH_TAG
 from airflow_provider_taskhub.settings import AZURE_LEASE
 from airflow_provider_taskhub.storage.azure.store import AzureStore
 from airflow_provider_taskhub.storage.primitives import Compare
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
+from airflow_provider_taskhub.tags import WATCH_TAG
 from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from tests.hub.in_process_worker import House, house
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.app import App
-from airflow_provider_taskhub.engine.actions import WATCH_TAG
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.identity import run_name
 from airflow_provider_taskhub.hub.history.load import sentinel_of
@@ -17,6 +16,7 @@ from airflow_provider_taskhub.hub.model import StartPolicy
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE
 from airflow_provider_taskhub.storage.faults import Call, Fault, lost, straggling, unsent
 from airflow_provider_taskhub.storage.primitives import Transact
+from airflow_provider_taskhub.tags import WATCH_TAG
 from tests.simulation.scenarios import app_of
 from tests.simulation.world import AFTER, Death, Effects, World, simulate
 

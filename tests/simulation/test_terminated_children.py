@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.app import App
-from airflow_provider_taskhub.engine.actions import FIRE_AND_FORGET
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import (
     ExecutionTerminated,
@@ -19,6 +18,7 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.hub.formats.history_rows import row_key
 from airflow_provider_taskhub.hub.model import RecordState
+from airflow_provider_taskhub.tags import FIRE_AND_FORGET
 from tests.simulation.test_unreadable_history import merge
 from tests.simulation.world import World, simulate
 

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.actions import FIRE_AND_FORGET
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
     ExecutionStarted,
@@ -32,6 +31,7 @@ from airflow_provider_taskhub.hub.admission.facts import (
     precedes,
     scheduling_id,
 )
+from airflow_provider_taskhub.tags import FIRE_AND_FORGET
 
 SHORTEST, LONGEST_START, LONGEST = timedelta(seconds=2), timedelta(minutes=1), timedelta(seconds=15)
 """Shortest and longest pause of a deferred message. The pause is a quarter of the message's age, within these limits.

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.actions import WATCH_TAG
 from airflow_provider_taskhub.engine.episode import Episode
 from airflow_provider_taskhub.engine.events import HistoryEvent, OrchestrationInstance, Status
 from airflow_provider_taskhub.engine.identity import same_start
@@ -48,6 +47,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Transact,
     Unit,
 )
+from airflow_provider_taskhub.tags import WATCH_TAG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,9 +32,8 @@ from airflow_provider_taskhub.storage.primitives import (
     Transact,
     Unit,
 )
+from airflow_provider_taskhub.tags import OWNER_TAG
 
-OWNER_TAG = "taskhub.owner"
-"""Tag of an instance that Airflow has started. Such an instance has a watch row."""
 PARALLEL = 8
 """How many transactions of one purge run at the same time."""
 _ROW_BLOB = "/instance-"

@@ -10,7 +10,7 @@ removes the calls of activities that had not ended. The orchestrator then calls 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from airflow_provider_taskhub.codec import Timestamp
@@ -40,6 +40,7 @@ from airflow_provider_taskhub.hub.formats.history_rows import SENTINEL
 from airflow_provider_taskhub.hub.formats.payload_spill import batches
 from airflow_provider_taskhub.hub.model import HubNames
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
+from airflow_provider_taskhub.tags import FIRE_AND_FORGET
 
 _Scheduling = TaskScheduled | SubOrchestrationInstanceCreated | TimerCreated | EventSent
 _Answer = TaskCompleted | TaskFailed | SubOrchestrationInstanceCompleted | SubOrchestrationInstanceFailed | TimerFired

@@ -15,7 +15,6 @@ from dataclasses import replace
 from enum import StrEnum
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.actions import WATCH_TAG
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.pending_waits import LONGEST_NAME, NOTHING, Awaits
 from airflow_provider_taskhub.fast_dataclass import dataclass
@@ -29,6 +28,7 @@ from airflow_provider_taskhub.hub.model import (
     OwnerState,
 )
 from airflow_provider_taskhub.hub.partitions.capabilities import Need, able, listed
+from airflow_provider_taskhub.tags import WATCH_TAG
 
 _MOST_NAMES = 5
 START_WORKER = "Start one: taskhub worker --app MODULE:APP"

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskhub.engine.actions import WATCH_TAG
 from airflow_provider_taskhub.engine.episode import Episode
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
@@ -41,6 +40,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Step,
     Transact,
 )
+from airflow_provider_taskhub.tags import WATCH_TAG
 from tests.hub.by_hand import GEN0, NAMES, NOW, held, raised, start
 
 INSTANCE = OrchestrationInstance(instance_id="i", execution_id=GEN0)

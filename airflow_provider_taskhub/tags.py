@@ -1,0 +1,10 @@
+"""Tags with a meaning for TaskHub or DurableTask. The front and the hub must know the same names."""
+
+OWNER_TAG = "taskhub.owner"
+"""The id of the Airflow task instance that started the instance, new for every try. A trigger or operator terminates
+an instance only if this tag has the value that it knows. An instance with this tag has a watch row."""
+WATCH_TAG = "taskhub.watch"
+"""Tag of an instance that an Airflow task waits for. Its end adds a completion hint to the table
+``{Hub}Completions``."""
+FIRE_AND_FORGET = "FireAndForget"
+"""DurableTask's tag of a child orchestration whose parent does not wait for the child."""
