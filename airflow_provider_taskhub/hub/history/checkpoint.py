@@ -369,7 +369,7 @@ def _history_steps(
             consumed=consumed,
             # Store the stamp only when the history row of its suspension or resume counts.
             steered=stored.steered if last or episode.switched else None,
-            ended=stored.ended if episode.started else (),
+            ended=stored.ended if stored.ended and episode.started else (),
             clears=last and _takes(episode, stored),
             custom_status=custom_status,
             awaits=encode_awaits(episode.awaits) if last else None,

@@ -12,7 +12,7 @@ leaves the work item in the queue until the response is in the history.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 
 from airflow_provider_taskhub.clock import Clock
@@ -109,7 +109,8 @@ class LocalQueues:
     def reserved(self, messages: Sequence[OutboundMessage]) -> AbstractContextManager[None]:
         """Keep room for the messages that a commit claims, until the end of the ``with`` block."""
         queue = self._work_items.reader.queue
-        return self._work_items.reserved(sum(made.claim is not None and made.queue == queue for made in messages))
+        claimed = [made for made in messages if made.claim is not None and made.queue == queue]
+        return self._work_items.reserved(len(claimed)) if claimed else nullcontext()
 
     def hand_over(self, claimed: Sequence[Delivery]) -> None:
         """Give claimed messages to their readers after the commit.

@@ -64,8 +64,7 @@ class WorkItems:
             with self.slots.reserved(count):
                 yield
         finally:
-            if count:
-                self.reader.freed()
+            self.reader.freed()
 
     async def return_overdue(self) -> None:
         """Give back work items that have waited too long for a slot in this worker. Runs until cancelled."""
