@@ -135,7 +135,7 @@ class Committer:
             )
 
         def whole(done: Done) -> Done:
-            return replace(done, stored=replace(done.stored, blobs=done.stored.blobs + spilled))
+            return replace(done, stored=replace(done.stored, blobs=done.stored.blobs + spilled)) if spilled else done
 
         plan = planned(stored)
         put: list[Delivery] = []  # messages that failed tries have put into queues and hidden from other workers

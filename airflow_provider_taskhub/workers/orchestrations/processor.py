@@ -164,7 +164,8 @@ class Orchestrations:
             if self._cancelling.concerns(live.open_tasks):
                 await self._cancelling.cancel(session.instance_id, live.execution_id)
             live = self._loader.restarted(session.instance_id, live)
-        live.stored = replace(live.stored, steered=found.facts.steered)
+        if live.stored.steered != found.facts.steered:
+            live.stored = replace(live.stored, steered=found.facts.steered)
         self._put_into_session(session, live)
         return live
 
