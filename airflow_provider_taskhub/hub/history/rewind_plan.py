@@ -40,7 +40,6 @@ from airflow_provider_taskhub.hub.formats.history_rows import SENTINEL
 from airflow_provider_taskhub.hub.formats.payload_spill import batches
 from airflow_provider_taskhub.hub.model import HubNames
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
-from airflow_provider_taskhub.tags import FIRE_AND_FORGET
 
 _Scheduling = TaskScheduled | SubOrchestrationInstanceCreated | TimerCreated | EventSent
 _Answer = TaskCompleted | TaskFailed | SubOrchestrationInstanceCompleted | SubOrchestrationInstanceFailed | TimerFired
