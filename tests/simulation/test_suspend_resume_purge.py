@@ -24,11 +24,12 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.errors import Conflict, InputError, InstanceExists, InstanceNotFound, Unavailable
 from airflow_provider_taskhub.hub.admission.facts import SECOND
 from airflow_provider_taskhub.hub.formats.keys import log_name
-from airflow_provider_taskhub.hub.history.purge import purge
+from airflow_provider_taskhub.hub.history.activity_records import results_of
+from airflow_provider_taskhub.hub.history.purge import purge, purge_activities
 from airflow_provider_taskhub.hub.model import InstanceState, StartPolicy
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.faults import Fault, FaultyStore, at, late, lost, throttled, unsent
-from airflow_provider_taskhub.storage.primitives import Entity, Message, RowOperation, RowVerb, Transact
+from airflow_provider_taskhub.storage.primitives import Entity, Message, PutBlob, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from tests.simulation.scenarios import app_of
 from tests.simulation.world import AFTER, Death, Effects, Place, World, simulate
@@ -700,6 +701,24 @@ def test_a_purge_leaves_nothing_of_it_and_everything_of_others(instance_id: str)
         return [intact(await world.client.get(name)) for name in neighbours]
 
     assert play(drive) == [True] * len(neighbours)
+
+
+@pytest.mark.rows("K46")
+def test_what_an_activity_wrote_after_the_purge_is_deleted_and_nothing_of_a_later_start() -> None:
+    async def drive(world: World) -> Any:
+        late, later = (OrchestrationInstance(instance_id="one", execution_id=run) for run in ("x", "y"))
+        names = world.client.hub.names
+        for instance in (late, later):
+            await world.store.append_blob(names.logs, log_name(instance, 0, 1), b"log")
+            result = f"{results_of(instance)}0-1-Result.json.gz"
+            await world.store.execute(PutBlob(container=names.large_messages, name=result, data=b"{}"))
+        before = await stored(world)
+        await purge_activities(world.store, names, late)
+        return len(before), [name for _, name in await stored(world)], log_name(later, 0, 1), results_of(later)
+
+    before, left, log, result = play(drive)
+    assert before == 4
+    assert left == [f"{result}0-1-Result.json.gz", log]
 
 
 @pytest.mark.rows("K46")
