@@ -60,6 +60,22 @@ class Book:
         return made
 
 
+def test_the_message_of_an_activity_carries_the_tags_of_its_instance() -> None:
+    book = Book()
+
+    async def play() -> Any:
+        async with World(book.app()) as hub:
+            await hub.join("only", roles=("orchestrator",))
+            await hub.client.start("one", 1.0, instance_id="i", tags={"team": "flights"})
+            await asyncio.sleep(5.0)
+            queue = hub.client.hub.names.work_items
+            (message,) = await hub.store.receive(queue, limit=32, visibility=timedelta(seconds=30))
+            found = decode(message.text).message
+            return found and found.context_tags
+
+    assert simulate(play) == {"team": "flights"}
+
+
 def test_an_activity_of_a_terminated_instance_is_cancelled_and_its_slot_is_free() -> None:
     book = Book()
 
