@@ -406,6 +406,18 @@ def test_an_event_waits_for_the_start_that_the_row_tells_of_for_as_long_as_it_ta
         assert judged(event, scheduled, at=-86_400).pause == timedelta(hours=1)
 
 
+@pytest.mark.rows("K41", "K57")
+@pytest.mark.parametrize("event", [raised(), REWOUND], ids=type_of)
+def test_a_message_for_a_run_that_has_not_begun_waits_for_the_start_unless_the_row_says_that_the_run_has_ended(
+    event: HistoryEvent,
+) -> None:
+    """A .NET client can end a Pending instance in the instance row only."""
+    for facts in (Facts(), DONE):
+        assert verdict(named(event, OTHER), facts) is ROW
+        assert verdict(named(event, OTHER), replace(facts, row=PENDING)) is DEFER
+        assert verdict(named(event, OTHER), replace(facts, row=row(OTHER, Status.TERMINATED))) is DISCARD
+
+
 @pytest.mark.rows("K35", "K57")
 def test_an_event_for_a_start_that_nothing_tells_of_is_kept_in_the_end() -> None:
     """A child's start has no row. Two minutes after the message, or after the end before it, it should be there."""
