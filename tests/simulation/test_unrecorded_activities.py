@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_taskhub.activity import activity_info
 from airflow_provider_taskhub.app import App, OrchestrationContext, TaskFailedError
 from airflow_provider_taskhub.client import handle
 from airflow_provider_taskhub.engine.events import Status
@@ -74,6 +75,26 @@ def test_the_message_of_an_activity_carries_the_tags_of_its_instance() -> None:
             return found and found.context_tags
 
     assert simulate(play) == {"team": "flights"}
+
+
+def test_an_activity_sees_the_tags_of_its_call_and_not_those_of_its_instance() -> None:
+    made = App("tags")
+
+    @made.activity
+    async def tags() -> dict[str, str]:
+        return dict(activity_info().tags)
+
+    @made.orchestrator
+    async def twice(ctx: OrchestrationContext) -> Any:
+        return [await ctx.call_activity(tags, tags={"call": "yes"}), await ctx.call_activity(tags)]
+
+    async def play() -> Any:
+        async with World(made) as hub:
+            await hub.join("only")
+            await hub.client.start("twice", instance_id="i", tags={"team": "flights"})
+            return (await hub.wait("i")).output
+
+    assert json.loads(simulate(play)) == [{"call": "yes"}, {}]
 
 
 def test_an_activity_of_a_terminated_instance_is_cancelled_and_its_slot_is_free() -> None:

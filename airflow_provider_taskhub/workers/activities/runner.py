@@ -54,7 +54,7 @@ def request_of(
         task_id=event.event_id,
         action_id=action_of(held, event),
         attempt=attempt,
-        tags=held.message.context_tags or {},
+        tags=event.tags or {},
         timeout=definition.timeout,
         spark=definition.spark,
         alone=crashes.suspect,
