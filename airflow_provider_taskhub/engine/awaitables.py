@@ -107,9 +107,9 @@ class Attempts(Group[Any]):
         return decision, now + delay
 
     def settled(self, child: Task[Any]) -> None:
-        """Schedule the next attempt, because the timer between two attempts has fired.
+        """Schedule the next attempt when the timer after an attempt has fired. Fail the task if no attempt follows.
 
-        After the last attempt the task fails instead.
+        A timer also follows the last attempt, as in DurableTask.
 
         :param child: the timer.
         """

@@ -134,7 +134,8 @@ async def open_client(settings: Settings, *, create: bool = False) -> AsyncItera
     The import of the client and of a storage SDK takes about a second. The import runs in a thread, so that it does not
     block the event loop.
 
-    :param create: True: create the hub if it does not exist.
+    :param create: True: create the hub if it does not exist. False: raise HubError.
+    :raises HubError: if the hub does not exist and ``create`` is False.
     """
     module = await asyncio.to_thread(importlib.import_module, "airflow_provider_taskhub.client")
     async with module.Client.open(settings, create=create) as client:

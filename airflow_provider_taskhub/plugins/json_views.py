@@ -147,7 +147,10 @@ def instance(state: InstanceState, waits: Sequence[Why], show: Show) -> dict[str
 
 
 def _tags(tags: Mapping[str, str], show: Show) -> dict[str, str]:
-    """Return the instance's tags. Tags that TaskHub did not write itself may contain secrets, and are masked."""
+    """Return the instance's tags. In tags that TaskHub did not write itself, ``show`` masks secrets.
+
+    :param show: masks the secrets in a JSON text.
+    """
     return {
         name: value if name.startswith(identity.RESERVED) else _tag(name, value, show) for name, value in tags.items()
     }

@@ -49,7 +49,8 @@ MEMBERS_EVERY = timedelta(seconds=5)
 IDLE = timedelta(seconds=10)
 """Time after which a watcher without waits closes its client, unless its sweep has watch rows left."""
 MOST_FAILURES = 100
-"""Number of failures in a row, about 50 minutes, after which a watcher without waits stops: the hub may be gone."""
+"""After this many failed readings in a row, which take about 50 minutes, a watcher stops if no trigger waits for one of
+its instances: the hub may be gone."""
 _RECONNECT = Retries(after=(Exception,), first=1.0, longest=30.0)
 """Pauses after failures of the loop that reads the hub. The loop does not use ``retries.retry``, because a successful
 reading must reset the number of failures."""

@@ -34,7 +34,8 @@ def cap(
 
     Without a cap, the workers share the partitions equally.
 
-    --lift with --node lifts the cap of these workers. --lift alone lifts the caps that are for every worker.
+    --lift with --node lifts the cap of the workers that --node names. --lift alone lifts the caps that are for every
+    worker.
 
     Example: taskhub partitions cap 8 --node etl@node7
 

@@ -134,10 +134,12 @@ def _has_gone_on(message: Incoming, facts: Facts) -> bool:
     """Return True if an earlier generation of the same parent started this child, and a later generation has started
     the stored run.
 
-    The child has then answered its parent already, else the parent's generation would not have ended. The sentinel does
-    not list the child's run if a worker died after it sent the child's answer and before it wrote the history. If both
-    starts come from one generation, the parent may wait for both runs. The worker cannot see whether a generation ended
-    without the answer of a child. So a child without the tag for fire and forget counts as awaited.
+    A generation ends only after all children that it awaits have answered, so the child of the earlier generation has
+    answered. The sentinel does not list the run of this child if a worker died after it sent the child's answer and
+    before it wrote the child's history.
+
+    The result is False if both starts come from one generation, because the parent may wait for both runs. The result
+    is also False for a child with the tag for fire and forget, because no generation waits for such a child.
     """
     event, since = message.event, facts.parent
     assert isinstance(event, ExecutionStarted)

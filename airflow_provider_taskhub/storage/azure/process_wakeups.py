@@ -48,7 +48,8 @@ class ProcessWakeups:
     def listen(self, queues: Iterable[str]) -> None:
         """Receive wake-ups for these queues from now on.
 
-        Do nothing if there is no folder that only this user can use: polling then finds the messages.
+        The socket for the wake-ups needs a folder that only this user can use. Without such a folder this method does
+        nothing, and polling finds the messages.
         """
         self._queues.update(queues)
         if self._receiver is not None or self._has_no_socket:

@@ -69,9 +69,9 @@ class Seat:
 
     @property
     def backoff(self) -> float:
-        """Seconds to wait before an executor is started in this seat again.
+        """Seconds to wait before the next executor is started in this place of the pool.
 
-        The value is 0 after the first failure in a row, then 1, 2, 4, 8, 16, and 30 after all further failures.
+        The value is 0 after one failure, then 1, 2, 4, 8 and 16 after two to six failures in a row, and 30 after more.
         """
         return 0.0 if self.failures < 2 else STARTS.pause(self.failures - 1)
 

@@ -139,5 +139,5 @@ class Crashes:
 
     @property
     def too_many(self) -> bool:
-        """Whether the activity fails because of its own crashes."""
+        """Whether so many executors died while they ran only this activity that the activity fails."""
         return self.own >= MAX_CRASHES
