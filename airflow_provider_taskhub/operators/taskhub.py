@@ -371,18 +371,11 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         :param why: the reason of the termination.
         """
 
-        async def use(client: Client) -> None:
-            state = await client.get(instance_id, payloads=False)
-            if state is None or state.status.is_final:
-                return
-            if (state.tags or {}).get(OWNER_TAG) != owner:
-                self.log.info("instance %s was started again meanwhile: it is not terminated", instance_id)
-                return
-            await client.terminate(instance_id, why)
-            self.log.warning("instance %s: termination requested", instance_id)
+        async def use(client: Client) -> str:
+            return await terminate_owned(client, instance_id, owner, why, wait=False)
 
         try:
-            self._hook().run(use)
+            self.log.warning("instance %s: %s", instance_id, self._hook().run(use))
         except Exception as error:
             self.log.error("instance %s could not be terminated: %s", instance_id, error)
 

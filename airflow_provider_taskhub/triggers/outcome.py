@@ -35,12 +35,13 @@ def plain(text: str | None) -> Any:
         return text
 
 
-async def terminate_owned(client: Client, instance_id: str, owner: str | None, why: str) -> str:
-    """Terminate an instance that has not ended, and wait until nothing of it runs any more.
+async def terminate_owned(client: Client, instance_id: str, owner: str | None, why: str, *, wait: bool = True) -> str:
+    """Terminate an instance that has not ended.
 
     :param owner: the value of the tag ``taskhub.owner`` that the instance must have. Another value means that another
         task has started the instance again, so the instance is not terminated.
     :param why: the reason of the termination.
+    :param wait: True: wait until nothing of the instance runs any more.
     :returns: a sentence about the result, for the task's log and its error.
     """
     state = await client.get(instance_id, payloads=False)
@@ -48,7 +49,9 @@ async def terminate_owned(client: Client, instance_id: str, owner: str | None, w
         return "the instance has ended already"
     if (state.tags or {}).get(OWNER_TAG) != owner:
         return "the instance was started again meanwhile: it is not terminated"
-    await client.terminate(instance_id, why, wait=True)
+    await client.terminate(instance_id, why, wait=wait)
+    if not wait:
+        return "a termination is requested"
     await client.watches.forget([instance_id])
     return "the instance is terminated, nothing of it runs"
 
