@@ -365,7 +365,7 @@ def test_a_duplicate_child_start_after_the_child_continued_as_new_starts_nothing
         ]
         await hub.store.execute(PutMessage(queue=starts[0].queue, text=starts[0].text))
         await hub.settle()
-        aside = [entry for entry in hub.said("message_set_aside") if entry["event_type"] == "ExecutionStarted"]
+        aside = [entry for entry in hub.said("message_discarded") if entry["event_type"] == "ExecutionStarted"]
         await hub.client.raise_event("child", "go", 7)
         output = (await hub.wait("one")).output
         await hub.ended()
@@ -391,7 +391,7 @@ def test_a_child_that_had_answered_is_not_run_again_over_a_later_run(run: int) -
         assert (await hub.wait(asker)).output == "3"
         assert its.dead
         ended = await hub.ended()
-        aside = [one for one in hub.said("message_set_aside") if one["event_type"] == "ExecutionStarted"]
+        aside = [one for one in hub.said("message_discarded") if one["event_type"] == "ExecutionStarted"]
         return ended.states["child"][1], [one["reason"] for one in aside]
 
     assert played(play, lease=LONG) == ("3", ["a later generation of its parent has started it again"])
@@ -497,7 +497,7 @@ def test_what_actions_sent_is_known_again_up_to_a_bound_and_so_it_is_said(monkey
 
 
 @pytest.mark.rows("K36")
-def test_a_response_of_the_generation_before_is_set_aside_with_a_record() -> None:
+def test_a_response_of_the_generation_before_is_discarded_with_a_record() -> None:
     async def play(hub: World) -> Any:
         await hub.join("only")
         started = await hub.client.start("generations", 0, instance_id="one")
@@ -509,7 +509,7 @@ def test_a_response_of_the_generation_before_is_set_aside_with_a_record() -> Non
         await hub.client.raise_event("one", "go", 3)
         await hub.wait("one")
         await hub.ended()
-        return [entry["reason"] for entry in hub.said("message_set_aside")]
+        return [entry["reason"] for entry in hub.said("message_discarded")]
 
     (reason,) = played(play)
     assert reason.startswith("it is for generation ")

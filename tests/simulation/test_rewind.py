@@ -598,7 +598,7 @@ def test_a_child_that_answers_just_before_its_parent_is_rewound_answers_again() 
         await failed(world, "parent")
         lab.broken = False
         await world.client.rewind("middle")
-        while not world.said("message_set_aside"):
+        while not world.said("message_discarded"):
             await world.clock.sleep(0.1)
         assert {row.instance_id: row.status for row in await listed(world)}["middle"] is not Status.COMPLETED
         await world.client.rewind("one")

@@ -269,7 +269,7 @@ def test_an_order_that_comes_back_after_a_newer_one_was_taken_is_stale(
     async def drive(world: World) -> Any:
         other = await Client.over(world.store, world.settings, clock=world.clock)
         found = await overtaken(world, older, newer, MEANWHILE[meanwhile], other)
-        stale = [said["reason"] for said in world.said("message_set_aside") if "newer suspension" in said["reason"]]
+        stale = [said["reason"] for said in world.said("message_discarded") if "newer suspension" in said["reason"]]
         return found, len(stale)
 
     assert play(drive, lease=SLOW_VISIBILITY) == (expected, 1)
@@ -823,7 +823,7 @@ def test_an_event_between_the_row_and_the_message_of_a_start_waits_for_it() -> N
 
 
 @pytest.mark.rows("K36", "K35")
-def test_an_event_that_comes_after_the_end_is_set_aside_in_minutes() -> None:
+def test_an_event_that_comes_after_the_end_is_discarded_in_minutes() -> None:
     async def drive(world: World) -> Any:
         await world.client.start("chain", 1, instance_id="one")
         await world.wait("one")
@@ -832,14 +832,14 @@ def test_an_event_that_comes_after_the_end_is_set_aside_in_minutes() -> None:
         await world.client.hub.send(world.client.hub.mail(event, OrchestrationInstance(instance_id="one")))
         began = world.clock.monotonic()
         await world.settle()
-        ((said,), kept) = world.said("message_set_aside"), await world.client.admin.quarantined()
+        ((said,), kept) = world.said("message_discarded"), await world.client.admin.quarantined()
         return said["reason"], 130 < world.clock.monotonic() - began < 180, kept
 
     assert play(drive) == ("its instance has ended", True, ())
 
 
 @pytest.mark.rows("K46", "K35")
-def test_what_comes_for_a_purged_instance_is_set_aside_and_not_kept_for_people() -> None:
+def test_what_comes_for_a_purged_instance_is_discarded_and_not_kept_for_people() -> None:
     """Its timers fire, its activities answer, its start becomes due."""
 
     async def drive(world: World) -> Any:
@@ -852,7 +852,7 @@ def test_what_comes_for_a_purged_instance_is_set_aside_and_not_kept_for_people()
             await world.wait(instance_id)
             assert await world.client.purge(instance_id)
         await world.settle()
-        assert len(world.said("message_set_aside")) >= 2
+        assert len(world.said("message_discarded")) >= 2
         return await world.client.admin.quarantined(), (await world.client.list()).instances
 
     assert play(drive) == ((), ())

@@ -116,7 +116,7 @@ def test_children_end_with_their_parent_and_so_does_what_they_run(suspended: boo
         child = await world.client.get("child-1")
         assert child is not None
         assert child.output == "its parent 'parent' was terminated: its parent 'top' was terminated: enough"
-        told = [entry for entry in world.said("message_set_aside") if "SubOrchestration" in entry["event_type"]]
+        told = [entry for entry in world.said("message_discarded") if "SubOrchestration" in entry["event_type"]]
         assert not told, "a parent whose terminate comes again would take their end for a failure of theirs"
         rest = await statuses(world, "detached", "stranger")
         for name in ("detached", "stranger"):

@@ -296,7 +296,7 @@ def test_a_terminate_of_another_start_does_not_end_an_unreadable_instance() -> N
         await world.settle(timedelta(minutes=5))
         row = await world.client.get("child")
         assert row is not None
-        said = [entry["reason"] for entry in world.said("message_set_aside")]
+        said = [entry["reason"] for entry in world.said("message_discarded")]
         return row.status, said
 
     assert play(drive) == (Status.RUNNING, [f"it is for run {'b' * 32}, which has ended"])

@@ -242,7 +242,7 @@ class Settler:
 
     def _log_discarded(self, session: Session[LoadedInstance], held: Delivery, reason: str) -> None:
         log.info(
-            "message_set_aside",
+            "message_discarded",
             instance_id=session.instance_id,
             event_type=held.message.event.event_type.name,
             message_id=held.message_id,
