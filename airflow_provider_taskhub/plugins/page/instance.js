@@ -96,7 +96,7 @@ function paint() {
       el("h1", { class: "mono", style: "font-size:17px" }, instance.id)), siblings?.length > 1 ? chooser() : null),
     el("dl", { class: "facts" },
       fact("Status", status(instance.status)),
-      fact("Orchestrator", instance.name, instance.version ? el("span", { class: "mute" }, ` v${instance.version}`) : ""),
+      fact("Orchestrator", instance.name, instance.version ? el("span", { class: "mute" }, ` version ${instance.version}`) : ""),
       fact("Started", time(instance.created), el("span", { class: "mute" }, ` · ${duration((instance.ended ?? last.time) - instance.created)}`)),
       fact("Activities", counts(tally)),
       fact("Served by", `partition ${served.partition}`, served.owner && live ? el("span", { title: served.owner }, ` · ${worker(served.owner)}`) : "", served.epoch != null && live ? el("span", { class: "mute" }, ` epoch ${served.epoch}${served.draining ? ", moving" : ""}`) : "", live ? standing(served) : ""),
