@@ -41,6 +41,9 @@ demo-kill: .venv/.demo ## the demo's pipeline and kill N times in a row, on SQLi
 	@.ci/preflight.sh . 1024 >/dev/null
 	@$(BIN)/taskhub demo --storage sqlite --storage azurite --runs $(N) $(if $(MONTHS),--months $(MONTHS))
 
+.PHONY: env
+env: .venv/.test ## only make the environment in .venv, to run single tests: .venv/bin/python -m pytest FILE -k WORD
+
 .PHONY: test
 test: check docs .venv/.azurite .venv/.browser ## everything: check, docs, then all tests (TESTS="tests/engine -k timer")
 ifdef TESTS
@@ -61,9 +64,14 @@ quick: check ## the inner loop, under 2 minutes on 2 cores: check, then the test
 check: .venv/.test ## lint, format, types and layers
 	@echo "lint, format, types, layers"
 	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff format --check . || { echo "make format writes these files in the wanted form"; exit 1; }
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --config setup.cfg
+
+.PHONY: format
+format: .venv/.test ## mend what the linter can mend, and format the code, also the code blocks of pages
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
 
 .PHONY: docs
 docs: .venv/.test ## the documentation as HTML into docs/_build/html; warnings and broken links are errors
