@@ -43,6 +43,7 @@ demo-kill: .venv/.demo ## the demo's pipeline and kill N times in a row, on SQLi
 
 .PHONY: env
 env: .venv/.test ## only make the environment in .venv, to run single tests: .venv/bin/python -m pytest FILE -k WORD
+	@echo "the environment is ready; one test: .venv/bin/python -m pytest FILE -k WORD"
 
 .PHONY: test
 test: check docs .venv/.azurite .venv/.browser ## everything: check, docs, then all tests (TESTS="tests/engine -k timer")

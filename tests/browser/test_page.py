@@ -225,8 +225,9 @@ def test_without_a_triggerer_the_page_says_that_tasks_stay_deferred(login: Login
 
 
 def test_a_wait_for_an_event_has_a_bar_and_stands_in_now(login: Login, real: RealAirflow) -> None:
-    assert real.taskhub("instances", "start", "told", "--id", "waits-for-an-event")
+    assert real.taskhub("instances", "start", "told", "--id", "waits-for-an-event", "--version", "3")
     page = login("admin", "/taskhub/page/instance?id=waits-for-an-event")
+    expect(page.locator(".facts")).to_contain_text("told version 3")
     expect(page.locator("svg")).to_contain_text("wait for go")
     expect(page.locator("svg title", has_text="wait for go: waiting")).to_have_count(1)
     expect(page.locator(".note")).to_contain_text("event 'go' since")
