@@ -357,7 +357,9 @@ def test_a_run_that_the_sender_awaits_too_gets_its_event_after_two_minutes() -> 
     event, sibling = named(raised(), OTHER), replace(RUNNING, parent=PARENT)
     assert verdict(event, sibling, at=-119, sender=PARENT.instance) is DEFER
     assert verdict(event, sibling, at=-121, sender=PARENT.instance) is PROCESS
-    assert verdict(event, sibling, at=-121, sender=OrchestrationInstance(instance_id="q")) is DEFER
+    for other in (replace(PARENT.instance, instance_id="q"), replace(PARENT.instance, execution_id="d" * 32)):
+        assert verdict(event, sibling, at=-121, sender=other) is DEFER
+    assert verdict(event, replace(sibling, fire_and_forget=True), at=-121, sender=PARENT.instance) is DEFER
     assert verdict(named(TERMINATED, OTHER), sibling, at=-121, sender=PARENT.instance) is DEFER
 
 

@@ -85,6 +85,28 @@ def app(ran: list[Any]) -> App:
         await ctx.call_sub_orchestrator("rests", 2, instance_id="child")
 
     @made.orchestrator
+    async def patient(ctx: OrchestrationContext, name: str) -> str:
+        """Waits ten minutes for an event."""
+        event, timer = ctx.wait_for_external_event("go"), ctx.create_timer(timedelta(minutes=10))
+        done = await ctx.when_any([event, timer])
+        return f"{name}: {await event if done is event else 'nothing'}"
+
+    @made.orchestrator
+    async def forgets(ctx: OrchestrationContext, how: str) -> str:
+        """Awaits the second of two children with one id, and not the first."""
+        if how != "next generation":
+            forget = how == "fire and forget"
+            ctx.call_sub_orchestrator("patient", "first", instance_id="child", fire_and_forget=forget)
+            await ctx.create_timer(timedelta(seconds=5))
+            if not forget:
+                ctx.continue_as_new("next generation")
+                return ""
+        second = ctx.call_sub_orchestrator("patient", "second", instance_id="child")
+        await ctx.create_timer(timedelta(seconds=1))
+        ctx.send_event("child", "go", "for the second")
+        return await second
+
+    @made.orchestrator
     async def consumer(ctx: OrchestrationContext) -> None:
         await ctx.call_activity("note", await ctx.wait_for_external_event("work"))
         ctx.continue_as_new(None)
@@ -121,6 +143,16 @@ def test_what_a_run_waits_for_reaches_it_though_it_was_sent_behind_the_next_star
         return (await hub.wait("one")).output
 
     assert played(play) == "[1,2]"
+
+
+@pytest.mark.rows("K27", "K36")
+@pytest.mark.parametrize("how", ["fire and forget", "earlier generation"])
+def test_an_event_for_a_child_is_not_given_to_an_earlier_child_that_the_sender_does_not_await(how: str) -> None:
+    async def play(hub: World, _: list[Any]) -> Any:
+        await hub.client.start("forgets", how, instance_id="one")
+        return (await hub.wait("one")).output
+
+    assert played(play) == '"second: for the second"'
 
 
 @pytest.mark.rows("K27", "K36")

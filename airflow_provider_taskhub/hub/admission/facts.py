@@ -98,6 +98,7 @@ class Facts:
     :param scheduled: event ids of the events in the history that scheduled an activity, child or timer.
     :param final: True if the history ends with a completion.
     :param parent: parent that started the stored run; None: a client started it.
+    :param fire_and_forget: True if the parent does not wait for the stored run.
     :param seen: identities of messages that were processed: the history has the event of such a message, or the
         sentinel lists the identity.
     :param steered: stamp of the newest suspension or resume that was processed, in any run of this id.
@@ -110,6 +111,7 @@ class Facts:
     scheduled: Set[int] = frozenset()
     final: bool = False
     parent: ParentInstance | None = None
+    fire_and_forget: bool = False
     seen: Set[str] = frozenset()
     steered: Stamp | None = None
     row: Row | None = None

@@ -156,14 +156,15 @@ def _is_earlier(one: OrchestrationInstance, other: OrchestrationInstance) -> boo
 
 
 def _both_awaited(message: Incoming, facts: Facts) -> bool:
-    """Return True if the sender is the parent of the live run, and the event is older than two minutes.
+    """Return True if the sender awaits the live run too, and the event is older than two minutes.
 
-    The live run may then wait for this very event.
+    The live run may then wait for this very event. A generation of a parent awaits only the children that it has
+    started itself, and of these only the children without the tag for fire and forget.
     """
-    if facts.parent is None or message.sender is None:
+    parent, sender = facts.parent, message.sender
+    if parent is None or sender is None or facts.fire_and_forget:
         return False
-    awaits = facts.parent.instance.instance_id == message.sender.instance_id
-    return awaits and isinstance(message.event, EventRaised) and message.age > START_APPEARS
+    return parent.instance == sender and isinstance(message.event, EventRaised) and message.age > START_APPEARS
 
 
 def if_asked(message: Incoming, facts: Facts) -> Judged:

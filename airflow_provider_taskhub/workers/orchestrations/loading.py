@@ -43,6 +43,7 @@ from airflow_provider_taskhub.hub.history.salvage import salvage
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import InstanceState
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
+from airflow_provider_taskhub.tags import FIRE_AND_FORGET
 
 log = structlog.get_logger(__name__)
 
@@ -161,6 +162,7 @@ class LoadedInstance:
             scheduled=self.scheduled.keys(),
             final=self.ended is not None,
             parent=self.parent,
+            fire_and_forget=FIRE_AND_FORGET in self.tags,
             seen=self.seen.keys(),
             steered=self.stored.steered,
         )

@@ -26,6 +26,7 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import InstanceState, Suspension
 from airflow_provider_taskhub.hub.queues import quarantine
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
+from airflow_provider_taskhub.tags import FIRE_AND_FORGET
 from airflow_provider_taskhub.workers.orchestrations.commit import Aborted
 from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstance, start_from_row
 from airflow_provider_taskhub.workers.orchestrations.sessions import Session
@@ -201,6 +202,7 @@ def _facts_after_start(facts: Facts, start: ExecutionStarted) -> Facts:
         execution_id=start.instance.execution_id,
         ended=facts.ended_with(facts.execution_id),
         parent=start.parent,
+        fire_and_forget=FIRE_AND_FORGET in (start.tags or {}),
         seen=facts.seen,
         steered=facts.steered,
     )
