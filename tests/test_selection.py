@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import re
+import ast
 import shlex
 import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import PROCESS_FIXTURES
 
 CHECKOUT = Path(__file__).parents[1]
 MARKERS = {"process", "long"}
@@ -27,8 +29,8 @@ def test_quick_leaves_out_nothing_but_what_is_marked() -> None:
     options = command[command.index("pytest") + 1 :]
     expression = options[options.index("-m") + 1]
     assert set(expression.split(" and ")) == {f"not {marker}" for marker in MARKERS}
-    rest = [option for option in options if option not in ("-m", expression, "-q", "--numprocesses")]
-    assert all(re.fullmatch(r"\$\(nproc\)", option) for option in rest), rest
+    assert options == ["-q", "--numprocesses", "$(nproc)", "--dist", "worksteal", "-m", expression, *options[7:]]
+    assert not options[7:], "no test is named, so pytest collects all"
 
 
 @pytest.mark.process
@@ -41,6 +43,30 @@ def test_what_quick_leaves_out_is_run_by_test() -> None:
     for file in CHECKOUT.glob("tests/**/test_*.py"):
         name = str(file.relative_to(CHECKOUT))
         assert sum(name.startswith(path) for path in every) == 1, name
+
+
+def test_a_fixture_with_the_name_of_one_that_starts_a_process_starts_one_too() -> None:
+    """The marker goes by the fixture's name, so a harmless fixture of this name would take its tests out of quick."""
+    defined = set()
+    for file in CHECKOUT.glob("tests/**/*.py"):
+        for node in ast.parse(file.read_text()).body:
+            named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in PROCESS_FIXTURES
+            if named and any("fixture" in ast.unparse(decorator) for decorator in node.decorator_list):
+                defined.add((node.name, str(file.relative_to(CHECKOUT / "tests"))))
+    assert defined == {
+        ("azurite", "azurite.py"),
+        ("azurite_place", "simulation/test_worker_deaths.py"),
+        ("browser", "browser/conftest.py"),
+        ("embedded", "e2e/conftest.py"),
+        ("emulator", "hub/partitions/conftest.py"),
+        ("house", "e2e/conftest.py"),
+        ("lines", "benchmarks/test_bench.py"),
+        ("make_pool", "workers/conftest.py"),
+        ("pool", "spark/conftest.py"),
+        ("pool", "workers/conftest.py"),
+        ("real", "airflow/test_real.py"),
+        ("real", "browser/conftest.py"),
+    }
 
 
 def test_no_option_of_pytest_leaves_out_a_test() -> None:

@@ -31,7 +31,7 @@ OWNER = {"taskhub.owner": "me"}
 
 
 @pytest.fixture(autouse=True)
-def embedded(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """No connection, so the default settings; clocks of the loop that runs."""
 
     async def without(self: Any) -> Any:
