@@ -29,7 +29,7 @@ from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE, PREFI
 PACKAGE = Path(settings_module.__file__).parent
 HERE = Path(__file__).parent
 _LEVELS = ("debug", "info", "warning", "error", "exception", "critical")
-_EVENT = re.compile(r"[a-z]+(_[a-z0-9]+)+|quarantined")
+_EVENT = re.compile(r"[a-z]+(_[a-z0-9]+)+|quarantined|AbandoningMessage")  # the last is DurableTask's
 
 
 def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]] | list[tuple[str, ...]]) -> str:
@@ -248,14 +248,41 @@ def events() -> dict[str, Event]:
                 names.get(one.id) if isinstance(one, ast.Name) else getattr(one, "value", None) for one in node.args
             ]
             if function in _LEVELS and _is_event(values[0]):
-                event = found.setdefault(str(values[0]), Event())
-                event.levels.add("error" if function == "exception" else function)
-                event.fields |= {one.arg for one in node.keywords if one.arg and one.arg not in ("exc_info",)}
+                level = "error" if function == "exception" else function
+                _logged(found, str(values[0]), {level}, node)
+            elif function == "log" and len(values) > 1 and _is_event(values[1]):
+                _logged(found, str(values[1]), _levels(tree, node.args[0]), node)
             elif function == "Outage" and len(values) > 1 and _is_event(values[1]):
                 _outage(found, str(values[1]))
             elif _is_event(values[0]) and (function == "_attempt" or _is_outages(node.func)):
                 _outage(found, str(values[0]))
     return dict(sorted(found.items()))
+
+
+def _logged(found: dict[str, Event], name: str, levels: set[str], call: ast.Call) -> None:
+    event = found.setdefault(name, Event())
+    event.levels |= levels
+    event.fields |= {one.arg for one in call.keywords if one.arg and one.arg != "exc_info"}
+    event.fields |= {str(key) for one in call.keywords if one.arg is None for key in _keys(one.value)}
+
+
+def _keys(value: ast.expr) -> Iterator[object]:
+    """The fields of ``**({"error": text} if failed else {})``."""
+    for one in ast.walk(value):
+        if isinstance(one, ast.Dict):
+            yield from (key.value for key in one.keys if isinstance(key, ast.Constant))
+
+
+def _levels(module: ast.Module, level: ast.expr) -> set[str]:
+    """The levels in the first argument of ``log.log``, such as ``logging.INFO``, or in what its variable is set to."""
+    values = [level]
+    if isinstance(level, ast.Name):
+        values = [
+            node.value for node in ast.walk(module)
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == level.id
+        ]  # fmt: skip
+    named = {one.attr.lower() for value in values for one in ast.walk(value) if isinstance(one, ast.Attribute)}
+    return named & set(_LEVELS)
 
 
 def _outage(found: dict[str, Event], name: str) -> None:

@@ -64,6 +64,14 @@ def test_events_are_found_however_they_are_logged(event: str) -> None:
     assert event in reference.events()
 
 
+def test_events_whose_level_depends_are_in_the_reference_with_their_levels_and_fields() -> None:
+    found = reference.events()
+    assert found["instance_ended"].levels == {"info", "warning"}
+    assert {"instance_id", "status", "error", "at"} <= found["instance_ended"].fields
+    assert found["orchestrator_unknown"].levels == found["activity_unknown"].levels == {"debug", "warning"}
+    assert "retry_in" in found["AbandoningMessage"].fields
+
+
 def test_every_metric_is_in_the_reference() -> None:
     sources = (ROOT / "airflow_provider_taskhub" / "workers").rglob("*.py")
     named = {
