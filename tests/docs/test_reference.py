@@ -11,6 +11,7 @@ import pytest
 
 from airflow_provider_taskhub.cli.output import Exit
 from airflow_provider_taskhub.settings import LeaseTimes, Settings, SparkSettings
+from airflow_provider_taskhub.workers.orchestrations.watchdog import STATUS as STUCK_STATUS
 from tests.docs.blocks import ROOT
 
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
@@ -87,6 +88,7 @@ def test_every_exit_code_is_in_the_reference() -> None:
     text = (ROOT / "docs" / "reference" / "exit-codes.md").read_text(encoding="utf-8")
     for code in Exit:
         assert f"| {code.value} | `{code.name}` |" in text
+    assert f"| {STUCK_STATUS} | |" in text, "the watchdog over episodes ends the worker"
 
 
 def test_broken_links_and_foreign_scripts_of_the_site_are_found(tmp_path: Path) -> None:
