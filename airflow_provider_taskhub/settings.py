@@ -127,7 +127,7 @@ EMBEDDED_LEASE = LeaseTimes(
 class SparkSettings(BaseModel):
     """The Spark that a worker's executors use.
 
-    :param master: a Spark master (``local[*]``, ``spark://…``), or ``sc://…`` for Spark Connect.
+    :param master: a Spark master, such as ``local[*]`` or ``spark://…``. Spark Connect (``sc://…``) is not supported.
     :param conf: Spark's configuration, such as ``spark.executor.memory``.
     """
 
