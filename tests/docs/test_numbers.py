@@ -87,7 +87,10 @@ CLAIMS = [
     (AIRFLOW, f"It reads {IN_TURN} of the waiting instances in turn"),
     (AIRFLOW, f"the list of workers every {s(MEMBERS_EVERY)}"),
     (AIRFLOW, f"larger than {LARGEST_OUTPUT // KIB} KiB"),
-    (AIRFLOW, f"not before {s(TRIGGER_SETTLE)} after the trigger began"),
+    *(
+        (page, f"{s(TRIGGER_SETTLE)} after the start of its trigger at the earliest")
+        for page in (AIRFLOW, "how-to/airflow.md", "reference/behaviour.md", "decisions/airflow-only-schedules.md")
+    ),
     (AIRFLOW, f"Every {s(SWEEP_EVERY)} it reads the watch rows"),
     (AIRFLOW, f"final or gone for at least {s(SWEEP_SETTLE)}"),
     (EMBEDDED, f"at most {MAX_GROUP} operations and is closed for more after {MAX_HOLD * 1000:g} ms"),
