@@ -161,14 +161,51 @@ def test_first_ends_with_the_first_and_leaves_nothing_running() -> None:
     virtual_time.run(main())
 
 
+STARTS = ("create_task", "ensure_future", "Task", "TaskGroup")
+
+
+def starts_tasks(source: str) -> list[int]:
+    """The lines of a module that start a task by any name: of asyncio, of a loop, or imported from asyncio."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Attribute(attr="create_task" | "ensure_future" | "TaskGroup"):
+                found.append(node.lineno)
+            case ast.Call(func=func) if ast.unparse(func).partition("[")[0] == "asyncio.Task":
+                found.append(node.lineno)
+            case ast.ImportFrom(module=str(module), names=names) if module.partition(".")[0] == "asyncio":
+                found += [node.lineno for one in names if one.name in STARTS]
+            case ast.Import(names=names):  # under another name, the lines above would miss it
+                found += [node.lineno for one in names if one.name.partition(".")[0] == "asyncio" and one.asname]
+    return found
+
+
 def test_only_supervision_starts_tasks() -> None:
     """ruff knows ``asyncio.create_task``; a loop's own ``create_task`` it cannot know."""
     package = Path(airflow_provider_taskhub.__file__).parent
-    found = [
-        f"{path.relative_to(package)}:{node.lineno}"
-        for path in sorted(package.rglob("*.py"))
-        if path.name != "supervision.py"
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute) and node.attr in ("create_task", "ensure_future", "TaskGroup")
-    ]
+    sources = {str(path.relative_to(package)): path.read_text() for path in sorted(package.rglob("*.py"))}
+    assert starts_tasks(sources.pop("supervision.py"))
+    found = [f"{name}:{line}" for name, source in sources.items() for line in starts_tasks(source)]
     assert not found, found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "asyncio.create_task(work())",
+        "asyncio.get_running_loop().create_task(work())",
+        "asyncio.ensure_future(work())",
+        "asyncio.Task(work())",
+        "asyncio.Task[None](work(), loop=loop)",
+        "asyncio.TaskGroup()",
+        "from asyncio import create_task",
+        "from asyncio.tasks import Task",
+        "import asyncio as aio",
+    ],
+)
+def test_every_way_to_start_a_task_is_seen(line: str) -> None:
+    assert starts_tasks(line) == [1]
+
+
+def test_the_type_of_a_task_starts_none() -> None:
+    assert not starts_tasks("task: asyncio.Task[None] | None = None")
