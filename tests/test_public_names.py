@@ -1,14 +1,18 @@
-"""Every public name, with its parameters, stands in ``public_names.txt``: an accidental addition or removal fails.
+"""Every public name stands in ``public_names.txt``, with its parameters and their defaults: a change by accident fails.
 
-Public is what a module's ``__all__`` names, and the attributes without an underscore of the classes among them. After a
-change that you mean, write the file anew: ``python -m tests.test_public_names``.
+Public is what a module's ``__all__`` names, and the attributes without an underscore of the classes among them. A new
+module with ``__all__`` is public too. Types are not pinned here: ``tests/typing`` has examples of them. After a change
+that you mean, write the file anew: ``python -m tests.test_public_names``.
 """
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import enum
 import importlib
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -19,23 +23,40 @@ import pytest
 import airflow_provider_taskhub as package
 
 PINNED = Path(__file__).parent / "public_names.txt"
-DEFAULT = type("Default", (), {"__repr__": lambda self: "…"})()
-"""Shown for every default: its value may change without a change of the name."""
-MODULES = (
-    "airflow_provider_taskhub",
-    "airflow_provider_taskhub.activity",
-    "airflow_provider_taskhub.app",
-    "airflow_provider_taskhub.client",
-    "airflow_provider_taskhub.errors",
-    "airflow_provider_taskhub.hooks.taskhub",
-    "airflow_provider_taskhub.links.taskhub",
-    "airflow_provider_taskhub.operators.taskhub",
-    "airflow_provider_taskhub.sensors.taskhub",
-    "airflow_provider_taskhub.settings",
-    "airflow_provider_taskhub.testing",
-    "airflow_provider_taskhub.triggers.taskhub",
+INTERNAL = (
+    "airflow_provider_taskhub.fast_dataclass",
+    "airflow_provider_taskhub.hub.partitions.capabilities",
+    "airflow_provider_taskhub.workers.executors.pool",
 )
+"""Modules that no user imports. Their ``__all__`` only tells mypy which names they pass on from other modules."""
+
+
+def declared() -> list[str]:
+    """Every module of the package with an ``__all__`` that is not empty, found without an import."""
+    root = Path(package.__file__).parent
+    found = []
+    for path in root.rglob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            match node:
+                case ast.Assign(targets=[ast.Name(id="__all__")]) | ast.AnnAssign(target=ast.Name(id="__all__")):
+                    if node.value is not None and ast.unparse(node.value) not in ("[]", "()"):
+                        parts = path.relative_to(root.parent).with_suffix("").parts
+                        found.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    return sorted(found)
+
+
+MODULES = [name for name in declared() if name not in INTERNAL]
 """What a user imports. Every other module is internal."""
+
+
+class Shown:
+    """A default as its text. An address would be another one in each process, so the text has none."""
+
+    def __init__(self, value: Any) -> None:
+        self.text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+    def __repr__(self) -> str:
+        return self.text
 
 
 def public() -> Iterator[tuple[str, Any]]:
@@ -62,14 +83,29 @@ def members(prefix: str, owner: type) -> Iterator[tuple[str, Any]]:
 
 
 def parameters(value: Any) -> str:
-    """The parameters of a callable without their types; "" for anything else."""
+    """The parameters of a callable with their defaults and without their types; "" for anything else."""
     found = signature(value)
     if found is None:
         return ""
     bare = [one.replace(annotation=inspect.Parameter.empty) for one in found.parameters.values()]
     named = [one for one in bare if not one.name.startswith("_")]
-    shown = [one if one.default is one.empty else one.replace(default=DEFAULT) for one in named]
+    shown = [one if one.default is one.empty else one.replace(default=default(value, one)) for one in named]
     return str(found.replace(parameters=shown, return_annotation=inspect.Signature.empty))
+
+
+def default(owner: Any, parameter: inspect.Parameter) -> Shown:
+    """The default of a parameter; for a field with a factory, what the factory makes."""
+    if repr(parameter.default) != "<factory>":
+        return Shown(parameter.default)
+    field = fields(owner)[parameter.name]
+    return Shown(field.default_factory())
+
+
+def fields(owner: Any) -> dict[str, Any]:
+    """The fields of a dataclass or of a model of pydantic."""
+    if dataclasses.is_dataclass(owner):
+        return {one.name: one for one in dataclasses.fields(owner)}
+    return dict(owner.model_fields)
 
 
 def signature(value: Any) -> inspect.Signature | None:
@@ -91,6 +127,10 @@ def lines() -> list[str]:
 
 def test_public_names_are_the_pinned_ones() -> None:
     assert lines() == PINNED.read_text().splitlines(), f"if you mean the change: python -m {__name__}"
+
+
+def test_the_modules_that_are_internal_in_spite_of_their_names_exist() -> None:
+    assert set(INTERNAL) < set(declared())
 
 
 @pytest.mark.parametrize("name", MODULES)
