@@ -271,6 +271,8 @@ def test_a_start_waits_for_its_time_and_is_dropped_if_its_row_is_purged() -> Non
     due = start(scheduled_start_time=later(3600))
     assert judged(due, Facts(row=row(GEN0, Status.PENDING))).pause == timedelta(hours=1)
     assert verdict(start(taskhub_row_etag="e"), Facts(row=row(None))) is DISCARD
+    purged = start(taskhub_row_etag="e", scheduled_start_time=later(3600))
+    assert verdict(purged, Facts(row=row(None))) is DISCARD, "at once, and not in an hour"
 
 
 @pytest.mark.rows("K44", "K27")

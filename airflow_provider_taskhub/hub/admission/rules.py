@@ -100,11 +100,11 @@ def client_start(message: Incoming, facts: Facts) -> Judged:
     assert isinstance(event, ExecutionStarted)
     if row is None:
         return NEEDS_ROW
+    if row.execution_id is None and event.taskhub_row_etag is not None:
+        return discard("its instance was purged")
     if (wait := _until(event.scheduled_start_time, message.now)) is not None:
         return wait
     if row.execution_id is None:
-        if event.taskhub_row_etag is not None:
-            return discard("its instance was purged")
         return _soon("its instance row is not there yet")
     if row.execution_id != message.run:
         older = event.generation is not None and row.generation is not None
