@@ -168,7 +168,7 @@ class ExecutorPool:
             _log.warning("executors_killed_busy", running=self._assignment.busy)
         await self.supervisor.close()
         alive = [seat.executor for seat in self._seats if seat.executor is not None]
-        await asyncio.gather(*(executor.kill("was killed because its worker stopped") for executor in alive))
+        await asyncio.gather(*(executor.kill(_stopped(executor)) for executor in alive))
         await self._reaper.close()
 
     async def run(self, request: ActivityRequest, *, progress: ProgressListener | None = None) -> ActivityOutcome:
@@ -286,3 +286,8 @@ class ExecutorPool:
             max_result=self._config.max_result,
             max_log=self._config.max_log,
         )
+
+
+def _stopped(executor: Executor) -> str:
+    """Return the reason for the end of an executor whose worker stops."""
+    return f"{'was killed' if executor.load else 'ended'} because its worker stopped"

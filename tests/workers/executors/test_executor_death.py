@@ -420,3 +420,17 @@ async def test_the_host_is_told_why_a_deaf_executor_died(pool: ExecutorPool, tmp
     assert outcome.crashed
     assert outcome.failure is not None
     assert "was killed by signal 15 (SIGTERM)" in outcome.failure.error_message
+
+
+async def test_only_an_executor_that_still_runs_activities_is_killed_by_a_stop(
+    make_pool: PoolMaker, tmp_path: pathlib.Path
+) -> None:
+    idle, busy = await make_pool(), await make_pool()
+    attempt = asyncio.create_task(busy.run(request("stubborn", [str(tmp_path), "a"])))
+    await until(lambda: started(tmp_path, "a"), "it runs")
+    with capture_logs() as logs:
+        await idle.stop(timedelta(0))
+        await busy.stop(timedelta(0))
+    told = [entry["reason"] for entry in logs if entry["event"] == "executor_ended"]
+    assert told == ["ended because its worker stopped", "was killed because its worker stopped"]
+    assert (await attempt).crashed
