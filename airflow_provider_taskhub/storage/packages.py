@@ -14,7 +14,10 @@ def missing(package: str | None, *, purpose: str = "a hub on Azure Storage") -> 
     :param package: import name of the package, or None if Python did not tell the name.
     :param purpose: feature that needs the package; the error text begins with this.
     """
-    return ConfigurationError(f"{purpose} needs the package {package!r}: pip install 'airflow-provider-taskhub[azure]'")
+    return ConfigurationError(
+        f"{purpose} needs the package {package!r}: install TaskHub again with its extra [azure], such as "
+        "pip install -c constraints.txt 'PATH[azure]', where PATH is your clone or wheel of TaskHub"
+    )
 
 
 def check_installed(packages: Sequence[str]) -> None:

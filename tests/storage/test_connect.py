@@ -87,7 +87,7 @@ except ConfigurationError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert "pip install 'airflow-provider-taskhub[azure]'" in done.stdout, done.stderr
+    assert "pip install -c constraints.txt 'PATH[azure]'" in done.stdout, done.stderr
 
 
 @pytest.mark.process

@@ -105,8 +105,9 @@ class WarmSpark:
             from pyspark.sql import SparkSession
         except ImportError as error:
             raise ConfigurationError(
-                "a Spark activity needs PySpark in the worker's environment: "
-                f"pip install 'airflow-provider-taskhub[spark]' ({error})"
+                f"a Spark activity needs PySpark in the worker's environment ({error}): install TaskHub again with its "
+                "extra [spark], such as pip install -c constraints.txt 'PATH[spark]', where PATH is your clone or "
+                "wheel of TaskHub"
             ) from error
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         settings = SparkConf(loadDefaults=False)
