@@ -330,7 +330,7 @@ def load_app(path: str) -> App:
         missing = isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0])
         hint = "Install it, or put it into the working directory or on PYTHONPATH" if missing else _place(error)
         raise ConfigurationError(
-            f"app {path!r}: module {module_name!r} cannot be imported: {type(error).__name__}: {error}. {hint}."
+            f"app {path!r}: module {module_name!r} cannot be imported: {type(error).__name__}: {error}. {hint}"
         ) from error
     found = getattr(module, attribute, None)
     if not isinstance(found, App):

@@ -5,14 +5,29 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from airflow_provider_taskhub import __version__, telemetry
 from airflow_provider_taskhub.cli import hub, instances, partitions, quarantine
 from airflow_provider_taskhub.cli.worker import worker
 
+
+class _Commands(TyperGroup):
+    """All commands. Some versions of Typer put words of pydantic before the text about a wrong value: not ours."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
+
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,

@@ -284,7 +284,7 @@ class Test_loading:
                 "module 'bad_one' cannot be imported: ModuleNotFoundError: No module named 'no_such_library'",
             ),
             ("missing_one:app", "module 'missing_one' cannot be imported.*put it into the working directory"),
-            ("wrong_one:app", r"TypeError: .*'first_interval'\. It failed at .*wrong_one\.py:2\.$"),
+            ("wrong_one:app", r"TypeError: .*'first_interval'\. It failed at .*wrong_one\.py:2$"),
             ("unread_one:app", "SyntaxError: .*Fix the module"),
             ("ending_one:app", "module 'ending_one' cannot be imported: SystemExit: 0"),
             ("twice_one:app", "app 'twice_one:app': activity 'x' is declared twice"),
