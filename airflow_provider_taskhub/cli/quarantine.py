@@ -78,7 +78,10 @@ def show(
 def put_back(
     message_ids: MessageIds = None, every: Everything = False, hub: HubName = None, json: AsJson = False
 ) -> None:
-    """Return messages to their queues. Fix the cause first. If an instance is stuck, all its messages are returned.
+    """Return messages to their queues. Fix the cause first.
+
+    An instance is stuck if its orchestrator computed for 10 s without an `await`. All messages of a stuck instance are
+    in quarantine, and are returned together.
 
     Example: taskhub quarantine put-back --all
     """

@@ -20,14 +20,28 @@ from airflow_provider_taskhub.workers.host import Host, Options
 
 log = structlog.get_logger(__name__)
 
+_DEFAULTS = Settings.model_fields
+
 
 def worker(
     app: Annotated[list[str], typer.Option(help="An app: MODULE:ATTRIBUTE. May be repeated.")],
     name: Annotated[str, typer.Option(help="Name in lists and logs. Default: the host's name.")] = "",
     role: Annotated[list[str] | None, typer.Option(help="orchestrator or activity. Default: both.")] = None,
-    activities: Annotated[int | None, typer.Option(min=1, max=1000, help="Activities that run at a time.")] = None,
+    activities: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1000,
+            help=f"Activities that run at a time. Default: the setting activities ({_DEFAULTS['activities'].default}).",
+        ),
+    ] = None,
     drain_timeout: Annotated[
-        float | None, typer.Option(min=0, help="Seconds that a stopping worker waits for its activities.")
+        float | None,
+        typer.Option(
+            min=0,
+            help="Seconds that a stopping worker waits for its activities. "
+            f"Default: the setting drain_timeout ({_DEFAULTS['drain_timeout'].default.total_seconds():g}).",
+        ),
     ] = None,
     health_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port of /live, /ready, /metrics.")] = None,
     health_host: Annotated[

@@ -115,9 +115,10 @@ class Starter:
                     await self._put_again(row)
                 return row
             if policy is StartPolicy.REFUSE or not row.status.is_final:
+                again = ", or the policy replace_finished to start it again" if row.status.is_final else ""
                 raise InstanceExists(
                     f"instance {instance_id!r} exists already ({row.status}): give another id, or the policy "
-                    "attach to use the instance that exists"
+                    f"attach to use the instance that exists{again}"
                 )
             try:
                 return await self._replace(replace(start, generation=(row.generation or 0) + 1), row)

@@ -25,6 +25,7 @@ def test_instances_from_start_to_end(embedded: House) -> None:
     )
     taken = house.command("instances", "start", "chain", "--input", "3", "--id", "a")
     assert (taken.returncode, "'a' exists already" in taken.stderr) == (EXISTS, True)
+    assert "replace_finished" in taken.stderr, "it has ended"
     large = house.command("instances", "start", "chain", "--id", "b", "--tag", f"x={'y' * 65_536}")
     assert (large.returncode, "tags of orchestrator 'chain' are 65,54" in large.stderr) == (USAGE, True), large.stderr
     assert house.json("instances", "start", "chain", "--input", "9", "--id", "a", "--policy", "attach")["output"] == "3"

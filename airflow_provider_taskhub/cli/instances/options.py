@@ -23,7 +23,9 @@ Tags = Annotated[
 CreatedFrom = Annotated[
     str | None, typer.Option(help="Only instances created at this time or later: ISO 8601. Default zone: UTC.")
 ]
-CreatedTo = Annotated[str | None, typer.Option(help="Only instances created at this time or earlier.")]
+CreatedTo = Annotated[
+    str | None, typer.Option(help="Only instances created at this time or earlier: ISO 8601. Default zone: UTC.")
+]
 Reason = Annotated[str, typer.Option(help="Reason. It is stored as the output until the instance ends.")]
 
 

@@ -44,7 +44,13 @@ def start(
     version: Annotated[
         str, typer.Option(help="Version. Only workers whose app is compatible with it run the instance.")
     ] = "",
-    policy: Annotated[StartPolicy, typer.Option(help="What to do if the id is taken.")] = StartPolicy.REFUSE,
+    policy: Annotated[
+        StartPolicy,
+        typer.Option(
+            help="What to do if the id exists already. refuse: fail. attach: use the instance, whatever its status. "
+            "replace_finished: start it again if it has ended, else fail."
+        ),
+    ] = StartPolicy.REFUSE,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the instance has ended.")] = False,
     hub: HubName = None,
     json: AsJson = False,

@@ -29,12 +29,14 @@ def show(
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """Print partitions: owner, state, epoch, handover, load, waiting messages. Exit status 3: no such partition.
+    """Print partitions: owner, state, next owner, epoch, load, messages. Exit status 3: no such partition.
 
     A lease row outlives its owner. The command therefore waits until each owner has renewed its lease, at most 1.5
     renewal intervals. States: live; silent (the owner did not renew: it is dead, paused or cut off); kicked, released
     or new (no worker serves the partition yet); offline (by order; `ordered offline` while the row still has an owner);
     missing (no lease row); unproven (the owner may be alive or not).
+
+    Next owner: the worker to which the owner hands the partition over. Epoch: how many owners the partition has had.
 
     Example: taskhub partitions show --by-node
     """
