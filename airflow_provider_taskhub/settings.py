@@ -125,7 +125,7 @@ EMBEDDED_LEASE = LeaseTimes(
 
 
 class SparkSettings(BaseModel):
-    """The Spark that a worker's executors use.
+    """The Spark settings of a worker's executor processes.
 
     :param master: a Spark master, such as ``local[*]`` or ``spark://…``. Spark Connect (``sc://…``) is not supported.
     :param conf: Spark's configuration, such as ``spark.executor.memory``.

@@ -39,7 +39,11 @@ than a jump. While a thread runs a function, the time does not jump, and the rea
 
 
 class _JumpingSelector(selectors.BaseSelector):
-    """A selector for virtual time: if the real selector has no event, it adds the wait to the time and returns at once.
+    """A selector for virtual time.
+
+    Instead of waiting, it adds the timeout of ``select`` to the virtual time and returns no event. It asks the real
+    selector only at every :data:`_JUMPS_PER_POLL`-th jump, while ``threads`` is above 0, and when no timer is set. If
+    no timer is set and the real selector has no event, it raises :class:`Deadlock`.
 
     :ivar now: the virtual time in seconds.
     :ivar limit: virtual time in seconds after which :class:`TimeLimit` is raised.

@@ -63,7 +63,11 @@ class Exit(IntEnum):
 
 
 def plain(value: Any) -> Any:
-    """Return a value in the types of JSON: a dataclass as a dictionary, a time as ISO 8601 text."""
+    """Return a value in the types of JSON.
+
+    A dataclass becomes a dictionary, a time a text of ISO 8601, an Enum its value, a set or tuple a list, and any other
+    object ``str(value)``. Entries of a mapping whose value is bytes are omitted.
+    """
     if isinstance(value, Timestamp):
         return value.text()
     if is_dataclass(value) and not isinstance(value, type):

@@ -165,5 +165,10 @@ def progress_of(record: ActivityRecord) -> str:
 
 
 def _line(text: str | None) -> str:
-    """Return a text of user code without line breaks, with secrets masked, and cut; "" for None."""
-    return masked(" ".join((text or "").split())[:MAX_MESSAGE])
+    """Return the first :data:`MAX_MESSAGE` characters of a text of user code as one line, with its secrets masked.
+
+    The text is masked before it is cut, because no pattern finds a secret whose end is cut off.
+
+    :param text: None: the result is empty.
+    """
+    return masked(" ".join((text or "").split()))[:MAX_MESSAGE]

@@ -235,7 +235,8 @@ class ExecutionTerminated(HistoryEvent):
 class TaskScheduled(HistoryEvent):
     """The decision to run an activity.
 
-    :param taskhub_action_id: identity of the action; None if a .NET worker wrote the event.
+    :param taskhub_action_id: id that each replay computes again for the same call (``identity.action_id``); None if a
+        .NET worker wrote the event.
     """
 
     event_type = EventType.TaskScheduled

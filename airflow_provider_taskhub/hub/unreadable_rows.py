@@ -1,6 +1,7 @@
-"""Log warnings about rows that cannot be read.
+"""Log warnings about rows and blobs that cannot be read.
 
-A process may read the same damaged row every second. It logs one warning for the row, not one for each reading.
+A process may read the same damaged row every second. It logs one warning for each row and reason, not one for each
+reading.
 """
 
 from __future__ import annotations

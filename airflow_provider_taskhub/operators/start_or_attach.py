@@ -156,7 +156,8 @@ async def launch(
         state = await client.get(older, payloads=False)
         if state is not None and not state.status.is_final:
             notes.append(await _terminate(client, older))
-    for _ in range(3):  # another client may start the same id between our read and our start: read again
+    # Another client may start the same id between our read and our start. Then read again, three times more at most.
+    for _ in range(3):
         try:
             return await _react(client, request, counter.generation, notes)
         except InstanceExists:
@@ -264,7 +265,13 @@ async def _start(client: Client, request: Request, instance_id: str, generation:
 
 
 async def _terminate(client: Client, instance_id: str) -> str:
-    """Terminate the instance of an older generation and wait until nothing of it runs. Return a line for the log."""
+    """Terminate the instance that an earlier generation of the task has started.
+
+    Each clear of the task begins a new generation. This function waits until the instance, its children and its
+    activities have ended, but at most :data:`TERMINATE_DEADLINE` seconds.
+
+    :returns: a line for the log, which says whether they have ended.
+    """
     reason = "from Airflow: the task was cleared and runs again"
     try:
         async with asyncio.timeout(TERMINATE_DEADLINE):

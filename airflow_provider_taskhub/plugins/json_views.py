@@ -147,9 +147,9 @@ def instance(state: InstanceState, waits: Sequence[Why], show: Show) -> dict[str
 
 
 def _tags(tags: Mapping[str, str], show: Show) -> dict[str, str]:
-    """Return the instance's tags. In tags that TaskHub did not write itself, ``show`` masks secrets.
+    """Return the instance's tags. Tags that TaskHub wrote stay unchanged. All other tags go through ``show``.
 
-    :param show: masks the secrets in a JSON text.
+    :param show: returns a JSON text as the user may see it: with its secrets masked, or a notice instead of the text.
     """
     return {
         name: value if name.startswith(identity.RESERVED) else _tag(name, value, show) for name, value in tags.items()

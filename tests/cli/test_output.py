@@ -10,10 +10,12 @@ import typer
 from rich.console import Console
 
 from airflow_provider_taskhub.cli import main, output
+from airflow_provider_taskhub.cli.watching import MAX_MESSAGE, progress_of
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.demo.screen import Screen, attempts_table, months_line
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
+from tests.airflow.fake import record
 
 ODD = "a [/b] [bold]c[/nope] :key:"
 ID = "flights:delays:manual__2026-01-01T00:00"
@@ -101,3 +103,9 @@ def test_the_help_of_every_command_is_wrapped_by_the_terminal_alone() -> None:
                 texts[f"{name} {part}"] = command.help or ""
     assert len(texts) > 25
     assert {name: text for name, text in texts.items() if "\n" in text.replace("\n\n", "") or not text} == {}
+
+
+def test_a_secret_that_the_limit_cuts_is_masked() -> None:
+    known = record(RecordState.RUNNING, message="x" * 176 + " postgres://user:opensesame@host/db")
+    assert "opens" not in progress_of(known)
+    assert len(progress_of(known)) == MAX_MESSAGE

@@ -139,7 +139,8 @@ def _has_gone_on(message: Incoming, facts: Facts) -> bool:
     before it wrote the child's history.
 
     The result is False if both starts come from one generation, because the parent may wait for both runs. The result
-    is also False for a child with the tag for fire and forget, because no generation waits for such a child.
+    is also False for a child with the tag for fire and forget, because no generation waits for such a child, and at the
+    first delivery of the start, because then no worker has run this child.
     """
     event, since = message.event, facts.parent
     assert isinstance(event, ExecutionStarted)

@@ -29,7 +29,7 @@ _SHOWN = 60
 
 
 class Kind(Enum):
-    """Kind of a member's value."""
+    """Type of a field of a DurableTask event or message. It decides how the value is converted to JSON and back."""
 
     TEXT = auto()
     INT = auto()

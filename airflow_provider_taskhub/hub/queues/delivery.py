@@ -149,11 +149,12 @@ class LocalResponse(Delivery):
     """An activity's response that this worker delivers in memory, because this worker also serves the instance.
 
     The checkpoint of the episode that takes the response deletes the activity's work item. This saves the put and the
-    delete of a response message. If the response is given back, the activity puts it into the control queue as a
-    message. A local response is processed after all messages of the queue (``inserted`` is :data:`LATEST`).
+    delete of a response message. If the episode gives the response back, the code that sent it (``Responses.respond``)
+    puts it into the control queue as a message. A local response is processed after all messages of the queue
+    (``inserted`` is :data:`LATEST`).
 
     :param origin: the activity's work item.
-    :param fate: set to True when the work item is deleted, to False when the response must be put as a message.
+    :param fate: its result is True when the work item is deleted, False when the response must be put as a message.
     """
 
     origin: Delivery

@@ -68,8 +68,10 @@ class Responses:
     ) -> None:
         """Send the response of an activity, and delete its work item.
 
-        If this worker serves the instance, the instance gets the response in memory, and its next checkpoint deletes
-        the work item. Otherwise one commit puts a response message and deletes the work item.
+        If ``cheap`` is True and this worker serves the instance, the instance gets the response in memory, and its next
+        checkpoint deletes the work item. In all other cases this method puts a response message and then deletes the
+        work item. Azure does this in two steps: a crash between them leaves both, and the instance counts two responses
+        as one.
 
         :param held: the work item of the activity.
         :param event: the event that scheduled the activity.

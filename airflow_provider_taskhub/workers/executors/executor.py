@@ -1,6 +1,7 @@
 """The worker's side of one executor: its child process, and the attempts that this process runs.
 
-If the process dies, its attempts end only after the process and all children of the process have ended.
+If the process dies, the worker first kills all processes in its session. Only then do its attempts end. A child that
+has left the session may still run, and so may a process that could not be killed within five seconds.
 """
 
 from __future__ import annotations

@@ -42,7 +42,9 @@ class Refusals:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._refused: dict[str, float] = {}
-        self._again = False  # True if a refused kind of request was accepted again since the last refusal
+        # True if the account has accepted, since the last refusal, a kind of request that it had refused before. The
+        # other kinds then count as accepted after AGAIN seconds instead of EVERY.
+        self._again = False
         self._account = ""
         self._was_accepted = False  # True if any request of this process was ever accepted
         self._began = 0.0
