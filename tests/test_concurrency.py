@@ -27,7 +27,7 @@ def test_results_come_in_the_order_of_the_items_and_never_more_than_the_limit_ru
 
 
 @pytest.mark.parametrize("items", [[], [7]])
-def test_none_and_one(items: list[int]) -> None:
+def test_no_items_give_no_results_and_one_item_gives_one(items: list[int]) -> None:
     async def work(item: int) -> int:
         return item
 

@@ -101,7 +101,7 @@ async def test_another_connection_must_exist() -> None:
         await TaskHubHook("gone").asettings()
 
 
-def test_the_test_button(hub: FakeHub) -> None:
+def test_the_test_button_says_which_worker_serves_the_hub_or_what_is_wrong(hub: FakeHub) -> None:
     assert TaskHubHook().test_connection() == (True, "Hub with 4 partitions, served by a@host/1.")
     hub.workers = (replace(member("a triggerer"), roles=("watcher",)),)
     assert TaskHubHook().test_connection() == (True, "Hub with 4 partitions, served by no worker now.")

@@ -73,7 +73,7 @@ def test_text_finds_ids_names_and_tags(text: str, ids: list[str]) -> None:
     assert [row.instance_id for row in found.rows] == ids
 
 
-def test_who_sees_what() -> None:
+def test_a_user_sees_the_instances_of_readable_dags_and_an_administrator_sees_all() -> None:
     mine, others, nobodys = state(Status.RUNNING), state(Status.RUNNING, dag="x"), state(Status.RUNNING, dag=None)
     reader, administrator = visible({"flights"}, False), visible(set(), True)
     assert [reader(one) for one in (mine, others, nobodys)] == [True, False, False]

@@ -660,7 +660,7 @@ def killed(monkeypatch: pytest.MonkeyPatch, state: str | None, *, map_index: int
     ],
 )
 @pytest.mark.parametrize("map_index", [-1, 4])
-def test_a_kill_terminates(
+def test_a_kill_terminates_the_instance_and_gives_the_reason(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch, state: str | None, why: str, map_index: int
 ) -> None:
     async def scenario() -> None:

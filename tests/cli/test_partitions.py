@@ -67,7 +67,7 @@ def test_every_command_shows_an_example_and_has_json(command: str) -> None:
 
 
 @pytest.mark.rows("T02", "T04", "T05", "T70")
-def test_create_and_show() -> None:
+def test_create_makes_the_partitions_that_show_lists_and_refuses_other_counts() -> None:
     for count in ((), ("--partitions", "4")):
         told = "a cap of 9 is above the 4 partitions of hub 'TaskHub' and caps nothing: give 0 to 4"
         assert told in taskhub("create", *count, "--cap", "9", code=2)

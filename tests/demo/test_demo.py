@@ -171,7 +171,7 @@ def test_unknown_storage_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "months"), [("1,2", (1, 2)), ("1-12", tuple(range(1, 13))), ("7", (7,)), ("3,1-2", (1, 2, 3))]
 )
-def test_months_are_read(text: str, months: tuple[int, ...]) -> None:
+def test_months_are_read_from_numbers_and_ranges(text: str, months: tuple[int, ...]) -> None:
     assert _months(text) == months
 
 

@@ -55,7 +55,7 @@ def test_a_good_machine_passes_and_names_its_python(path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "python3.11\n", "")
 
 
-def test_no_java(path: Path) -> None:
+def test_a_machine_without_java_is_refused_with_the_package_to_install(path: Path) -> None:
     (path / "java").unlink()
     assert "no Java found" in only_problem(check(path))
     assert "openjdk-17-jre-headless" in only_problem(check(path))
@@ -64,7 +64,7 @@ def test_no_java(path: Path) -> None:
 @pytest.mark.parametrize(
     ("says", "major"), [("""'java version "1.8.0_392"'""", "8"), ("""'openjdk version "11.0.2" 2019-01-15'""", "11")]
 )
-def test_an_old_java(path: Path, says: str, major: str) -> None:
+def test_a_java_older_than_17_is_refused_with_its_version(path: Path, says: str, major: str) -> None:
     program(path / "java", f"echo {says} >&2")
     line = only_problem(check(path))
     assert f"Java {major}; Spark needs Java 17" in line
@@ -87,7 +87,7 @@ def test_java_home_counts_as_it_does_for_spark(path: Path, tmp_path: Path) -> No
     assert f"no Java in JAVA_HOME={tmp_path / 'gone'} found" in line
 
 
-def test_no_venv_module(path: Path) -> None:
+def test_a_python_without_the_venv_module_is_refused_with_the_package_to_install(path: Path) -> None:
     program(path / "python3.11", f'case "$2" in *venv*) exit 1;; esac; exec {sys.executable} "$@"')
     assert "apt-get install python3-venv" in only_problem(check(path))
 
@@ -110,12 +110,12 @@ def test_the_python_that_was_asked_for_and_no_other(path: Path) -> None:
     assert "as PYTHON=/nowhere/python" in line
 
 
-def test_too_little_memory(path: Path) -> None:
+def test_a_machine_with_too_little_free_memory_is_refused(path: Path) -> None:
     (path.parent / "meminfo").write_text("MemAvailable: 1024000 kB\n")
     assert "1000 MiB of memory are free" in only_problem(check(path))
 
 
-def test_too_little_disk(path: Path) -> None:
+def test_a_machine_with_too_little_free_disk_is_refused(path: Path) -> None:
     assert "MiB of disk are free" in only_problem(check(path, str(10**9)))
 
 

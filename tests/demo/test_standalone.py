@@ -55,7 +55,7 @@ async def test_a_run_whose_first_request_was_not_answered_is_there(tmp_path: Pat
     assert not airflow.answers
 
 
-async def test_not_for_ever(tmp_path: Path) -> None:
+async def test_a_request_fails_after_the_last_try_if_the_database_stays_busy(tmp_path: Path) -> None:
     airflow = Answers(tmp_path, *[500] * 20)
     with pytest.raises(AirflowError, match="answered 500"):
         await airflow.run_state("flights", "r")

@@ -42,7 +42,7 @@ def test_tests_cite_rows_of_the_specification_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("line", ["(DESIGN §7)", "as in spec §2.4", "see STYLE 17", "(K30)", "shared/spec/airflow.md"])
-def test_citations_are_found(line: str) -> None:
+def test_the_pattern_matches_each_kind_of_citation(line: str) -> None:
     assert CITED.search(line)
 
 

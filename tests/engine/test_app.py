@@ -28,7 +28,7 @@ class Job:
     day: date
 
 
-def test_declarations_are_definitions() -> None:
+def test_decorators_register_functions_with_their_options() -> None:
     app = App("flights", version="3")
     retry = RetryPolicy(max_attempts=3)
 

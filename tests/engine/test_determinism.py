@@ -48,7 +48,7 @@ def test_the_same_code_goes_on() -> None:
     assert after_two(original).output == "1"
 
 
-def test_another_name() -> None:
+def test_an_activity_with_another_name_than_in_the_history_fails_with_its_line() -> None:
     async def changed(ctx: OrchestrationContext) -> Any:
         await ctx.call_activity("extract", 1)
         await ctx.call_activity("store", 2)
@@ -62,7 +62,7 @@ def test_another_name() -> None:
     assert f"""test_determinism.py:{line} in changed: `await ctx.call_activity("store", 2)`""" in text
 
 
-def test_another_kind() -> None:
+def test_an_action_of_another_kind_than_in_the_history_fails() -> None:
     async def changed(ctx: OrchestrationContext) -> Any:
         await ctx.call_activity("extract", 1)
         await ctx.call_sub_orchestrator("load", 2)
@@ -83,7 +83,7 @@ def test_less_than_the_history_has() -> None:
     assert """in helper: `return await ctx.wait_for_external_event("go")` and had decided 1 actions by then""" in text
 
 
-def test_it_returned_early() -> None:
+def test_code_that_returns_before_an_action_of_the_history_fails() -> None:
     async def changed(ctx: OrchestrationContext) -> Any:
         await ctx.call_activity("extract", 1)
         return "early"

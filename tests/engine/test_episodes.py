@@ -420,7 +420,7 @@ class Test_set_aside:
     """What is not for this decision is recorded as stale, and nothing changes."""
 
     @pytest.mark.rows("D57", "D60", "D66")
-    def test_duplicates_and_strays(self) -> None:
+    def test_duplicate_stray_and_late_messages_are_discarded_with_a_reason(self) -> None:
         play = Play(app)
         play.start("two_events", tags={"a": "b"})
         again = ExecutionStarted(timestamp=START, instance=INSTANCE, name="two_events")
@@ -823,7 +823,7 @@ class Test_code:
     """What user code may be, and what it may not do."""
 
     @pytest.mark.parametrize("kind", ["async", "generator", "plain"])
-    def test_kinds_of_functions(self, kind: str) -> None:
+    def test_an_orchestrator_may_be_an_async_a_generator_or_a_plain_function(self, kind: str) -> None:
         own = App("own")
 
         @own.orchestrator(name="async")

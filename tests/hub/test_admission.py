@@ -523,7 +523,7 @@ def test_a_stamp_that_no_column_could_hold_keeps_its_time_and_a_damaged_one_is_n
 
 
 @pytest.mark.rows("K35")
-def test_back_offs() -> None:
+def test_a_message_is_hidden_longer_after_each_failure_up_to_a_limit() -> None:
     def seconds(kind: Verdict, count: int) -> list[float]:
         return [delay(kind, failures).total_seconds() for failures in range(count)]
 

@@ -22,7 +22,7 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 @pytest.mark.rows("T86", "T87", "T83", "T14", "T15", "T18", "T20", "T40", "T89", "E25", "E46", "E48", "E54", "K09")
 @pytest.mark.parametrize("seed", [4, 6, *(pytest.param(seed, marks=pytest.mark.long) for seed in (7, 11, 12))])
-def test_whatever_happens(seed: int) -> None:
+def test_no_partition_has_two_owners_and_each_is_served_again_whatever_happens(seed: int) -> None:
     world = simulate(seed, 0.3)
     assert world.events["taken"] > 0
 

@@ -68,7 +68,7 @@ def test_every_message_is_read_and_written_again() -> None:
 
 
 @pytest.mark.rows("K53")
-def test_base64_was_recorded() -> None:
+def test_the_recordings_contain_four_messages_in_base64() -> None:
     assert sum(not text.startswith("{") for _, _, text in texts()) == 4
 
 

@@ -61,7 +61,7 @@ def row(event_type: str, **columns: Property) -> Entity:
 
 
 @pytest.mark.rows("K52")
-def test_keys() -> None:
+def test_row_keys_are_hexadecimal_ordinals_that_sort_before_the_sentinel() -> None:
     entity = encoded(OrchestratorStarted(timestamp=NOW), ordinal=427)
     assert (entity.partition_key, entity.row_key) == ("a^0b", "00000000000001AB")
     assert row_key(0) == "0" * 16 < row_key(10) == "000000000000000A" < row_key(2**40) < SENTINEL

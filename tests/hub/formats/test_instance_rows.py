@@ -110,7 +110,7 @@ def done(
 
 
 @pytest.mark.rows("K52")
-def test_a_created_row() -> None:
+def test_the_row_of_a_new_instance_is_written_and_read_back() -> None:
     start = replace(START, input='"x"', tags={"dag": "flights"}, scheduled_start_time=LATER, version="3")
     entity, blobs = create(start)
     assert blobs == ()

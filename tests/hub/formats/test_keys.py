@@ -44,7 +44,9 @@ awkward = st.text("ab^0123/\\#?.\n\x7fÊ", min_size=1, max_size=6)
         ("𝒳", 0x2857200D, 1, 5, 1, 13),
     ],
 )
-def test_published_vectors(text: str, value: int, of_4: int, of_8: int, of_12: int, of_16: int) -> None:
+def test_hashes_and_partitions_match_published_values(
+    text: str, value: int, of_4: int, of_8: int, of_12: int, of_16: int
+) -> None:
     assert fnv1a32(text) == value
     assert [partition_of(text, count) for count in (4, 8, 12, 16)] == [of_4, of_8, of_12, of_16]
 
@@ -58,7 +60,7 @@ def test_published_vectors(text: str, value: int, of_4: int, of_8: int, of_12: i
         ("MyFunctionApp", 0xDDA8B646),  # the app lease's id
     ],
 )
-def test_more_vectors(text: str, value: int) -> None:
+def test_hashes_match_further_known_values(text: str, value: int) -> None:
     assert fnv1a32(text) == value
 
 
@@ -87,7 +89,7 @@ def test_every_id_has_one_partition(instance_id: str, partitions: int) -> None:
         ("日本語 𝒳", "日本語 𝒳"),
     ],
 )
-def test_escaping_examples(instance_id: str, key: str) -> None:
+def test_characters_that_a_key_may_not_have_are_escaped_and_restored(instance_id: str, key: str) -> None:
     assert escape(instance_id) == key
     assert unescape(key) == instance_id
 
@@ -132,7 +134,7 @@ def test_escaping_keeps_prefixes_and_no_more(one: str, other: str) -> None:
         ("a/b.", "a^0b.^", "a^0b.^"),
     ],
 )
-def test_folders(instance_id: str, messages: str, history: str) -> None:
+def test_an_id_gives_the_folders_of_its_messages_and_its_history(instance_id: str, messages: str, history: str) -> None:
     assert message_folder(instance_id) == messages
     assert history_folder(instance_id) == history
     assert blob_prefixes(instance_id) == tuple(dict.fromkeys((f"{messages}/", f"{history}/")))

@@ -82,7 +82,7 @@ def play(work: Callable[[Bench], Awaitable[Any]], **settings: Any) -> Any:
         (b"[" * 100_000, True),
     ],
 )
-def test_a_lease_blob(data: bytes, said: bool) -> None:
+def test_a_damaged_lease_blob_hides_no_partition_and_is_logged_at_most_once(data: bytes, said: bool) -> None:
     async def work(bench: Bench) -> None:
         await bench.blob(bench.names.leases, f"default/{bench.names.control(0)}", data)
         for _ in range(2):
@@ -95,7 +95,7 @@ def test_a_lease_blob(data: bytes, said: bool) -> None:
 
 
 @pytest.mark.rows("T10")
-def test_a_lease_row() -> None:
+def test_a_damaged_lease_row_loses_only_its_damaged_columns() -> None:
     async def work(bench: Bench) -> None:
         columns: dict[str, Property] = {"CurrentOwner": "w", "OwnedSince": "yesterday", "TaskHubEpoch": "many"}
         await bench.put(bench.names.partitions, "", bench.names.control(0), TaskHubLoad=float("nan"), **columns)
@@ -333,7 +333,7 @@ def test_a_stuck_instance_without_its_id_keeps_no_reader_from_its_queue() -> Non
 
 
 @pytest.mark.rows("K45")
-def test_an_instance_row() -> None:
+def test_a_damaged_instance_row_is_listed_and_its_unreadable_blobs_are_logged_once() -> None:
     async def work(bench: Bench) -> None:
         url = bench.client.hub.container_url
         await bench.put(
@@ -386,7 +386,7 @@ WATCHED = Watch(
 )
 
 
-def test_a_watch_row() -> None:
+def test_a_damaged_watch_row_is_left_out_and_a_newer_watch_is_not_removed() -> None:
     """Beside the hints, which are read every second: neither is taken for the other."""
 
     async def work(bench: Bench) -> Any:

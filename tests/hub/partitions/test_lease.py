@@ -219,7 +219,7 @@ def seen(
 
 
 @pytest.mark.rows("T26", "T27", "T28", "E18", "E23", "E24", "E59")
-def test_what_is_free() -> None:
+def test_a_partition_is_free_if_it_has_no_owner_or_the_owner_is_silent_or_dead() -> None:
     old = Lease(queue="h-control-00", owner="a", expires_at=Timestamp(0))  # long expired by its wall clock: not read
     assert seen(old) == Row(partition=0, owner="a")
     assert seen(old, unchanged=29.9).free is False

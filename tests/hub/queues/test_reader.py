@@ -641,7 +641,7 @@ def test_bytes_too_large_for_a_row_are_kept_in_a_blob() -> None:
 
 @pytest.mark.rows("K35")
 @pytest.mark.parametrize(("failures", "kept"), [(quarantine.MAX_FAILURES, 0), (quarantine.MAX_FAILURES + 1, 1)])
-def test_failures_are_limited(failures: int, kept: int) -> None:
+def test_a_message_with_too_many_failures_goes_to_quarantine(failures: int, kept: int) -> None:
     from dataclasses import replace
 
     async def work(desk: Desk) -> None:

@@ -41,20 +41,20 @@ def test_connection_string_with_signature() -> None:
     assert account.credential == Signature(token="sv=2020-12-06&sig=topsecretsig")
 
 
-def test_emulator_shortcut() -> None:
+def test_the_development_storage_string_means_the_local_emulator() -> None:
     account = parse_account("UseDevelopmentStorage=true")
     assert str(account.endpoints["table"]) == "http://127.0.0.1:10002/devstoreaccount1"
 
 
 @pytest.mark.parametrize("service", ["blob", "queue", "table", "dfs"])
-def test_address_with_identity(service: str) -> None:
+def test_an_address_without_a_signature_uses_an_identity_for_all_services(service: str) -> None:
     account = parse_account(f"https://flights.{service}.core.windows.net/")
     assert isinstance(account.credential, Identity)
     assert str(account.endpoints["queue"]) == "https://flights.queue.core.windows.net"
     assert str(account.endpoints["blob"]) == "https://flights.blob.core.windows.net"
 
 
-def test_address_with_signature() -> None:
+def test_an_address_with_a_signature_uses_the_signature() -> None:
     account = parse_account("https://flights.blob.core.windows.net/?sv=2020-12-06&sig=topsecretsig")
     assert isinstance(account.credential, Signature)
 

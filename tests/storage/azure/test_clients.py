@@ -140,7 +140,7 @@ async def test_a_refused_connection_is_tried_three_times_and_was_certainly_not_d
 
 
 @both
-async def test_server_errors(ask: Ask, safe: bool) -> None:
+async def test_after_a_server_error_a_read_is_sent_three_times_and_a_write_once(ask: Ask, safe: bool) -> None:
     async with serving(broken) as (server, origin), opened(origin) as services:
         with pytest.raises(Unavailable, match="InternalError"):
             await ask(services)

@@ -303,7 +303,9 @@ async def test_append_blobs_are_shared(store: AzureStore, container: ContainerCl
     assert await (await blob.download_blob()).readall() == b"ours,theirs,ours"
 
 
-async def test_leases_are_shared(store: AzureStore, container: ContainerClient, name: str) -> None:
+async def test_our_store_renews_and_releases_a_lease_that_their_blob_client_took(
+    store: AzureStore, container: ContainerClient, name: str
+) -> None:
     await store.execute(PutBlob(container=name, name="b", data=b"x"))
     lease = BlobLeaseClient(container.get_blob_client("b"))
     await lease.acquire(lease_duration=15)

@@ -123,7 +123,7 @@ def test_what_azure_sends_is_read() -> None:
         (b"\x00\xff", "X'00ff'"),
     ],
 )
-def test_literals(value: Property, literal: str) -> None:
+def test_each_type_of_value_has_its_literal_in_a_filter(value: Property, literal: str) -> None:
     assert encode_filter(Compare("column", "ge", value)) == f"column ge {literal}"
 
 

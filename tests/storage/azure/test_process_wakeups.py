@@ -93,7 +93,7 @@ async def test_only_the_queues_and_the_account_that_one_waits_for(folder: Path) 
     other.process_wakeups.close()
 
 
-async def test_nobody_tells_itself(folder: Path) -> None:
+async def test_a_process_sends_no_wakeup_to_itself(folder: Path) -> None:
     house = House(folder)
     house.hears("a")
     house.process_wakeups.notify("a")

@@ -88,7 +88,7 @@ async def test_a_read_whose_answer_is_lost_is_sent_again() -> None:
 
 
 @pytest.mark.parametrize(("request_", "sent"), [(READ, 3), (WRITE, 1)], ids=["read", "write"])
-async def test_server_errors(request_: Request, sent: int) -> None:
+async def test_after_a_server_error_a_read_is_sent_three_times_and_a_write_once(request_: Request, sent: int) -> None:
     async def broken(number: int, writer: asyncio.StreamWriter) -> bool:
         writer.write(b"HTTP/1.1 500 Oh\r\nx-ms-error-code: InternalError\r\nContent-Length: 0\r\n\r\n")
         return True

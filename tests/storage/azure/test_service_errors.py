@@ -58,7 +58,7 @@ refusals = pytest.mark.parametrize(
 
 
 @refusals
-def test_translation(status: int, code: str, kind: type[Exception]) -> None:
+def test_a_refusal_becomes_the_error_of_its_status_and_code(status: int, code: str, kind: type[Exception]) -> None:
     error = refusal(what="put into queue 'q'", status=status, code=code, prose="Because.\nRequestId:1")
     assert type(error) is kind
     assert "put into queue 'q'" in str(error)
@@ -144,5 +144,5 @@ def test_code_and_sentence_of_a_body(body: bytes, code: str, prose: str) -> None
     ("header", "seconds"),
     [(None, None), ("", None), ("3", 3.0), ("-1", 0.0), ("Fri, 26 Jun 2015 23:39:12 GMT", None)],
 )
-def test_retry_after(header: str | None, seconds: float | None) -> None:
+def test_retry_after_is_read_only_if_it_is_a_number_of_seconds(header: str | None, seconds: float | None) -> None:
     assert seconds_of(header) == seconds

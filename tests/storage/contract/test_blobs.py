@@ -48,7 +48,7 @@ async def names(store: Store, container: str, prefix: str = "") -> list[str]:
 # --- blobs
 
 
-async def test_put_get_delete(store: Store, container: str) -> None:
+async def test_a_blob_is_written_read_and_deleted(store: Store, container: str) -> None:
     data = bytes(range(256)) * 1000
     etag = await store.execute(
         PutBlob(container=container, name="a/b.json", data=data, content_type="application/json")
@@ -93,7 +93,7 @@ async def test_if_it_has_the_etag(store: Store, container: str) -> None:
     assert await content(store, container, "x") == b"four"
 
 
-async def test_if_absent(store: Store, container: str) -> None:
+async def test_a_put_if_absent_conflicts_with_an_existing_blob(store: Store, container: str) -> None:
     await put(store, container, "x", b"one", if_absent=True)
     with pytest.raises(Conflict):
         await put(store, container, "x", b"two", if_absent=True)
@@ -110,7 +110,7 @@ async def test_of_many_creators_one_wins(store: Store, container: str) -> None:
     assert await content(store, container, "x") == b"%d" % winners[0]
 
 
-async def test_list_by_prefix(store: Store, container: str) -> None:
+async def test_blobs_are_listed_by_prefix_in_the_order_of_their_names(store: Store, container: str) -> None:
     for name in ("b/2", "a/1", "b/10", "b", "c", "b/ü"):
         await put(store, container, name, name.encode())
     assert await store.list_blobs(container, "b/") == [
@@ -139,7 +139,7 @@ async def test_names_that_azure_refuses(store: Store, container: str, name: str)
         await store.get_blob(container, name)
 
 
-async def test_an_absent_container(store: Store, fresh: str) -> None:
+async def test_an_absent_container_refuses_writes_and_reads_as_empty(store: Store, fresh: str) -> None:
     with pytest.raises(NotFound):
         await put(store, fresh, "x")
     with pytest.raises(NotFound):
@@ -183,7 +183,7 @@ async def test_container_and_queue_names_that_azure_takes(store: Store, fresh: s
 # --- append blobs
 
 
-async def test_append(store: Store, container: str) -> None:
+async def test_each_append_adds_to_the_end_of_the_blob_and_changes_its_etag(store: Store, container: str) -> None:
     await store.append_blob(container, "log", b"one,")
     first = await store.get_blob(container, "log")
     await store.append_blob(container, "log", b"two,")
@@ -326,7 +326,9 @@ async def test_a_leased_container_is_not_deleted(store: Store, container: str) -
 
 
 @pytest.mark.parametrize("kind", ["memory"], indirect=True)
-async def test_a_lease_expires(store: Store, target: Target, elapse: Elapse) -> None:
+async def test_an_expired_lease_can_be_renewed_until_another_holder_takes_it(
+    store: Store, target: Target, elapse: Elapse
+) -> None:
     """In virtual time: the shortest lease is 15 s."""
     mine, theirs = str(uuid4()), str(uuid4())
     await store.acquire_lease(*target, lease_id=mine, seconds=15)
@@ -370,7 +372,7 @@ async def test_lease_ids_are_guids(store: Store, target: Target) -> None:
         await store.acquire_lease(*target, lease_id="me", seconds=60)
 
 
-async def test_requests_are_counted(store: Store, container: str) -> None:
+async def test_each_blob_request_is_counted_by_its_kind(store: Store, container: str) -> None:
     lease = str(uuid4())
     store.requests.clear()
     await put(store, container, "x")

@@ -49,7 +49,7 @@ async def receive_one(store: Store, queue: str, visibility: timedelta = LONG) ->
     return message
 
 
-async def test_create_list_delete(store: Store, fresh: str) -> None:
+async def test_queues_are_created_listed_by_prefix_and_deleted(store: Store, fresh: str) -> None:
     assert await store.create_queue(f"{fresh}-b") is True
     assert await store.create_queue(f"{fresh}-a") is True
     assert await store.create_queue(f"{fresh}-a") is False
@@ -67,7 +67,7 @@ async def test_deleting_a_queue_deletes_its_messages(store: Store, queue: str) -
     assert await store.peek(queue) == []
 
 
-async def test_put_and_receive(store: Store, queue: str) -> None:
+async def test_a_message_is_received_as_it_was_put_with_a_new_receipt(store: Store, queue: str) -> None:
     receipt = await put(store, queue, "one")
     message = await receive_one(store, queue)
     assert message.text == "one"
@@ -202,7 +202,7 @@ async def test_a_holder_is_asked_when_the_operation_is_carried_out(store: Store,
     assert await store.count(queue) == 0
 
 
-async def test_peek_claims_nothing(store: Store, queue: str) -> None:
+async def test_a_peek_shows_a_message_and_does_not_claim_it(store: Store, queue: str) -> None:
     receipt = await put(store, queue, "seen")
     for _ in range(2):
         (message,) = await store.peek(queue)
@@ -255,7 +255,9 @@ async def test_characters_that_do_not_survive_xml_are_refused(store: Store, queu
 
 
 @pytest.mark.parametrize("visibility", [timedelta(seconds=-1), timedelta(days=7, seconds=1)])
-async def test_visibility_is_bounded(store: Store, queue: str, visibility: timedelta) -> None:
+async def test_a_visibility_below_zero_or_above_seven_days_is_refused(
+    store: Store, queue: str, visibility: timedelta
+) -> None:
     with pytest.raises(InputError, match="0 to 7 days"):
         await put(store, queue, visibility=visibility)
     with pytest.raises(InputError, match="7 days"):
@@ -325,7 +327,7 @@ async def test_arrival_wakes_when_a_delayed_message_is_due(store: Store, queue: 
     assert len(await store.receive(queue, limit=1, visibility=SECOND)) == 1
 
 
-async def test_requests_are_counted(store: Store, queue: str) -> None:
+async def test_each_queue_request_is_counted_by_its_kind(store: Store, queue: str) -> None:
     store.requests.clear()
     await put(store, queue)
     message = await receive_one(store, queue)

@@ -78,7 +78,7 @@ async def keys(store: Store, table: str) -> list[str]:
     return [entity.row_key async for entity in store.rows(table)]
 
 
-async def test_create_list_delete(store: Store, fresh: str) -> None:
+async def test_tables_are_created_listed_by_prefix_and_deleted(store: Store, fresh: str) -> None:
     assert await store.create_table(f"{fresh}b") is True
     assert await store.create_table(f"{fresh}A") is True
     assert await store.create_table(f"{fresh}A") is False
@@ -168,7 +168,7 @@ async def test_a_missing_row_is_not_found(store: Store, table: str, verb: RowVer
 
 
 @pytest.mark.parametrize("verb", [MERGE, REPLACE, DELETE])
-async def test_any_etag(store: Store, table: str, verb: RowVerb) -> None:
+async def test_a_write_with_a_star_as_etag_ignores_the_etag_of_the_row(store: Store, table: str, verb: RowVerb) -> None:
     await write(store, table, row(INSERT, properties={"A": 1}))
     (etag,) = await write(store, table, row(verb, properties={"A": 2}, etag="*"))
     assert (etag == "") is (verb is DELETE)
@@ -241,7 +241,7 @@ async def test_keys_come_back_as_they_went(store: Store, table: str, key: str) -
     assert await store.get(table, key, key) is None
 
 
-async def test_keys_tell_case(store: Store, table: str) -> None:
+async def test_keys_that_differ_only_in_case_are_two_rows(store: Store, table: str) -> None:
     await write(store, table, row(INSERT, "a"), row(INSERT, "A"))
     assert await keys(store, table) == ["A", "a"]
 
@@ -323,7 +323,7 @@ async def test_4_mib_in_a_transaction_and_no_more(store: Store, table: str) -> N
     assert len(await keys(store, table)) == 9
 
 
-async def test_requests_are_counted(store: Store, table: str) -> None:
+async def test_each_table_request_is_counted_by_its_kind(store: Store, table: str) -> None:
     store.requests.clear()
     await write(store, table, row(INSERT, "1"))
     await write(store, table, row(UPSERT_MERGE, "1"))

@@ -352,7 +352,9 @@ async def test_time_catches_up_with_the_wall_clock_after_a_reboot(tmp_path: Path
         (False, 1000, 1050, 10, 3, 1048),  # never before a time that was given out
     ],
 )
-def test_the_anchor(same_boot: bool, shift: int, high: int, wall: int, boot: int, expected: int) -> None:
+def test_the_shift_of_the_clock_never_takes_the_time_of_the_store_back(
+    same_boot: bool, shift: int, high: int, wall: int, boot: int, expected: int
+) -> None:
     found = store_clock.shift_for(same_boot=same_boot, shift=shift, high=high, wall=wall, boot=boot)
     assert found == expected
     assert boot + found >= min(high, boot + shift)

@@ -87,7 +87,7 @@ async def test_a_listener_that_fails_costs_nothing(pool: ExecutorPool) -> None:
         ("unheard_of", [], "UnknownActivity", "'unheard_of'", False),
     ],
 )
-async def test_failures_are_told(
+async def test_a_failed_activity_reports_its_error_and_the_executor_goes_on(
     pool: ExecutorPool, name: str, arguments: list[object], error_type: str, message: str, final: bool
 ) -> None:
     outcome = await pool.run(request(name, *arguments))
@@ -117,7 +117,7 @@ async def test_a_result_above_the_maximum_fails_at_once(make_pool: PoolMaker) ->
     assert (await pool.run(request("large", 998))).result == json.dumps("x" * 998)
 
 
-async def test_large_values_travel(pool: ExecutorPool) -> None:
+async def test_an_input_and_a_result_of_5_mb_arrive_whole(pool: ExecutorPool) -> None:
     outcome = await pool.run(request("greet", "x" * 5_000_000))
     assert len(outcome.result or "") == 5_000_000 + len('"Hello, !"')
 
@@ -195,7 +195,7 @@ async def test_what_one_of_several_attempts_wrote_is_in_the_executors_log(
     assert not {"attempt.log", "a.log"} & logs.written.keys()
 
 
-async def test_a_thousand_activities(make_pool: PoolMaker) -> None:
+async def test_a_thousand_activities_at_once_get_their_own_results_from_two_executors(make_pool: PoolMaker) -> None:
     pool = await make_pool(size=8, processes=2)
     numbers = [pool.run(request("greet", str(number), task_id=number)) for number in range(1000)]
     outcomes = await asyncio.gather(*numbers)

@@ -79,7 +79,7 @@ def test_garbage_on_the_stream_is_an_error(garbage: bytes) -> None:
         Decoder().feed(garbage)
 
 
-def test_instances_take_turns() -> None:
+def test_an_instance_with_many_activities_does_not_hold_up_another() -> None:
     queue: FairQueue[str] = FairQueue()
     for number in range(3):
         queue.put(Lane.PLAIN, "wide", f"wide {number}")
