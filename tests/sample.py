@@ -13,6 +13,7 @@ import io
 import random
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,14 +81,18 @@ def _comment(path: str, lines: list[str], last: int, block: list[str]) -> Text:
     return Text(f"{path}:{last}", lines[last].strip() if last < len(lines) else "", " ".join(block))
 
 
-def sample(seed: int, count: int) -> list[Text]:
-    """Pick texts of the package; the same seed picks the same texts."""
-    found = [
+@cache
+def _package() -> tuple[Text, ...]:
+    return tuple(
         text
         for path in sorted(PACKAGE.rglob("*.py"))
         for text in texts(path.read_text(encoding="utf-8"), str(path.relative_to(ROOT)))
-    ]
-    return random.Random(seed).sample(found, count)
+    )
+
+
+def sample(seed: int, count: int) -> list[Text]:
+    """Pick texts of the package; the same seed picks the same texts."""
+    return random.Random(seed).sample(_package(), count)
 
 
 def main() -> None:
