@@ -81,9 +81,7 @@ class RetryDecision(StrEnum):
     """What follows a failed attempt. The values are part of the identities of retry timers: never change them."""
 
     AGAIN = "again"  # a timer is made, and then another attempt
-    LAST = (
-        "last"  # this was the last attempt: a timer without delay is made, as in DurableTask, and then the task fails
-    )
+    LAST = "last"  # no attempt follows: a timer without delay is made, as in DurableTask, and then the task fails
     STOP = "stop"  # the task fails at once
 
 

@@ -230,9 +230,8 @@ async def _react(client: Client, request: Request, generation: int, notes: list[
         policy = StartPolicy.ATTACH if reaction is StartDecision.START else StartPolicy.REPLACE_FINISHED
         state = await _start(client, request, instance_id, generation, policy)
     elif state is not None and state.status is Status.PENDING:
-        state = await _start(
-            client, request, instance_id, generation, StartPolicy.ATTACH
-        )  # puts the start message of the Pending instance again
+        # This puts the start message of the Pending instance again.
+        state = await _start(client, request, instance_id, generation, StartPolicy.ATTACH)
     owner = ((state.tags if state else None) or {}).get(OWNER_TAG, task.owner)
     return Launched(instance_id=instance_id, owner=owner, reaction=reaction, notes=tuple(notes))
 

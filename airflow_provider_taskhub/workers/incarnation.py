@@ -227,9 +227,8 @@ def _read(path: Path) -> _Note | None:
     try:
         note: dict[str, Any] = json.loads(path.read_text())
         identity = WorkerIdentity(name=note["name"], host=note["host"], incarnation=note["incarnation"])
-        itself = (
-            note.get("inode") == path.stat().st_ino
-        )  # only the inode is compared: the number of the device can change with each mount
+        # Only the inode is compared: the number of the device can change with each mount.
+        itself = note.get("inode") == path.stat().st_ino
         return _Note(identity=identity, boot=str(note.get("boot", "")), itself=itself)
     except (OSError, ValueError, KeyError, TypeError):
         return None

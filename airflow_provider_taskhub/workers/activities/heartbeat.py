@@ -113,9 +113,8 @@ class RecordedAttempt:
                 await asyncio.wait_for(self._changed.wait(), every)
                 self._changed.clear()
                 if not self._ended:
-                    await hub.clock.sleep(
-                        min(0.2, every)
-                    )  # this pause lets one write store several changes of the progress
+                    # This pause lets one write store several changes of the progress.
+                    await hub.clock.sleep(min(0.2, every))
             except TimeoutError:
                 pass
             if self._ended:

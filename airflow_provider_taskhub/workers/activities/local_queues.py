@@ -129,9 +129,8 @@ class LocalQueues:
 
     def _reader_for(self, held: Delivery) -> Reader | None:
         if held.queue == self._work_items.reader.queue:
-            return (
-                self._work_items.reader if self._work_items.slots.free > 0 else None
-            )  # the slot may have been taken since the claim
+            # The slot may have been taken since the claim.
+            return self._work_items.reader if self._work_items.slots.free > 0 else None
         return self._readers.get(held.queue)
 
     def offer(self, response: LocalResponse) -> bool:

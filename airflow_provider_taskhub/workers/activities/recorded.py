@@ -283,9 +283,8 @@ class Recorded:
         except (Conflict, NotFound):
             found = await records.newest(self._hub.store, self._hub.names, ended)
             if found is not None and (found[0].worker, found[0].state) == (ended.worker, ended.state):
-                await self._respond_again(
-                    held, event, *found
-                )  # an earlier try has written the outcome, but its answer was lost
+                # An earlier try has written the outcome, but the store's answer was lost.
+                await self._respond_again(held, event, *found)
                 return
             try:
                 await attempt.reclaim()

@@ -157,7 +157,7 @@ class ExecutorProcess:
         code = -signal.SIGKILL
         try:
             code = await self._serve(child)
-        except Exception:
+        except Exception:  # whatever the error is, the attempts of this executor must end
             _log.exception("executor_defect", executor=self._name)
             self.begin_kill("was killed because of an internal error in its worker")
         self.note_reason(describe(code))
