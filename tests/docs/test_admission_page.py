@@ -26,7 +26,7 @@ KINDS = {
     "start by a parent": Kind.CHILD_START,
     "answer of an activity, child or timer": Kind.ANSWER,
     "event": Kind.EVENT,
-    "suspend, resume": Kind.ORDER,
+    "suspend, resume": Kind.SUSPENSION,
     "terminate": Kind.TERMINATE,
     "rewind": Kind.REWIND,
 }

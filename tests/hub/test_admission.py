@@ -117,7 +117,7 @@ EVENTS: dict[Kind, Any] = {
     Kind.CHILD_START: start(parent=PARENT),
     Kind.ANSWER: answers(3)[0],
     Kind.EVENT: raised(),
-    Kind.ORDER: SUSPENDED,
+    Kind.SUSPENSION: SUSPENDED,
     Kind.TERMINATE: TERMINATED,
     Kind.REWIND: REWOUND,
 }

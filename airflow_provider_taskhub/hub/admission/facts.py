@@ -59,7 +59,7 @@ class Kind(StrEnum):
     CHILD_START = "start by a parent"
     ANSWER = "answer"
     EVENT = "event"
-    ORDER = "suspend or resume"
+    SUSPENSION = "suspend or resume"
     TERMINATE = "terminate"
     REWIND = "rewind"
 
@@ -165,7 +165,7 @@ class Incoming:
         if isinstance(event, EventRaised):
             return Kind.EVENT
         if isinstance(event, STEERING):
-            return Kind.ORDER
+            return Kind.SUSPENSION
         return Kind.TERMINATE if isinstance(event, ExecutionTerminated) else Kind.REWIND
 
     @property

@@ -122,7 +122,7 @@ _RULES: dict[Kind, dict[tuple[Relation, State], Rule]] = {
         (UNNAMED, LIVE): rules.process,
         (UNNAMED, FREE): rules.without_name(rules.with_its_start, rules.orphan),
     },
-    Kind.ORDER: {
+    Kind.SUSPENSION: {
         (SAME, LIVE): rules.order,
         (SAME, FREE): rules.ended,
         (OVER, LIVE): rules.ended,
