@@ -60,9 +60,9 @@ TOLD = {
     "after a recent checkpoint, else RETRY_LATER",
     ("older", "free"): "DISCARD older run or generation",
     ("older", "live"): "DISCARD older run or generation",
-    ("order", "live"): "PROCESS, or DISCARD if a newer one was taken",
+    ("newest_only", "live"): "PROCESS, or DISCARD if a newer one was taken",
     ("process", "live"): "PROCESS",
-    ("after_the_live_run(order)", "live"): "NEEDS_ROW, then DEFER, PROCESS or DISCARD behind the live run",
+    ("after_the_live_run(newest_only)", "live"): "NEEDS_ROW, then DEFER, PROCESS or DISCARD behind the live run",
     ("after_the_live_run(over)", "live"): "NEEDS_ROW, then DEFER or DISCARD behind the live run",
     ("after_the_live_run(process)", "live"): "NEEDS_ROW, then DEFER or PROCESS behind the live run",
     ("uncommitted", "free"): "RETRY_SOON without a history; else NEEDS_ROW, then RETRY_SOON if the row names its run, "

@@ -230,7 +230,7 @@ def after_the_live_run(otherwise: Rule) -> Rule:
     return rule
 
 
-def order(message: Incoming, facts: Facts) -> Judged:
+def newest_only(message: Incoming, facts: Facts) -> Judged:
     """Process a suspension or resume, unless a newer suspension or resume was processed already. An older message can
     come after a newer one: if the worker that received it has died, the queue delivers it again."""
     if facts.steered is not None and precedes(message.stamp, facts.steered):
@@ -308,7 +308,7 @@ def _start_missing(message: Incoming, facts: Facts) -> Judged:
 
 
 def record(message: Incoming, facts: Facts) -> Judged:
-    judged = order(message, facts)
+    judged = newest_only(message, facts)
     return judged if judged.verdict is Verdict.DISCARD else Judged(verdict=Verdict.RECORD)
 
 

@@ -123,13 +123,13 @@ _RULES: dict[Kind, dict[tuple[Relation, State], Rule]] = {
         (UNNAMED, FREE): rules.without_name(rules.with_its_start, rules.orphan),
     },
     Kind.SUSPENSION: {
-        (SAME, LIVE): rules.order,
+        (SAME, LIVE): rules.newest_only,
         (SAME, FREE): rules.ended,
         (OVER, LIVE): rules.ended,
         (OVER, FREE): rules.ended,
-        (WAITING, LIVE): rules.after_the_live_run(rules.order),
+        (WAITING, LIVE): rules.after_the_live_run(rules.newest_only),
         (WAITING, FREE): rules.before_the_start(rules.record),
-        (UNNAMED, LIVE): rules.order,
+        (UNNAMED, LIVE): rules.newest_only,
         (UNNAMED, FREE): rules.without_name(rules.record, rules.ended),
     },
     Kind.TERMINATE: {
