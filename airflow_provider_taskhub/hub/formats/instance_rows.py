@@ -368,7 +368,7 @@ def is_newer(row: InstanceState, started: ExecutionStarted) -> bool:
     return row.status is Status.PENDING or (row.status.is_final and started.parent is None)
 
 
-def order_row(
+def suspension_row(
     event: ExecutionSuspended | ExecutionResumed,
     *,
     instance_id: str,

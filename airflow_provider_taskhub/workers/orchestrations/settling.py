@@ -19,7 +19,7 @@ import structlog
 from airflow_provider_taskhub.engine.events import ExecutionResumed, ExecutionSuspended, Status
 from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError, UnknownOrchestrator
 from airflow_provider_taskhub.hub.admission.facts import Facts, Judged, Verdict, delay
-from airflow_provider_taskhub.hub.formats.instance_rows import changed, order_row, repair_row
+from airflow_provider_taskhub.hub.formats.instance_rows import changed, repair_row, suspension_row
 from airflow_provider_taskhub.hub.history import checkpoint
 from airflow_provider_taskhub.hub.history.checkpoint import completion
 from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, mark_unreadable, sentinel_of
@@ -192,7 +192,7 @@ class Settler:
         row = await hub.instance(session.instance_id)
         if row is None or row.status is not Status.PENDING:
             return
-        entity, blobs = order_row(
+        entity, blobs = suspension_row(
             event,
             instance_id=session.instance_id,
             names=hub.names,

@@ -40,8 +40,8 @@ from airflow_provider_taskhub.hub.formats.instance_rows import (
     large_texts,
     merge_row,
     merged,
-    order_row,
     repair_row,
+    suspension_row,
 )
 from airflow_provider_taskhub.hub.formats.keys import escape, owns
 from airflow_provider_taskhub.hub.formats.large_texts import address_of, blob_at, text_of_blob
@@ -474,15 +474,15 @@ def test_a_row_that_agrees_or_waits_for_something_new_is_left_alone() -> None:
 
 @pytest.mark.rows("K41", "K46", "K60")
 def test_a_suspension_before_the_start_is_shown_with_its_reason_until_the_resume() -> None:
-    ordered = ExecutionSuspended(timestamp=NOW, reason="https://example.com", taskhub_by="ann@a")
-    entity, blobs = order_row(ordered, instance_id="a/b", names=NAMES, now=LATER, container_url=URL)
+    suspended = ExecutionSuspended(timestamp=NOW, reason="https://example.com", taskhub_by="ann@a")
+    entity, blobs = suspension_row(suspended, instance_id="a/b", names=NAMES, now=LATER, container_url=URL)
     assert set(entity.properties) == {"LastUpdatedTime", "Output", "TaskHubSuspended"}
     row = stored(create(START)[0], entity)
     found = read(row, blobs)
     assert (found.status, found.output, found.is_held) == (Status.PENDING, "https://example.com", True)
     assert (found.suspended_by, found.suspended_at) == ("ann@a", NOW)
     resumed = ExecutionResumed(timestamp=LATER)
-    entity, _ = order_row(resumed, instance_id="a/b", names=NAMES, now=LATER, container_url=URL)
+    entity, _ = suspension_row(resumed, instance_id="a/b", names=NAMES, now=LATER, container_url=URL)
     found = read(stored(row, entity), ())
     assert (found.output, found.is_held, found.suspended_at) == (None, False, None)
 
