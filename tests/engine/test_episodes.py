@@ -416,7 +416,7 @@ class Test_events:
         assert play.last.output == "[2,1]"
 
 
-class Test_set_aside:
+class Test_discarded:
     """What is not for this decision is recorded as stale, and nothing changes."""
 
     @pytest.mark.rows("D57", "D60", "D66")

@@ -244,7 +244,7 @@ def test_parents_that_share_a_child_id_tell_each_its_own(gap: float, busy: bool)
 @pytest.mark.rows("K27", "K36")
 @pytest.mark.parametrize("seconds", [1.0, 100.0, 260.0, pytest.param(3 * HOUR, marks=pytest.mark.long)])
 def test_what_comes_between_the_end_of_a_run_and_the_next_start_is_for_that(seconds: float) -> None:
-    """However long it ran: the start looks again before that is set aside."""
+    """However long it ran: the start looks again before that is discarded."""
 
     async def play(hub: World, _: list[Any]) -> Any:
         await hub.client.start("again", instance_id="one")

@@ -209,11 +209,11 @@ def test_a_batch_redelivered_in_another_order_that_decides_otherwise_is_not_answ
         death = Death(point="outbound", side=AFTER, count=1)
         output = await _divided(hub, {"left": 2, "late right": 2}, death)
         await hub.ended()
-        return json.loads(output or ""), [entry["event_type"] for entry in hub.said("event_set_aside")]
+        return json.loads(output or ""), [entry["event_type"] for entry in hub.said("event_discarded")]
 
-    output, aside = played(play, lease=LONG)
+    output, discarded = played(play, lease=LONG)
     assert output == ["late right"] * 2
-    assert aside.count("TaskCompleted") == 2, "the answers to what the dead worker had decided"
+    assert discarded.count("TaskCompleted") == 2, "the answers to what the dead worker had decided"
 
 
 @pytest.mark.rows("K28")
@@ -365,15 +365,15 @@ def test_a_duplicate_child_start_after_the_child_continued_as_new_starts_nothing
         ]
         await hub.store.execute(PutMessage(queue=starts[0].queue, text=starts[0].text))
         await hub.settle()
-        aside = [entry for entry in hub.said("message_discarded") if entry["event_type"] == "ExecutionStarted"]
+        discarded = [entry for entry in hub.said("message_discarded") if entry["event_type"] == "ExecutionStarted"]
         await hub.client.raise_event("child", "go", 7)
         output = (await hub.wait("one")).output
         await hub.ended()
-        return output, aside
+        return output, discarded
 
-    output, aside = played(play)
+    output, discarded = played(play)
     assert output == "7"
-    assert [entry["reason"] for entry in aside] == ["it is already in the history"]
+    assert [entry["reason"] for entry in discarded] == ["it is already in the history"]
 
 
 @pytest.mark.rows("K27", "K36")
@@ -391,8 +391,8 @@ def test_a_child_that_had_answered_is_not_run_again_over_a_later_run(run: int) -
         assert (await hub.wait(asker)).output == "3"
         assert its.dead
         ended = await hub.ended()
-        aside = [one for one in hub.said("message_discarded") if one["event_type"] == "ExecutionStarted"]
-        return ended.states["child"][1], [one["reason"] for one in aside]
+        discarded = [one for one in hub.said("message_discarded") if one["event_type"] == "ExecutionStarted"]
+        return ended.states["child"][1], [one["reason"] for one in discarded]
 
     assert played(play, lease=LONG) == ("3", ["a later generation of its parent has started it again"])
 
@@ -517,7 +517,7 @@ def test_a_response_of_the_generation_before_is_discarded_with_a_record() -> Non
 
 @pytest.mark.rows("K27")
 @pytest.mark.parametrize("restarted", [False, True], ids=["in memory", "loaded"])
-def test_a_response_that_echoes_another_action_is_set_aside_with_a_record(restarted: bool) -> None:
+def test_a_response_that_echoes_another_action_is_discarded_with_a_record(restarted: bool) -> None:
     async def play(hub: World) -> Any:
         first = await hub.join("first")
         started = await hub.client.start("steps", 1, instance_id="one")
@@ -535,7 +535,7 @@ def test_a_response_that_echoes_another_action_is_set_aside_with_a_record(restar
         ended = await hub.wait("one")
         history = await hub.client.instance("one").history()
         await hub.ended()
-        said = [entry["reason"] for entry in hub.said("event_set_aside")]
+        said = [entry["reason"] for entry in hub.said("event_discarded")]
         return ended.output, [event.result for event in history if isinstance(event, TaskCompleted)], said
 
     output, results, said = played(play)
@@ -563,7 +563,7 @@ def test_a_rewound_action_is_not_answered_by_the_answer_before_the_rewind() -> N
         await hub.store.execute(PutMessage(queue=old.queue, text=old.text))
         state = await hub.wait("one")
         await hub.ended()
-        return state.status, state.output, [entry["reason"] for entry in hub.said("event_set_aside")]
+        return state.status, state.output, [entry["reason"] for entry in hub.said("event_discarded")]
 
     status, output, said = played(play)
     assert (status, output) == (Status.COMPLETED, "2")

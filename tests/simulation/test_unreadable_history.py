@@ -316,7 +316,7 @@ def test_an_instance_that_cannot_be_read_stops_no_look_at_the_others() -> None:
         await world.clock.sleep(10.0)
         await world.client.terminate("other")
         await world.clock.sleep(10.0)
-        return [said["reason"] for said in world.said("work_item_set_aside")]
+        return [said["reason"] for said in world.said("work_item_discarded")]
 
     assert play(drive) == ["its instance was ended"]
 

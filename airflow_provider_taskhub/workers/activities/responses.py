@@ -155,7 +155,7 @@ class Responses:
 
         :param why: the reason for the log.
         """
-        log.info("work_item_set_aside", message_id=held.message_id, reason=why)
+        log.info("work_item_discarded", message_id=held.message_id, reason=why)
         await self._hub.store.execute(held.deletion())
         self._work_items.reader.release([held])
 

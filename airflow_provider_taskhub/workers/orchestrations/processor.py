@@ -298,7 +298,7 @@ class Orchestrations:
                 return
         for event, reason in episode.stale:
             log.info(
-                "event_set_aside", instance_id=session.instance_id, event_type=event.event_type.name, reason=reason
+                "event_discarded", instance_id=session.instance_id, event_type=event.event_type.name, reason=reason
             )
         try:
             await self._commit(session, live, episode, batch)
