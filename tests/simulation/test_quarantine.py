@@ -165,7 +165,7 @@ def test_what_is_at_its_limit_is_kept_with_the_last_error(
 
 @pytest.mark.rows("K35")
 @pytest.mark.parametrize("place", [Activities, Orchestrations], ids=["activity", "orchestration"])
-def test_what_cannot_be_kept_aside_comes_again_soon(monkeypatch: pytest.MonkeyPatch, place: type) -> None:
+def test_what_cannot_be_quarantined_comes_again_soon(monkeypatch: pytest.MonkeyPatch, place: type) -> None:
     async def fails(*arguments: Any, **named: Any) -> None:
         raise RuntimeError("a defect of ours")
 
@@ -246,7 +246,7 @@ def test_what_is_put_back_too_early_has_all_its_tries_again(broken: dict[str, bo
         (EventRaised(timestamp=NOW, name="add", input="1"), "", False, "its instance id is empty"),
     ],
 )
-def test_what_can_never_be_processed_is_kept_aside_at_its_first_delivery(
+def test_what_can_never_be_processed_is_quarantined_at_its_first_delivery(
     event: HistoryEvent, instance_id: str, work_items: bool, cause: str
 ) -> None:
     async def drive(world: World) -> Any:
@@ -268,7 +268,7 @@ def test_what_can_never_be_processed_is_kept_aside_at_its_first_delivery(
 @pytest.mark.rows("K42")
 @pytest.mark.parametrize("work_items", [False, True])
 @pytest.mark.parametrize("name", ["a/b./c.json.gz", "a\\b.json.gz", f"{'x' * 1_100}/message.json.gz"])
-def test_a_wrapper_of_a_blob_that_no_store_could_hold_is_kept_aside_and_its_reader_goes_on(
+def test_a_wrapper_of_a_blob_that_no_store_could_hold_is_quarantined_and_its_reader_goes_on(
     work_items: bool, name: str
 ) -> None:
     async def drive(world: World) -> Any:

@@ -272,7 +272,7 @@ class Reader:
 
         await asyncio.gather(*(one(held) for held in messages))
 
-    async def keep_aside(self, held: Delivery, item: quarantine.Quarantined) -> None:
+    async def move_to_quarantine(self, held: Delivery, item: quarantine.Quarantined) -> None:
         """Move a message from its queue to quarantine. If that fails, the message is delivered again after a second.
 
         :param item: the same message with the reason why it goes to quarantine.

@@ -121,7 +121,7 @@ class Activities:
         if not quarantine.is_spent(held, failed=failed):
             await self._reader.give_back([held], delay=delay, failed=failed)
             return
-        await self._reader.keep_aside(held, quarantine.spent(held, error))
+        await self._reader.move_to_quarantine(held, quarantine.spent(held, error))
 
     async def _process(self, held: Delivery) -> None:
         event = held.message.event

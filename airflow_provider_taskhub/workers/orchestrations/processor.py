@@ -357,7 +357,7 @@ class Orchestrations:
                 text = f"{text}; the store refuses to record this failure too: {message_of(again)}"
         self._sessions.keep(session, None)
         for held in batch:
-            await session.reader.keep_aside(held, quarantine.of_held(held, text))
+            await session.reader.move_to_quarantine(held, quarantine.of_held(held, text))
 
     async def _commit(
         self, session: Session[LoadedInstance], live: LoadedInstance, episode: Episode, batch: list[Delivery]

@@ -100,7 +100,7 @@ class Settler:
         pause = delay(Verdict.RETRY_LATER, failures) if failed else timedelta(seconds=1)
         await session.reader.give_back(rest, delay=pause, failed=failed)
         for held in spent:
-            await session.reader.keep_aside(held, quarantine.spent(held, error))
+            await session.reader.move_to_quarantine(held, quarantine.spent(held, error))
 
     async def mark_unreadable(self, instance_id: str, error: HistoryUnreadable) -> None:
         """Write into the instance row that the history cannot be read, so that clients see why the instance waits."""
@@ -218,7 +218,7 @@ class Settler:
             if judged.verdict is Verdict.DEFER:
                 groups.setdefault((min(judged.pause, MAX_VISIBILITY), False), []).append(held)
             elif held.envelope.failures >= quarantine.MAX_FAILURES:
-                await session.reader.keep_aside(held, quarantine.of_held(held, judged.reason))
+                await session.reader.move_to_quarantine(held, quarantine.of_held(held, judged.reason))
             else:
                 pause = delay(judged.verdict, held.envelope.failures)
                 groups.setdefault((pause, True), []).append(held)

@@ -54,5 +54,5 @@ async def terminates_if_stuck(
     for held in batch:
         if held not in ends:
             item = quarantine.of_held(held, "its instance is in quarantine", stuck=generation)
-            await session.reader.keep_aside(held, item)
+            await session.reader.move_to_quarantine(held, item)
     return ends

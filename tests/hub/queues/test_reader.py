@@ -202,7 +202,9 @@ def test_a_reader_waits_as_long_as_the_store_asks_and_a_stop_does_not() -> None:
     assert [after - before for before, after in pairwise(asked)] == pytest.approx([20.0, 20.0], abs=0.1)
 
 
-def test_a_message_that_meets_a_defect_stops_no_other_and_is_set_aside_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_meets_a_defect_stops_no_other_and_is_quarantined_at_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     decoding = control.decode_message
 
     async def odd(store: Store, names: HubNames, queue: str, message: Message, claimed: float) -> Delivery:
