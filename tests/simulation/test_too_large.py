@@ -78,6 +78,12 @@ def app_of() -> App:
         except TaskFailedError as error:
             return f"told: {error}"
 
+    @app.orchestrator
+    async def listening(ctx: OrchestrationContext) -> str:
+        first = await ctx.wait_for_external_event("go")
+        ctx.set_custom_status(first)  # a checkpoint that writes the instance row at once
+        return await ctx.wait_for_external_event("go")
+
     return app
 
 
@@ -195,6 +201,22 @@ def test_a_cut_off_switch_whose_rest_the_store_refuses_does_not_go_round(place: 
             assert not world.defects(), world.defects()
 
     simulate(main)
+
+
+def test_an_event_whose_checkpoint_is_refused_after_its_history_stands_in_the_history_once(place: Place) -> None:
+    async def drive(world: World) -> None:
+        await world.client.start("listening", instance_id="one")
+        await world.settle()
+        calls = refusing(world, world.client.hub.names.instances, 1)
+        await world.client.raise_event("one", "go", "first")
+        ended = await world.wait("one", SOON)
+        assert len(calls) == 1
+        assert ended.status is Status.FAILED
+        names = [event.event_type.name for event in await world.client.instance("one").history()]
+        assert names.count("EventRaised") == 1, "the history has the event already, so the failure does not take it"
+        assert names[-2:] == ["ExecutionCompleted", "OrchestratorCompleted"]
+
+    play(place, drive)
 
 
 def test_an_end_before_the_first_checkpoint_that_the_store_refuses_is_an_end_all_the_same(place: Place) -> None:

@@ -121,6 +121,13 @@ class Facts:
         """True if there is a stored run that has not ended."""
         return self.execution_id is not None and not self.final
 
+    def processed(self, identity: str) -> bool:
+        """Return True if the message with this identity was processed already.
+
+        This is the first rule of admission. A worker that reloads an instance applies this rule again.
+        """
+        return identity in self.seen
+
     def ended_with(self, execution_id: str | None) -> Set[str]:
         """Return the names of the earlier runs and of one more run.
 

@@ -38,7 +38,7 @@ class State(StrEnum):
 
 def judge(message: Incoming, facts: Facts) -> Judged:
     """Decide what the worker does with a message."""
-    if message.identity in facts.seen:
+    if facts.processed(message.identity):
         return rules.discard("it is already in the history")
     judged = TABLE[message.kind, relation(message, facts), State.LIVE if facts.live else State.FREE](message, facts)
     if judged.verdict is Verdict.ORPHAN and message.failures >= ORPHAN_TURNS:

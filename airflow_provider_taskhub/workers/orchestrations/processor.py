@@ -347,7 +347,8 @@ class Orchestrations:
             begins = made.instance if made is not None else starts[0].message.instance if starts else None
             if begins is not None and known and not same_start(known, begins.execution_id):
                 live = self._loader.restarted(instance_id, live)
-            events = [brought(held) for held in kept if held.identity not in live.seen]
+            facts = live.facts()
+            events = [brought(held) for held in kept if not facts.processed(held.identity)]
             if made is not None:
                 events.insert(0, made)
             try:
