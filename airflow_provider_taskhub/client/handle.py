@@ -191,7 +191,7 @@ class InstanceHandle:
                 parent_trace_context=carried,
                 taskhub_execution_id=row.execution_id,
             )
-            await self.hub.send(self.hub.mail(event, target))
+            await self.hub.send(self.hub.message_to(event, target))
 
     async def terminate(
         self,
@@ -229,7 +229,7 @@ class InstanceHandle:
                 taskhub_execution_id=row.execution_id,
                 taskhub_recurse=recurse or None,
             )
-            await self.hub.send(self.hub.mail(event, OrchestrationInstance(instance_id=self.id)))
+            await self.hub.send(self.hub.message_to(event, OrchestrationInstance(instance_id=self.id)))
         if not wait:
             return row
         deadline = Deadline(self.hub.clock, timeout)
@@ -351,7 +351,7 @@ async def _steer(
     if row.status.is_final:
         raise InvalidStateError(f"instance {row.instance_id!r} has ended ({row.status}): it cannot be {what}")
     named = replace(event, taskhub_execution_id=row.execution_id)
-    await hub.send(hub.mail(named, OrchestrationInstance(instance_id=row.instance_id)))
+    await hub.send(hub.message_to(named, OrchestrationInstance(instance_id=row.instance_id)))
     return row
 
 

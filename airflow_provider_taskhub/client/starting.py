@@ -88,7 +88,7 @@ class Starter:
 
     def _start_parts(self, start: ExecutionStarted) -> tuple[OutboundMessage, Entity, tuple[PutBlob, ...]]:
         hub = self.hub
-        made = hub.mail(start, start.instance)
+        made = hub.message_to(start, start.instance)
         entity, blobs = created_row(
             start, names=hub.names, now=hub.clock.utc_now(), container_url=hub.container_url, message_blob=made.blob
         )
@@ -149,4 +149,4 @@ class Starter:
             scheduled_start_time=row.scheduled_start,
             generation=row.generation,
         )
-        await self.hub.send(self.hub.mail(start, start.instance))
+        await self.hub.send(self.hub.message_to(start, start.instance))

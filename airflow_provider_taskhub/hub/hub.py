@@ -120,7 +120,7 @@ class Hub:
 
     # Methods that make and send messages:
 
-    def mail(
+    def message_to(
         self,
         event: HistoryEvent,
         target: OrchestrationInstance,

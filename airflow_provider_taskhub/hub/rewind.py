@@ -101,7 +101,7 @@ async def _once(hub: Hub, instance_id: str, reason: str) -> list[RunningChild]:
     await _mark(hub, row)
     if not waits or again or rewinding is None or _asks_again(rewinding):
         event = GenericEvent(timestamp=hub.clock.utc_now(), data=reason, taskhub_execution_id=sentinel.execution_id)
-        await hub.send(hub.mail(event, OrchestrationInstance(instance_id=instance_id)))
+        await hub.send(hub.message_to(event, OrchestrationInstance(instance_id=instance_id)))
     return running
 
 
@@ -212,7 +212,7 @@ async def _answer_again(hub: Hub, instance_id: str) -> None:
         return
     answer = response(started, started.instance, completed)
     if answer is not None:
-        await hub.send(hub.mail(answer.event, answer.target, sender=started.instance))
+        await hub.send(hub.message_to(answer.event, answer.target, sender=started.instance))
 
 
 async def _timers(
@@ -238,4 +238,4 @@ async def _timers(
         )
         since, until = written[timer.event_id], lock.timestamp if lock else None
         now = timer.timestamp + (until - since) if since and until else None
-        await hub.send(hub.mail(fired, target, sender=target, action_id=timer.taskhub_action_id, now=now))
+        await hub.send(hub.message_to(fired, target, sender=target, action_id=timer.taskhub_action_id, now=now))

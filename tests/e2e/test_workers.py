@@ -195,7 +195,9 @@ async def _put_rubbish(house: House) -> None:
     """What no reader delivers; and what is no work item, before its last try."""
     async with house.client() as client:
         names, event = client.hub.names, EventRaised(timestamp=Timestamp(0), name="no work item")
-        last = replace(client.hub.mail(event, OrchestrationInstance(instance_id="x")).envelope, failures=MAX_FAILURES)
+        last = replace(
+            client.hub.message_to(event, OrchestrationInstance(instance_id="x")).envelope, failures=MAX_FAILURES
+        )
         for queue, text in (
             (names.control(1), "rubbish"),
             (names.work_items, "rubbish"),

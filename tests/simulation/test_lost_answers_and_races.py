@@ -185,7 +185,7 @@ def test_an_event_before_the_first_checkpoint_is_delivered(addressed: bool) -> N
             to = OrchestrationInstance(instance_id="one", execution_id=execution_id if addressed else None)
             for number in range(5):
                 event = EventRaised(timestamp=hub.clock.utc_now(), name="go", input=str(number))
-                await hub.client.hub.send(hub.client.hub.mail(event, to))
+                await hub.client.hub.send(hub.client.hub.message_to(event, to))
             await _net_start(hub, "events", "5", execution_id, row=True)
             await hub.join("only")
             state = await hub.wait("one", timedelta(seconds=20))
@@ -211,7 +211,7 @@ async def _net_start(hub: World, name: str, input: str, execution_id: str, *, ro
         from airflow_provider_taskhub.storage.primitives import RowVerb
 
         await Starter(hub.client.hub)._write_row(RowVerb.INSERT, entity, blobs, None)
-    await hub.client.hub.send(hub.client.hub.mail(start, start.instance))
+    await hub.client.hub.send(hub.client.hub.message_to(start, start.instance))
 
 
 @pytest.mark.rows("K44")
@@ -321,7 +321,7 @@ def test_a_response_that_nobody_asked_for_ends_in_quarantine_with_its_cause() ->
             stray = TaskCompleted(timestamp=hub.clock.utc_now(), task_scheduled_id=77, result="1")
             assert row is not None
             to = OrchestrationInstance(instance_id="one", execution_id=row.execution_id)
-            await hub.client.hub.send(hub.client.hub.mail(stray, to))
+            await hub.client.hub.send(hub.client.hub.message_to(stray, to))
             while not (kept := await hub.client.admin.quarantined()):
                 await hub.clock.sleep(60.0)
             await hub.client.raise_event("one", "go", 5)
@@ -467,7 +467,7 @@ def test_a_terminate_that_overtakes_its_start_ends_the_instance(slow: float, pur
             await hub.client.start("patient", instance_id="one")
             object.__delattr__(store, "commit")
             event = ExecutionTerminated(timestamp=hub.clock.utc_now(), input="enough")
-            await hub.client.hub.send(hub.client.hub.mail(event, OrchestrationInstance(instance_id="one")))
+            await hub.client.hub.send(hub.client.hub.message_to(event, OrchestrationInstance(instance_id="one")))
             await hub.clock.sleep(slow)
             if purged and slow > 10:
                 await hub.client.purge("one")

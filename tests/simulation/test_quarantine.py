@@ -533,7 +533,7 @@ def test_nothing_else_is_slowed_down_by_what_cannot_be_processed(broken: dict[st
                     await world.client.raise_event("one", "add", number)
                     to = OrchestrationInstance(instance_id="one")
                     stray = TaskCompleted(timestamp=world.clock.utc_now(), task_scheduled_id=77, result="1")
-                    await world.client.hub.send(world.client.hub.mail(stray, to))
+                    await world.client.hub.send(world.client.hub.message_to(stray, to))
                     for queue in (names.control(0), names.control(1), names.work_items):
                         await world.store.execute(PutMessage(queue=queue, text="nonsense"))
             for number in range(100):

@@ -167,7 +167,7 @@ def played(play: Callable[[World], Awaitable[Any]], **options: Any) -> Any:
 
 async def send(hub: World, event: HistoryEvent, instance_id: str, execution_id: str | None = None) -> None:
     to = OrchestrationInstance(instance_id=instance_id, execution_id=execution_id)
-    await hub.client.hub.send(hub.client.hub.mail(event, to))
+    await hub.client.hub.send(hub.client.hub.message_to(event, to))
 
 
 def raised(hub: World, name: str, value: int | None = None) -> EventRaised:
@@ -487,7 +487,7 @@ def test_what_actions_sent_is_known_again_up_to_a_bound_and_so_it_is_said(monkey
         await hub.client.start("collects", [], instance_id="one")
         for number in (*range(25), 24, 10, 0, -1):
             action, to = str(uuid5(NAMESPACE_OID, str(number))), OrchestrationInstance(instance_id="one")
-            await hub.client.hub.send(hub.client.hub.mail(raised(hub, "add", number), to, action_id=action))
+            await hub.client.hub.send(hub.client.hub.message_to(raised(hub, "add", number), to, action_id=action))
             await hub.settle()
         output = (await hub.wait("one")).output
         await hub.ended()

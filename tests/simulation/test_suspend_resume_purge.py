@@ -829,7 +829,7 @@ def test_an_event_that_comes_after_the_end_is_discarded_in_minutes() -> None:
         await world.wait("one")
         await world.clock.sleep(5.0)
         event = EventRaised(timestamp=world.clock.utc_now(), name="go", input="1")
-        await world.client.hub.send(world.client.hub.mail(event, OrchestrationInstance(instance_id="one")))
+        await world.client.hub.send(world.client.hub.message_to(event, OrchestrationInstance(instance_id="one")))
         began = world.clock.monotonic()
         await world.settle()
         ((said,), kept) = world.said("message_discarded"), await world.client.admin.quarantined()
@@ -863,7 +863,7 @@ def test_an_answer_that_comes_after_the_purge_leaves_no_payload() -> None:
     async def drive(world: World) -> Any:
         hub = world.client.hub
         answer = TaskCompleted(timestamp=hub.clock.utc_now(), task_scheduled_id=0, result="x" * 60_000)
-        await hub.send(hub.mail(answer, OrchestrationInstance(instance_id="purged")))
+        await hub.send(hub.message_to(answer, OrchestrationInstance(instance_id="purged")))
         spilled = await world.store.list_blobs(hub.names.large_messages)
         await world.settle()
         return (

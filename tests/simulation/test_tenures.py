@@ -557,7 +557,7 @@ def test_an_owner_with_nothing_to_do_writes_no_checkpoint(place: Place) -> None:
             await served_by(hub, one)
             to = OrchestrationInstance(instance_id="nobody", execution_id=None)
             event = EventRaised(timestamp=hub.clock.utc_now(), name="go", input="1")
-            await hub.client.hub.send(hub.client.hub.mail(event, to))
+            await hub.client.hub.send(hub.client.hub.message_to(event, to))
             await hub.clock.sleep(5.0)
             await one.stop()
             two = await hub.join("two")

@@ -134,7 +134,7 @@ def test_children_go_on_without_recurse(dotnet: bool) -> None:
         await begun(world, "child-0", "detached")
         if dotnet:
             event = ExecutionTerminated(timestamp=world.clock.utc_now(), input="enough")
-            await world.client.hub.send(world.client.hub.mail(event, OrchestrationInstance(instance_id="parent")))
+            await world.client.hub.send(world.client.hub.message_to(event, OrchestrationInstance(instance_id="parent")))
             await world.wait("parent")
         else:
             await world.client.terminate("parent", "enough", wait=True, recurse=False)

@@ -292,7 +292,7 @@ def test_a_terminate_of_another_start_does_not_end_an_unreadable_instance() -> N
         await world.client.start("job", LARGE, instance_id="child")
         await damaged(world, payload_gone, "child")
         event = ExecutionTerminated(timestamp=hub.clock.utc_now(), input="old", taskhub_execution_id="b" * 32)
-        await hub.send(hub.mail(event, OrchestrationInstance(instance_id="child")))
+        await hub.send(hub.message_to(event, OrchestrationInstance(instance_id="child")))
         await world.settle(timedelta(minutes=5))
         row = await world.client.get("child")
         assert row is not None

@@ -86,7 +86,7 @@ class Responses:
             self._work_items.reader.release([held])
             return
         room, claim = self._queues.claimable(queue)
-        response = self._hub.mail(
+        response = self._hub.message_to(
             answer,
             target,
             sender=target,

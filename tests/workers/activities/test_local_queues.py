@@ -102,8 +102,8 @@ async def test_a_worker_that_runs_no_activities_claims_no_work_items() -> None:
 
 
 async def test_slots_are_reserved_for_claimed_work_items_alone(bench: Bench) -> None:
-    letters: Any = [Message(NAMES.work_items), Message(NAMES.work_items, claim=None), Message(CONTROL)]
-    with bench.queues.reserved(letters):
+    messages: Any = [Message(NAMES.work_items), Message(NAMES.work_items, claim=None), Message(CONTROL)]
+    with bench.queues.reserved(messages):
         assert bench.items.slots.free == 1
     assert bench.items.slots.free == 2
 
