@@ -174,7 +174,7 @@ class Hub:
         episode: Episode,
         history: checkpoint.Written,
         stored: checkpoint.Stored,
-        mail: Sequence[OutboundMessage],
+        outgoing: Sequence[OutboundMessage],
         processed: checkpoint.Processed,
         *,
         tags: dict[str, str],
@@ -183,7 +183,7 @@ class Hub:
     ) -> checkpoint.CheckpointPlan:
         """Build the checkpoint of an episode. Nothing is written yet.
 
-        :param mail: the messages that the episode sends.
+        :param outgoing: the messages that the episode sends.
         :param check: called before each write; raises an error if the lease is lost.
         """
         return checkpoint.build(
@@ -191,8 +191,8 @@ class Hub:
             history,
             stored,
             names=self.names,
-            puts=[made.put() for made in mail],
-            blobs=[made.blob for made in mail if made.blob is not None],
+            puts=[made.put() for made in outgoing],
+            blobs=[made.blob for made in outgoing if made.blob is not None],
             processed=processed,
             commit_id=commit_id,
             now=self.clock.utc_now(),

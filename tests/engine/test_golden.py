@@ -74,7 +74,7 @@ def order(event: HistoryEvent, name: str) -> tuple[int, str]:
     return event.event_id, name
 
 
-def mail_of(outbound: Outbound, episode: Episode) -> dict[str, object]:
+def message_of(outbound: Outbound, episode: Episode) -> dict[str, object]:
     found = shape(outbound.event)
     found |= {
         "to": outbound.target.instance_id,
@@ -86,7 +86,7 @@ def mail_of(outbound: Outbound, episode: Episode) -> dict[str, object]:
     return found
 
 
-def recorded_mail(envelope: Envelope) -> dict[str, object]:
+def recorded_message(envelope: Envelope) -> dict[str, object]:
     assert envelope.message is not None
     assert envelope.sender is not None
     message = envelope.message
@@ -110,8 +110,8 @@ def check(episode: Episode, checkpoint: Checkpoint) -> None:
     )
     assert stretches(episode.history) == stretches(checkpoint.rows)
     mine = sorted(episode.outbound, key=lambda o: order(o.event, o.target.instance_id))
-    assert [mail_of(outbound, episode) for outbound in mine] == [
-        recorded_mail(envelope)
+    assert [message_of(outbound, episode) for outbound in mine] == [
+        recorded_message(envelope)
         for envelope in sorted(
             checkpoint.sent,
             key=lambda e: order(e.message.event, e.message.instance.instance_id) if e.message else (0, ""),

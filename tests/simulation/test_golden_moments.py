@@ -328,7 +328,7 @@ def same_message(ours: str, recorded: str) -> None:
     assert mine == other
 
 
-def mail_after(recording: Recording, mark: str) -> str:
+def message_after(recording: Recording, mark: str) -> str:
     """The message that the recorded client put when it did this."""
     at = next(index for index, call in enumerate(recording.trace) if call.get("mark") == mark)
     return next(str(call["message"]) for call in recording.trace[at:] if "message" in call)
@@ -344,7 +344,7 @@ def test_suspend_and_resume_put_the_recorded_messages(verb: str, reason: str) ->
         (message,) = await world.store.peek(world.client.hub.queue_of("susp-1"))
         return message.text
 
-    same_message(play(recording, drive, moment="1_suspended"), mail_after(recording, verb))
+    same_message(play(recording, drive, moment="1_suspended"), message_after(recording, verb))
 
 
 @pytest.mark.rows("K46", "K52")
@@ -363,7 +363,7 @@ def test_a_rewind_writes_the_recorded_rows_and_the_message() -> None:
         return message.text, rows, instance, state, await world.client.instance("rewind-1").history()
 
     text, rows, instance, state, history = play(recording, drive, moment="1_failed")
-    same_message(text, mail_after(recording, "rewind"))
+    same_message(text, message_after(recording, "rewind"))
     ours = {row.row_key: row for row in rows}
     written = recording.writes("History")
     assert len(written) == 3

@@ -44,7 +44,7 @@ from airflow_provider_taskhub.tags import WATCH_TAG
 from tests.hub.by_hand import GEN0, NAMES, NOW, held, raised, start
 
 INSTANCE = OrchestrationInstance(instance_id="i", execution_id=GEN0)
-MAIL = (PutMessage(queue="unit-workitems", text="{}"),)
+PUTS = (PutMessage(queue="unit-workitems", text="{}"),)
 BLOBS = (PutBlob(container="unit-largemessages", name="i/m", data=b"x"),)
 BATCH = (held(raised()), held(raised()))
 PROCESSED = Processed(
@@ -76,7 +76,7 @@ def episode(events: tuple[HistoryEvent, ...] = history(4), **fields: Any) -> Epi
 def plan(made: Episode, stored: Stored = Stored(), **fields: Any) -> CheckpointPlan:  # noqa: B008  # frozen
     given: dict[str, Any] = {
         "names": NAMES,
-        "puts": MAIL,
+        "puts": PUTS,
         "blobs": BLOBS,
         "processed": PROCESSED,
         "commit_id": "c1",
