@@ -27,7 +27,7 @@ class Session(Generic[State]):
     """One instance in memory.
 
     :param reader: the queue reader of the partition, which has received the messages.
-    :param mail: messages that wait for the next episode.
+    :param messages: messages that wait for the next episode.
     :param active: True while an episode of the instance runs.
     :param queued: True while the session waits for its turn to run an episode.
     :param closed: True after this worker has stopped serving the partition; no new episode starts.
@@ -38,7 +38,7 @@ class Session(Generic[State]):
 
     instance_id: str
     reader: ControlReader
-    mail: list[Delivery] = field(default_factory=list)
+    messages: list[Delivery] = field(default_factory=list)
     active: bool = False
     queued: bool = False
     closed: bool = False
@@ -53,17 +53,17 @@ MAX_BATCH = 400
 """The largest number of messages of one episode. A sentinel can list twice as many consumed messages."""
 
 
-def next_batch(mail: Iterable[Delivery]) -> tuple[list[Delivery], list[Delivery]]:
+def next_batch(messages: Iterable[Delivery]) -> tuple[list[Delivery], list[Delivery]]:
     """Split waiting messages into the batch of the next episode and the rest.
 
     A start begins a new batch, which takes the messages behind the start too. Messages in front of the start join the
     batch if they name this start or no generation, because an event can overtake the start of its instance. If a
     message in front of the start names another generation, the messages in front of the start are a batch of their own.
 
-    :param mail: the waiting messages.
+    :param messages: the waiting messages.
     :returns: the batch, and the messages that go on waiting.
     """
-    ordered = _ordered([held for held in mail if not held.gone])
+    ordered = _ordered([held for held in messages if not held.gone])
     starts = [index for index, held in enumerate(ordered) if isinstance(held.message.event, ExecutionStarted)]
     if not starts:
         return ordered[:MAX_BATCH], ordered[MAX_BATCH:]
@@ -77,15 +77,15 @@ def next_batch(mail: Iterable[Delivery]) -> tuple[list[Delivery], list[Delivery]
     return batch[:MAX_BATCH], [*batch[MAX_BATCH:], *ordered[end:]]
 
 
-def _ordered(mail: Sequence[Delivery]) -> list[Delivery]:
+def _ordered(messages: Sequence[Delivery]) -> list[Delivery]:
     """Return messages in the order in which they are processed: by time, then by the sequence number of the sender.
 
     Suspensions and resumes are ordered by time only, and keep the order of arrival if their times are equal: they may
     come from two processes, whose sequence numbers cannot be compared. Admission later compares the sequence numbers of
     each process (``facts.precedes``).
     """
-    ordered = sorted(mail, key=lambda held: held.order)
-    steering = [held for held in mail if isinstance(held.message.event, STEERING)]
+    ordered = sorted(messages, key=lambda held: held.order)
+    steering = [held for held in messages if isinstance(held.message.event, STEERING)]
     if len(steering) > 1:
         places = [place for place, held in enumerate(ordered) if isinstance(held.message.event, STEERING)]
         for place, held in zip(places, sorted(steering, key=lambda held: held.inserted), strict=True):
@@ -142,13 +142,13 @@ class Sessions(Generic[State]):
         session = self._sessions.get(instance_id)
         if session is None or session.reader is not reader:
             session = self._sessions[instance_id] = Session(instance_id=instance_id, reader=reader)
-        session.mail.append(held)
+        session.messages.append(held)
         self._offer(session)
 
     def _offer(self, session: Session[State]) -> None:
         if session.instance_id in self._active:
             return  # an instance runs one episode at a time: done() offers the session again
-        if session.mail and not session.queued and not session.closed:
+        if session.messages and not session.queued and not session.closed:
             session.queued = True
             self._wake(session)
             (self._new if session.state is None else self._live).append(session)
@@ -161,8 +161,8 @@ class Sessions(Generic[State]):
             session.queued = False
             if session.closed or session.instance_id in self._active:
                 continue
-            taken = session.mail
-            batch, session.mail = next_batch(taken)
+            taken = session.messages
+            batch, session.messages = next_batch(taken)
             session.reader.taken(held for held in taken if held.gone)
             session.reader.release(held for held in taken if held.gone)
             if not batch:
@@ -245,8 +245,8 @@ class Sessions(Generic[State]):
         left: list[Delivery] = []
         for session in self.of(reader):
             session.closed = True
-            left.extend(session.mail)
-            session.mail = []
+            left.extend(session.messages)
+            session.messages = []
             if not session.active:
                 self._forget(session)
         reader.taken(left)

@@ -89,9 +89,9 @@ def test_what_is_gone_is_in_no_batch() -> None:
 @pytest.mark.rows("K14")
 @pytest.mark.parametrize("begin", [[], [held(start(), execution_id=GEN0, at=-1)]], ids=["events", "start first"])
 def test_a_batch_is_bounded_and_loses_nothing(begin: list[Delivery]) -> None:
-    mail = begin + [held(raised(), at=number) for number in range(MAX_BATCH + 7)]
-    batch, rest = next_batch(mail)
-    assert batch + rest == mail
+    messages = begin + [held(raised(), at=number) for number in range(MAX_BATCH + 7)]
+    batch, rest = next_batch(messages)
+    assert batch + rest == messages
     assert len(batch) == MAX_BATCH
 
 
@@ -260,7 +260,7 @@ async def test_what_was_evicted_for_its_size_was_used_least_recently() -> None:
     await _idle(sessions, mine, "a", 40, 0.0)
     await _idle(sessions, mine, "b", 40, 1.0)
     sessions.deliver(mine, held(raised(), instance_id="a"))
-    busy, _ = await sessions.next()  # has mail: it does not rest, however long ago it did
+    busy, _ = await sessions.next()  # has a message: it does not rest, however long ago it did
     await _idle(sessions, mine, "c", 40, 2.0)
     assert dropped == ["b1"]
     sessions.keep(busy, "a3", 40)
@@ -280,7 +280,7 @@ async def test_an_active_session_is_never_evicted() -> None:
 
 
 @pytest.mark.rows("K37")
-async def test_mail_that_has_all_gone_leaves_a_live_session_alone() -> None:
+async def test_messages_that_have_all_gone_leave_a_live_session_alone() -> None:
     sessions: Sessions[str] = Sessions()
     mine = reader()
     session = await _idle(sessions, mine, "i", 1, 0.0)
