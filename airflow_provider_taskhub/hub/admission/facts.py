@@ -33,7 +33,7 @@ from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.model import Stamp
 
 SECOND = 10_000_000
-STEERING = (ExecutionSuspended, ExecutionResumed)
+SUSPENSIONS = (ExecutionSuspended, ExecutionResumed)
 SOON_CEILING = 4.0
 LATER_CEILING = 600.0
 
@@ -171,7 +171,7 @@ class Incoming:
             return Kind.ANSWER
         if isinstance(event, EventRaised):
             return Kind.EVENT
-        if isinstance(event, STEERING):
+        if isinstance(event, SUSPENSIONS):
             return Kind.SUSPENSION
         return Kind.TERMINATE if isinstance(event, ExecutionTerminated) else Kind.REWIND
 

@@ -15,7 +15,7 @@ import structlog
 
 from airflow_provider_taskhub.engine.events import ExecutionStarted, ExecutionTerminated, FailureDetails
 from airflow_provider_taskhub.errors import UnknownOrchestrator
-from airflow_provider_taskhub.hub.admission.facts import STEERING
+from airflow_provider_taskhub.hub.admission.facts import SUSPENSIONS
 from airflow_provider_taskhub.hub.model import Need
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.workers.demand import Demand
@@ -111,16 +111,16 @@ class MissingCode:
 
         :returns: the messages of the batch that must still be given back to the queue.
         """
-        steering = [held for held in batch if isinstance(held.message.event, STEERING)]
-        if not (steering and isinstance(batch[0].message.event, ExecutionStarted)):
+        suspensions = [held for held in batch if isinstance(held.message.event, SUSPENSIONS)]
+        if not (suspensions and isinstance(batch[0].message.event, ExecutionStarted)):
             return list(batch)
         live, loaded = await self._loader.load(session.instance_id)
         checkpointed = loaded.sentinel.timestamp if loaded.sentinel else None
         found = await self._triage.judge_batch(
-            session, live, steering, replace(live.facts(), checkpointed=checkpointed)
+            session, live, suspensions, replace(live.facts(), checkpointed=checkpointed)
         )
         await self._settler.settle(session, live, found)
-        return [held for held in batch if held not in steering or held in found.process]
+        return [held for held in batch if held not in suspensions or held in found.process]
 
 
 def _need(error: UnknownOrchestrator) -> Need:

@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import Generic, TypeVar
 
 from airflow_provider_taskhub.engine.events import ExecutionStarted
-from airflow_provider_taskhub.hub.admission.facts import STEERING
+from airflow_provider_taskhub.hub.admission.facts import SUSPENSIONS
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.queues.reader import ControlReader
 
@@ -85,10 +85,10 @@ def _ordered(messages: Sequence[Delivery]) -> list[Delivery]:
     each process (``facts.precedes``).
     """
     ordered = sorted(messages, key=lambda held: held.order)
-    steering = [held for held in messages if isinstance(held.message.event, STEERING)]
-    if len(steering) > 1:
-        places = [place for place, held in enumerate(ordered) if isinstance(held.message.event, STEERING)]
-        for place, held in zip(places, sorted(steering, key=lambda held: held.inserted), strict=True):
+    suspensions = [held for held in messages if isinstance(held.message.event, SUSPENSIONS)]
+    if len(suspensions) > 1:
+        places = [place for place, held in enumerate(ordered) if isinstance(held.message.event, SUSPENSIONS)]
+        for place, held in zip(places, sorted(suspensions, key=lambda held: held.inserted), strict=True):
             ordered[place] = held
     return ordered
 

@@ -19,7 +19,7 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.fast_dataclass import dataclass
-from airflow_provider_taskhub.hub.admission.facts import STEERING, Facts, Incoming, Judged, Row, Verdict
+from airflow_provider_taskhub.hub.admission.facts import SUSPENSIONS, Facts, Incoming, Judged, Row, Verdict
 from airflow_provider_taskhub.hub.admission.table import judge
 from airflow_provider_taskhub.hub.history.load import lock_of
 from airflow_provider_taskhub.hub.hub import Hub
@@ -142,7 +142,7 @@ class Triage:
         found.process.append(held)
         if isinstance(event, ExecutionStarted):
             found.facts = _facts_after_start(found.facts, event)
-        elif isinstance(event, STEERING):
+        elif isinstance(event, SUSPENSIONS):
             found.facts = replace(found.facts, steered=held.stamp)
 
     async def _end(self, found: TriagedBatch, held: Delivery, run: str) -> None:
