@@ -157,16 +157,23 @@ def messages() -> Iterator[Incoming]:
 
 def every_facts() -> Iterator[Facts]:
     rows = [*ROWS, replace(row(GEN0), generation=5)]
-    steered = Stamp(inserted=later(-50))
+    suspension_stamp = Stamp(inserted=later(-50))
     for read in rows:
         yield Facts(row=read)
-        yield Facts(row=read, steered=steered)
+        yield Facts(row=read, suspension_stamp=suspension_stamp)
         for current, final, parent, last in product((GEN0, GEN1), (False, True), (None, FIRST, SECOND), (None, NOW)):
             yield Facts(
                 execution_id=current, final=final, parent=parent, checkpointed=last, row=read,
                 scheduled={3}, ended={run_name(OTHER)},
             )  # fmt: skip
-            yield Facts(execution_id=current, final=final, parent=parent, checkpointed=last, row=read, steered=steered)
+            yield Facts(
+                execution_id=current,
+                final=final,
+                parent=parent,
+                checkpointed=last,
+                row=read,
+                suspension_stamp=suspension_stamp,
+            )
 
 
 def test_each_cell_of_the_page_names_every_verdict_that_its_rule_can_come_to() -> None:

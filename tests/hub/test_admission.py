@@ -463,8 +463,10 @@ def test_a_suspension_of_a_run_that_has_not_begun_is_recorded_unless_a_newer_one
     for event in (named(SUSPENDED, OTHER), named(RESUMED, OTHER)):
         facts = Facts(row=PENDING)
         assert verdict(event, facts) is Verdict.RECORD
-        assert verdict(event, replace(facts, steered=Stamp(inserted=later(1)))) is DISCARD
-        assert verdict(event, replace(facts, steered=Stamp(inserted=NOW))) is Verdict.RECORD, "within one second"
+        assert verdict(event, replace(facts, suspension_stamp=Stamp(inserted=later(1)))) is DISCARD
+        assert verdict(event, replace(facts, suspension_stamp=Stamp(inserted=NOW))) is Verdict.RECORD, (
+            "within one second"
+        )
 
 
 @pytest.mark.rows("K26", "K46")
@@ -485,7 +487,7 @@ def test_a_suspension_of_a_run_that_has_not_begun_is_recorded_unless_a_newer_one
 def test_a_suspension_or_resume_older_than_the_newest_taken_is_discarded(
     sent: dict[str, Any], expected: Verdict
 ) -> None:
-    known = replace(RUNNING, steered=Stamp(inserted=NOW, process="a", number=5))
+    known = replace(RUNNING, suspension_stamp=Stamp(inserted=NOW, process="a", number=5))
     for event in (SUSPENDED, RESUMED):
         assert verdict(event, known, **sent) is expected
         assert verdict(event, RUNNING, **sent) is PROCESS, "none was taken yet"

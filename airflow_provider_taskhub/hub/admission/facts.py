@@ -101,7 +101,7 @@ class Facts:
     :param fire_and_forget: True if the parent does not wait for the stored run.
     :param seen: identities of messages that were processed: the history has the event of such a message, or the
         sentinel lists the identity.
-    :param steered: stamp of the newest suspension or resume that was processed, in any run of this id.
+    :param suspension_stamp: stamp of the newest suspension or resume that was processed, in any run of this id.
     :param row: the instance row; None: it was not read.
     """
 
@@ -113,7 +113,7 @@ class Facts:
     parent: ParentInstance | None = None
     fire_and_forget: bool = False
     seen: Set[str] = frozenset()
-    steered: Stamp | None = None
+    suspension_stamp: Stamp | None = None
     row: Row | None = None
 
     @property

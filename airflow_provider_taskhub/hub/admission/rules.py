@@ -233,7 +233,7 @@ def after_the_live_run(otherwise: Rule) -> Rule:
 def newest_only(message: Incoming, facts: Facts) -> Judged:
     """Process a suspension or resume, unless a newer suspension or resume was processed already. An older message can
     come after a newer one: if the worker that received it has died, the queue delivers it again."""
-    if facts.steered is not None and precedes(message.stamp, facts.steered):
+    if facts.suspension_stamp is not None and precedes(message.stamp, facts.suspension_stamp):
         return discard("a newer suspension or resume was processed before it")
     return PROCESS
 

@@ -205,7 +205,8 @@ class Sentinel:
     :param committed_rows: number of rows of the generation that count, after TaskHub's last commit; None: .NET has
         committed last.
     :param consumed: identities of messages that were consumed by ``continue_as_new``.
-    :param steered: stamp (time and sender) of the newest suspension or resume that was processed, in any generation.
+    :param suspension_stamp: stamp (time and sender) of the newest suspension or resume that was processed, in any
+        generation.
     :param ended: names of earlier runs under this id, the newest last.
     :param suspension: the suspension of a run that has no checkpoint yet. The run begins suspended.
     :param clears: in writes only: empty the column of ``suspension``.
@@ -222,7 +223,7 @@ class Sentinel:
     commit_id: str | None = None
     committed_rows: int | None = None
     consumed: tuple[str, ...] = ()
-    steered: Stamp | None = None
+    suspension_stamp: Stamp | None = None
     ended: tuple[str, ...] = ()
     suspension: Suspension | None = None
     clears: bool = False
@@ -263,8 +264,8 @@ def encode_sentinel(sentinel: Sentinel, *, instance_id: str) -> Entity:
             "TaskHubRows": sentinel.committed_rows,
             "TaskHubConsumed": ",".join(sentinel.consumed),  # write "" too: a merge without it would keep the old list
         }
-    if sentinel.steered is not None:
-        properties["TaskHubSteered"] = sentinel.steered.text()
+    if sentinel.suspension_stamp is not None:
+        properties["TaskHubSteered"] = sentinel.suspension_stamp.text()
     if sentinel.ended:
         properties["TaskHubEnded"] = ",".join(sentinel.ended[-MAX_ENDED:])
     if sentinel.clears or sentinel.suspension is not None:
@@ -302,7 +303,7 @@ def decode_sentinel(entity: Entity) -> Sentinel:
         )
     current = columns.get("TaskHubBasis") == _basis(execution_id, completed)
     values = (columns.get(name) if current else None for name in _TASKHUB_COLUMNS)
-    commit_id, rows, consumed, steered, suspension, status, awaits = values
+    commit_id, rows, consumed, suspension_stamp, suspension, status, awaits = values
     ended = columns.get("TaskHubEnded")
     return Sentinel(
         execution_id=execution_id,
@@ -312,7 +313,7 @@ def decode_sentinel(entity: Entity) -> Sentinel:
         commit_id=commit_id if isinstance(commit_id, str) else None,
         committed_rows=rows if isinstance(rows, int) and rows >= 0 else None,
         consumed=tuple(consumed.split(",")) if isinstance(consumed, str) and consumed else (),
-        steered=Stamp.parse(steered),
+        suspension_stamp=Stamp.parse(suspension_stamp),
         ended=tuple(ended.split(",")) if isinstance(ended, str) and ended else (),
         suspension=_suspension(suspension),
         custom_status=status if isinstance(status, str) else None,

@@ -62,8 +62,8 @@ class Stored:
     :param completed: value of the sentinel's column CheckpointCompletedTimestamp.
     :param consumed: identities of the messages that were consumed by ``continue_as_new``, as the sentinel lists them.
         Such a message may be delivered again much later, and no history row of the new generation contains its event.
-    :param steered: stamp (time and sender) of the newest suspension or resume that was processed. The checkpoint of its
-        episode stores the stamp.
+    :param suspension_stamp: stamp (time and sender) of the newest suspension or resume that was processed. The
+        checkpoint of its episode stores the stamp.
     :param ended: names of earlier runs under this id, the newest last.
     :param suspension: suspension in the sentinel, with which a run without a checkpoint begins.
     :param blobs: names of the known blobs that hold large columns of the generation's rows. They are deleted when the
@@ -82,7 +82,7 @@ class Stored:
     has_old_rows: bool = False
     completed: Timestamp | None = None
     consumed: tuple[str, ...] = ()
-    steered: Stamp | None = None
+    suspension_stamp: Stamp | None = None
     ended: tuple[str, ...] = ()
     suspension: Suspension | None = None
     blobs: tuple[str, ...] = ()
@@ -319,7 +319,7 @@ def after(
         has_old_rows=stored.has_old_rows or episode.switched,
         completed=completed,
         consumed=consumed,
-        steered=stored.steered,
+        suspension_stamp=stored.suspension_stamp,
         ended=stored.ended,
         suspension=None if _takes(episode, stored) else stored.suspension,
         blobs=() if episode.switched else stored.blobs,
@@ -368,7 +368,7 @@ def _history_steps(
             committed_rows=committed if last else counted,
             consumed=consumed,
             # Store the stamp only when the history row of its suspension or resume counts.
-            steered=stored.steered if last or episode.switched else None,
+            suspension_stamp=stored.suspension_stamp if last or episode.switched else None,
             ended=stored.ended if stored.ended and episode.started else (),
             clears=last and _takes(episode, stored),
             custom_status=custom_status,
@@ -436,13 +436,15 @@ def recorded(
     :param identity: identity of the message.
     :returns: the write, and what is stored after the write. The caller adds the sentinel's new ETag.
     """
-    after = replace(stored, steered=stamp, suspension=suspension, consumed=(*stored.consumed, identity)[-MAX_CONSUMED:])
+    after = replace(
+        stored, suspension_stamp=stamp, suspension=suspension, consumed=(*stored.consumed, identity)[-MAX_CONSUMED:]
+    )
     sentinel = replace(
         before or Sentinel(execution_id=run, complete=False),
         commit_id=commit_id,
         committed_rows=stored.rows,
         consumed=after.consumed,
-        steered=stamp,
+        suspension_stamp=stamp,
         suspension=suspension,
         clears=suspension is None,
     )

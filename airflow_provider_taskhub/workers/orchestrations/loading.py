@@ -164,7 +164,7 @@ class LoadedInstance:
             parent=self.parent,
             fire_and_forget=FIRE_AND_FORGET in self.tags,
             seen=self.seen.keys(),
-            steered=self.stored.steered,
+            suspension_stamp=self.stored.suspension_stamp,
         )
 
 
@@ -206,7 +206,7 @@ class Loader:
                 sentinel_etag=sentinel.etag if sentinel else None,
                 uncommitted_rows=loaded.uncommitted_rows,
                 consumed=sentinel.consumed if sentinel else (),
-                steered=sentinel.steered if sentinel else None,
+                suspension_stamp=sentinel.suspension_stamp if sentinel else None,
                 ended=sentinel.ended if sentinel else (),
                 suspension=sentinel.suspension if sentinel else None,
                 row_etag=row.etag if row else None,
@@ -222,7 +222,7 @@ class Loader:
             has_old_rows=loaded.has_old_rows,
             completed=sentinel.checkpoint_completed,
             consumed=sentinel.consumed,
-            steered=sentinel.steered,
+            suspension_stamp=sentinel.suspension_stamp,
             ended=sentinel.ended,
             suspension=sentinel.suspension,
             blobs=loaded.blobs,
@@ -266,7 +266,7 @@ class Loader:
             sentinel_etag=found.lock.etag if found.lock else None,
             has_old_rows=True,
             consumed=found.sentinel.consumed if found.sentinel else (),
-            steered=found.sentinel.steered if found.sentinel else None,
+            suspension_stamp=found.sentinel.suspension_stamp if found.sentinel else None,
             ended=found.sentinel.ended if found.sentinel else (),
             suspension=found.sentinel.suspension if found.sentinel else None,
             row_etag=row.etag if row else None,

@@ -164,8 +164,8 @@ class Orchestrations:
             if self._cancelling.concerns(live.open_tasks):
                 await self._cancelling.cancel(session.instance_id, live.execution_id)
             live = self._loader.restarted(session.instance_id, live)
-        if live.stored.steered != found.facts.steered:
-            live.stored = replace(live.stored, steered=found.facts.steered)
+        if live.stored.suspension_stamp != found.facts.suspension_stamp:
+            live.stored = replace(live.stored, suspension_stamp=found.facts.suspension_stamp)
         self._put_into_session(session, live)
         return live
 
@@ -339,10 +339,10 @@ class Orchestrations:
         failure = FailureDetails(error_type=type(error).__name__, error_message=text, is_non_retriable=True)
         taken = list(batch) if admitted else []
         starts = [held for held in taken if isinstance(held.message.event, ExecutionStarted)]
-        steered = session.state.stored.steered if session.state is not None else None
+        suspension_stamp = session.state.stored.suspension_stamp if session.state is not None else None
         for kept in (taken, starts):
             live, _ = await self._loader.load(instance_id)
-            live.stored = replace(live.stored, steered=newest(live.stored.steered, steered))
+            live.stored = replace(live.stored, suspension_stamp=newest(live.stored.suspension_stamp, suspension_stamp))
             known = live.execution_id
             begins = made.instance if made is not None else starts[0].message.instance if starts else None
             if begins is not None and known and not same_start(known, begins.execution_id):

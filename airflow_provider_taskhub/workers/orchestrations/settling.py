@@ -68,7 +68,7 @@ class Settler:
         for held, run in found.record:
             await self._record(session, live, held, run)
         for held in discarded:
-            if live.stored.steered == held.stamp and held.identity in live.stored.consumed:
+            if live.stored.suspension_stamp == held.stamp and held.identity in live.stored.consumed:
                 # The worker that stored the message in the sentinel may have died before it wrote the row.
                 await self._show_in_row(session, held)
         await self.delete(session, [*discarded, *(held for held, _ in found.record)])

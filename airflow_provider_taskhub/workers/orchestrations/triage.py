@@ -129,7 +129,7 @@ class Triage:
                 case Verdict.RECORD:
                     taken.add(held.identity)
                     found.record.append((held, _run_of(message, found.facts)))
-                    found.facts = replace(found.facts, steered=held.stamp)
+                    found.facts = replace(found.facts, suspension_stamp=held.stamp)
                 case Verdict.END:
                     taken.add(held.identity)
                     await self._end(found, held, _run_of(message, found.facts))
@@ -143,7 +143,7 @@ class Triage:
         if isinstance(event, ExecutionStarted):
             found.facts = _facts_after_start(found.facts, event)
         elif isinstance(event, SUSPENSIONS):
-            found.facts = replace(found.facts, steered=held.stamp)
+            found.facts = replace(found.facts, suspension_stamp=held.stamp)
 
     async def _end(self, found: TriagedBatch, held: Delivery, run: str) -> None:
         """Take a terminate for a run that has no checkpoint yet, and build the start of the run.
@@ -204,7 +204,7 @@ def _facts_after_start(facts: Facts, start: ExecutionStarted) -> Facts:
         parent=start.parent,
         fire_and_forget=FIRE_AND_FORGET in (start.tags or {}),
         seen=facts.seen,
-        steered=facts.steered,
+        suspension_stamp=facts.suspension_stamp,
     )
 
 

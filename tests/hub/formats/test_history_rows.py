@@ -339,13 +339,16 @@ def test_a_half_commit_of_ours_on_top_of_dotnets_is_known() -> None:
 
 @pytest.mark.rows("K46", "K55")
 def test_the_newest_suspension_or_resume_stays_until_a_newer_one_is_stored() -> None:
-    steered = replace(OURS, steered=Stamp(inserted=NOW, process="0123456789abcdef", number=12))
-    first = encode_sentinel(steered, instance_id="a")
-    assert decode_sentinel(first) == steered
+    stamped = replace(OURS, suspension_stamp=Stamp(inserted=NOW, process="0123456789abcdef", number=12))
+    first = encode_sentinel(stamped, instance_id="a")
+    assert decode_sentinel(first) == stamped
     later = replace(OURS, checkpoint_completed=LATER, commit_id="c-2")
-    assert decode_sentinel(merged(first, encode_sentinel(later, instance_id="a"))).steered == steered.steered
+    assert (
+        decode_sentinel(merged(first, encode_sentinel(later, instance_id="a"))).suspension_stamp
+        == stamped.suspension_stamp
+    )
     damaged = merged(first, Entity(partition_key="a", row_key=SENTINEL, properties={"TaskHubSteered": "soon"}))
-    assert decode_sentinel(damaged).steered is None
+    assert decode_sentinel(damaged).suspension_stamp is None
 
 
 def test_consumed_ids_are_forgotten_by_the_next_commit() -> None:

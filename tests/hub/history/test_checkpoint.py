@@ -194,7 +194,7 @@ def test_a_switch_counts_from_its_first_transaction_on() -> None:
 @pytest.mark.parametrize("switched", [False, True])
 def test_the_newest_suspension_or_resume_is_stored_with_the_event_that_it_was(switched: bool) -> None:
     """In front of that it would make the message stale which brings the event again."""
-    stored = Stored(sentinel_etag="e1", rows=40, steered=Stamp(inserted=NOW, process="ab", number=3))
+    stored = Stored(sentinel_etag="e1", rows=40, suspension_stamp=Stamp(inserted=NOW, process="ab", number=3))
     made = transacts(plan(episode(history(150), switched=switched), stored))
     found = [group.rows[-1].entity.properties.get("TaskHubSteered") for group in made]
     text = f"{NOW.ticks}/ab/3"
