@@ -263,7 +263,7 @@ class InstanceHandle:
             taskhub_process=self.hub.process,
             taskhub_by=ordered,
         )
-        return await _steer(self.hub, await self._existing(), event, "suspended")
+        return await _send_suspension(self.hub, await self._existing(), event, "suspended")
 
     async def resume(self, reason: str = "") -> InstanceState:
         """Let a suspended instance continue with all events that arrived during the suspension.
@@ -278,7 +278,7 @@ class InstanceHandle:
         """
         check_text(reason, "the reason")
         event = ExecutionResumed(timestamp=self.hub.clock.utc_now(), reason=reason, taskhub_process=self.hub.process)
-        return await _steer(self.hub, await self._existing(), event, "resumed")
+        return await _send_suspension(self.hub, await self._existing(), event, "resumed")
 
     async def rewind(self, reason: str = "") -> InstanceState:
         """Let a failed instance continue from before its failure: the activities and children that failed run again.
@@ -341,7 +341,7 @@ class InstanceHandle:
         raise last
 
 
-async def _steer(
+async def _send_suspension(
     hub: Hub, row: InstanceState, event: ExecutionSuspended | ExecutionResumed, what: str
 ) -> InstanceState:
     """Send a suspend or resume message to an instance, for the run that its row shows.
