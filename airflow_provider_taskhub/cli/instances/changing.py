@@ -67,7 +67,7 @@ def suspend(instance_id: InstanceId, reason: Reason = "", hub: HubName = None, j
     async def work(client: Client) -> InstanceState:
         return await client.suspend(instance_id, reason)
 
-    _steered(with_client(hub, work), "asked to suspend", json=json)
+    _report(with_client(hub, work), "asked to suspend", json=json)
 
 
 def resume(instance_id: InstanceId, reason: Reason = "", hub: HubName = None, json: AsJson = False) -> None:
@@ -79,7 +79,7 @@ def resume(instance_id: InstanceId, reason: Reason = "", hub: HubName = None, js
     async def work(client: Client) -> InstanceState:
         return await client.resume(instance_id, reason)
 
-    _steered(with_client(hub, work), "asked to resume", json=json)
+    _report(with_client(hub, work), "asked to resume", json=json)
 
 
 def rewind(
@@ -105,7 +105,7 @@ def rewind(
     if wait:
         finish(state, json=json, ended=True)
     else:
-        _steered(state, "rewound", json=json)
+        _report(state, "rewound", json=json)
 
 
 def restart(
@@ -152,7 +152,7 @@ def raise_event(
     console.print(f"{instance_id}: event {name} sent", soft_wrap=True)
 
 
-def _steered(state: InstanceState, what: str, *, json: bool) -> None:
+def _report(state: InstanceState, what: str, *, json: bool) -> None:
     if json:
         as_json(state)
     else:
