@@ -30,7 +30,7 @@ def detect_stale(
 
     Example: taskhub partitions detect-stale 30 || page-somebody
     """
-    found = carry_out(hub, lambda steering: steering.stale(seconds))
+    found = carry_out(hub, lambda operations: operations.stale(seconds))
     if json:
         as_json(found)
     elif found:

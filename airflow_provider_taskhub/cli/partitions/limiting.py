@@ -52,24 +52,24 @@ def cap(
         _lift_caps(hub, node, json)
         return
 
-    async def order(steering: PartitionOperations) -> None:
+    async def set_limits(operations: PartitionOperations) -> None:
         if value is not None:
-            await steering.cap(value, node=node, reason=reason)
+            await operations.cap(value, node=node, reason=reason)
         if per_turn is not None:
-            await steering.turn(per_turn, reason=reason)
+            await operations.turn(per_turn, reason=reason)
 
-    carry_out(hub, order, nodes=() if node is None else (node,))
+    carry_out(hub, set_limits, nodes=() if node is None else (node,))
     told = [] if value is None else [f"{node or 'every worker'} holds at most {value}"]
     told += [] if per_turn is None else [f"every worker takes at most {per_turn} a scan"]
     done(json, ", ".join(told), node=node, **limits)
 
 
 def _lift_caps(hub: str | None, node: str | None, json: bool) -> None:
-    async def order(steering: PartitionOperations) -> list[str]:
-        lifted = [] if not await steering.cap(None, node=node) else [f"cap of {node or 'every worker'}"]
-        return lifted + ([] if node is not None or not await steering.turn(None) else ["limit per scan"])
+    async def lift_limits(operations: PartitionOperations) -> list[str]:
+        lifted = [] if not await operations.cap(None, node=node) else [f"cap of {node or 'every worker'}"]
+        return lifted + ([] if node is not None or not await operations.turn(None) else ["limit per scan"])
 
-    lifted = carry_out(hub, order)
+    lifted = carry_out(hub, lift_limits)
     if not lifted:
         nothing_lifted(hub, ControlKind.CAP, ControlKind.TURN)
     done(json, f"lifted: {', '.join(lifted) or 'nothing'}", node=node, lifted=len(lifted))
@@ -84,7 +84,7 @@ def drain_node(
 
     Example: taskhub partitions drain-node @node7 --reason "kernel update"
     """
-    carry_out(hub, lambda steering: steering.drain_node(node, reason), nodes=(node,))
+    carry_out(hub, lambda operations: operations.drain_node(node, reason), nodes=(node,))
     done(
         json,
         f"{node}: serves no partitions after one scan and the end of its running episodes",
@@ -98,7 +98,7 @@ def undrain_node(node: Annotated[str, typer.Argument(help=NODE)], hub: HubName =
 
     Example: taskhub partitions undrain-node @node7
     """
-    lifted = carry_out(hub, lambda steering: steering.undrain_node(node))
+    lifted = carry_out(hub, lambda operations: operations.undrain_node(node))
     if not lifted:
         nothing_lifted(hub, ControlKind.DRAIN)
     done(json, f"{node}: {'back in service' if lifted else 'was not drained'}", node=node, lifted=lifted)

@@ -37,18 +37,18 @@ Nodes = Annotated[list[str], typer.Option("--node", help=f"{NODE} May be repeate
 Reason = Annotated[str, typer.Option(help="Reason. It is shown with the order until the order is lifted.")]
 
 
-def carry_out(hub: str | None, order: Callable[[PartitionOperations], Awaitable[T]], *, nodes: Sequence[str] = ()) -> T:
+def carry_out(hub: str | None, work: Callable[[PartitionOperations], Awaitable[T]], *, nodes: Sequence[str] = ()) -> T:
     """Call an operation on the partitions of a hub, and return its result.
 
-    :param order: calls the operation.
-    :param nodes: names of workers that the order is about. For a name that no worker has now, only a warning is
+    :param work: calls the operation.
+    :param nodes: names of workers that the operation is about. For a name that no worker has now, only a warning is
         printed, because a worker with this name may start later.
     """
 
-    async def work(client: Client) -> tuple[T, tuple[Member, ...]]:
-        return await order(client.admin.partition_operations), await client.admin.workers() if nodes else ()
+    async def call(client: Client) -> tuple[T, tuple[Member, ...]]:
+        return await work(client.admin.partition_operations), await client.admin.workers() if nodes else ()
 
-    done, listed = with_client(hub, work)
+    done, listed = with_client(hub, call)
     for node in nodes:
         if not any(names(node, member.worker) for member in listed):
             warn(f"no worker has the name {node} now: the order waits for one. Listed: {_workers(listed)}")
@@ -67,7 +67,7 @@ def nothing_lifted(hub: str | None, *kinds: ControlKind) -> None:
     :param kinds: list only orders of these kinds.
     """
     found = [
-        _order(control) for control in carry_out(hub, lambda steering: steering.controls()) if control.kind in kinds
+        _order(control) for control in carry_out(hub, lambda operations: operations.controls()) if control.kind in kinds
     ]
     warn(f"nothing was lifted. In force: {', '.join(sorted(found))}" if found else "nothing was lifted: none in force")
 

@@ -38,10 +38,10 @@ def create(
     """
     told, facts = hubs.made(hub=hub, partitions=partitions, cap=cap)
 
-    async def complete(steering: PartitionOperations) -> None:
-        await steering.complete()
+    async def complete(operations: PartitionOperations) -> None:
+        await operations.complete()
         if cap is not None:
-            await steering.cap(cap)
+            await operations.cap(cap)
 
     carry_out(hub, complete)
     if cap is not None:
@@ -63,7 +63,7 @@ def kick(
     Example: taskhub partitions kick 3 --prohibit etl@node7 --reason "slow disk"
     """
     barred = prohibit or []
-    owner = carry_out(hub, lambda steering: steering.kick(partition, prohibit=barred, reason=reason), nodes=barred)
+    owner = carry_out(hub, lambda operations: operations.kick(partition, prohibit=barred, reason=reason), nodes=barred)
     told = f"partition {partition}: {f'{owner} is asked to hand it over' if owner else 'no worker owns it'}"
     told += f"; prohibited to {', '.join(barred)}" if barred else ""
     done(json, told, partition=partition, kicked=owner, prohibited=barred)
@@ -76,7 +76,7 @@ def prohibit(
 
     Example: taskhub partitions prohibit 3 4 --node etl@node7 --node @node8
     """
-    carry_out(hub, lambda steering: steering.prohibit(partitions, node, reason), nodes=node)
+    carry_out(hub, lambda operations: operations.prohibit(partitions, node, reason), nodes=node)
     done(json, f"{listed(partitions)}: prohibited to {', '.join(node)}", partitions=partitions, prohibited=node)
 
 
@@ -93,7 +93,7 @@ def allow(
 
     Example: taskhub partitions allow 3 4 --node etl@node7
     """
-    lifted = carry_out(hub, lambda steering: steering.allow(partitions, node or ()))
+    lifted = carry_out(hub, lambda operations: operations.allow(partitions, node or ()))
     if not lifted:
         nothing_lifted(hub, ControlKind.PROHIBIT)
     told = f"{listed(partitions)}: {plural(lifted, 'prohibition')} lifted"
@@ -105,7 +105,7 @@ def offline(partitions: Partitions, reason: Reason = "", hub: HubName = None, js
 
     Example: taskhub partitions offline 3 --reason "history repair"
     """
-    carry_out(hub, lambda steering: steering.offline(partitions, reason))
+    carry_out(hub, lambda operations: operations.offline(partitions, reason))
     told = f"{listed(partitions)}: offline after one scan and the end of running episodes"
     done(json, told, partitions=partitions, offline=True)
 
@@ -115,7 +115,7 @@ def online(partitions: Partitions, hub: HubName = None, json: AsJson = False) ->
 
     Example: taskhub partitions online 3
     """
-    lifted = carry_out(hub, lambda steering: steering.online(partitions))
+    lifted = carry_out(hub, lambda operations: operations.online(partitions))
     if not lifted:
         told = f"{listed(partitions)}: not offline"
     else:

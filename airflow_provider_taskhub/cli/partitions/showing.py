@@ -136,7 +136,7 @@ def controls(hub: HubName = None, json: AsJson = False) -> None:
 
     Example: taskhub partitions controls --json
     """
-    found = carry_out(hub, lambda steering: steering.controls())
+    found = carry_out(hub, lambda operations: operations.controls())
     if json:
         as_json(found)
     else:
