@@ -255,13 +255,13 @@ class InstanceHandle:
         :raises InputError: if the reason or ``by`` cannot be stored.
         """
         check_text(reason, "the reason")
-        ordered = _user_and_host() if by is None else by
-        check_column(ordered, "by")
+        suspended_by = _user_and_host() if by is None else by
+        check_column(suspended_by, "by")
         event = ExecutionSuspended(
             timestamp=self.hub.clock.utc_now(),
             reason=reason,
             taskhub_process=self.hub.process,
-            taskhub_by=ordered,
+            taskhub_by=suspended_by,
         )
         return await _send_suspension(self.hub, await self._existing(), event, "suspended")
 

@@ -72,7 +72,7 @@ def test_instances_from_start_to_end(embedded: House) -> None:
 
 
 @pytest.mark.rows("K30", "K41", "K45", "K46")
-def test_instances_are_steered_and_purged(house: House, tmp_path: Path) -> None:
+def test_instances_are_suspended_rewound_and_purged(house: House, tmp_path: Path) -> None:
     worker = house.worker("one").ready()
     house.json("instances", "start", "waiting", "--id", "held", "--tag", "team=a")
     held = house.command("instances", "suspend", "held", "--reason", "hold on")

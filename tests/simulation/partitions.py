@@ -416,7 +416,7 @@ class World:
         self._incarnations: Counter[str] = Counter()
         self._sure = [0.0] * self.shape.partitions
         """Until when a partition is served unless something happens to its holder."""
-        self.steering = PartitionOperations(self.store, NAMES, by="ops", clock=VirtualClock())
+        self.operations = PartitionOperations(self.store, NAMES, by="ops", clock=VirtualClock())
         times = self.shape.times
         self._scan = times.scan.total_seconds()
         # what a host does with a full second of requests in its way, and a coarse look of ours
@@ -573,7 +573,7 @@ class World:
                 self._cut ^= {host.name}
             case "kick":
                 with suppress(HubError):  # a blob leased by who died while writing it: try again
-                    await self.steering.kick(self.dice.randrange(self.shape.partitions))
+                    await self.operations.kick(self.dice.randrange(self.shape.partitions))
             case _:
                 return
         self.events[kind] += 1

@@ -711,15 +711,15 @@ def test_what_a_worker_learns_in_time_is_run() -> None:
 def test_as_long_as_a_live_worker_could_run_it_no_timeout_runs() -> None:
     async def play() -> Any:
         async with world() as hub:
-            steering = PartitionOperations(hub.store, hub.client.hub.names, by="ops", clock=hub.clock)
+            operations = PartitionOperations(hub.store, hub.client.hub.names, by="ops", clock=hub.clock)
             await hub.join("stranger", app=App("stranger"))
-            await steering.prohibit(range(hub.settings.partitions), ["knows"], "for this test")
+            await operations.prohibit(range(hub.settings.partitions), ["knows"], "for this test")
             await hub.join("knows")
             await hub.clock.sleep(5.0)
             await hub.client.start("chain", 2, instance_id="one")
             await hub.clock.sleep(2 * hub.settings.no_worker_timeout.total_seconds())
             assert await _status(hub, "one") is Status.PENDING
-            await steering.allow(range(hub.settings.partitions))
+            await operations.allow(range(hub.settings.partitions))
             state = await hub.wait("one", timedelta(seconds=60))
             await hub.ended()
             return state.output

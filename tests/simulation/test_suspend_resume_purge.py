@@ -194,11 +194,11 @@ def test_what_no_worker_alive_has_the_code_of_is_terminated_at_once(begun: bool)
 def test_what_has_ended_is_neither_suspended_nor_resumed(final: str) -> None:
     async def drive(world: World) -> Any:
         await ended_as(world, final)
-        for steer in (world.client.suspend, world.client.resume):
+        for send in (world.client.suspend, world.client.resume):
             with pytest.raises(InputError, match=f"has ended .{final}"):
-                await steer("one")
+                await send("one")
             with pytest.raises(InstanceNotFound):
-                await steer("two")
+                await send("two")
         assert (await world.client.terminate("one")).status == final
         return await world.queued()
 
@@ -213,12 +213,12 @@ MEANWHILE = {
     "a new generation": ["a new generation"],
     "both": ["a new generation", "another worker"],
 }
-"""What may happen between the newer order and the older one, which its dead worker had held."""
+"""What may happen between the newer message and the older one, which its dead worker had held."""
 
 
 async def overtaken(world: World, older: str, newer: str, meanwhile: Sequence[str], client: Client) -> Status | None:
-    """The status once an older suspension, resume or terminate has come back behind a newer order of another client."""
-    steer = {"suspend": world.client.suspend, "resume": world.client.resume, "terminate": world.client.terminate}
+    """The status once an older suspension, resume or terminate has come back behind a newer one of another client."""
+    verbs = {"suspend": world.client.suspend, "resume": world.client.resume, "terminate": world.client.terminate}
     (first,) = world.machines
     await world.client.start("counter", [], instance_id="one")
     await world.clock.sleep(2.0)
@@ -226,7 +226,7 @@ async def overtaken(world: World, older: str, newer: str, meanwhile: Sequence[st
         await world.client.suspend("one", "first of all")
         await world.clock.sleep(2.0)
     first.death = Death(point="history", count=first.points["before-history"] + 1)
-    await steer[older]("one", "older")
+    await verbs[older]("one", "older")
     await first.died.wait()
     await world.clock.sleep(1.0)
     second = await world.join("second")
@@ -406,9 +406,9 @@ def test_what_no_store_takes_is_refused_before_it_is_sent() -> None:
     async def drive(world: World) -> None:
         client, half = world.client, "half a smile \ud83d"
         await client.start("events", 1, instance_id="one")
-        for steer in (client.terminate, client.suspend, client.resume, client.rewind):
+        for send in (client.terminate, client.suspend, client.resume, client.rewind):
             with pytest.raises(InputError, match="the reason contains an unpaired surrogate, which no store accepts"):
-                await steer("one", half)
+                await send("one", half)
         for name in (half, "go" * 16_385, ""):
             with pytest.raises(InputError, match="raise_event: "):
                 await client.raise_event("one", name)

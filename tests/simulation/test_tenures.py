@@ -327,10 +327,10 @@ def test_what_is_of_one_instance_is_processed_strictly_one_after_another(place: 
 
 async def pass_on(hub: World, source: Machine, target: Machine) -> None:
     """The partition goes to the other, by a handover, as an administrator orders it."""
-    steering = hub.client.admin.partition_operations
-    await steering.kick(0, prohibit=[source.name])
+    operations = hub.client.admin.partition_operations
+    await operations.kick(0, prohibit=[source.name])
     await served_by(hub, target)
-    await steering.allow([0])
+    await operations.allow([0])
 
 
 @pytest.mark.rows("T51", "K09", "E53")

@@ -32,7 +32,7 @@ class _Writer:
 
     def program(self) -> Program:
         steps = self._body(self._id, depth=0)
-        self._steer()
+        self._suspend_or_end()
         orders = sorted(self._orders, key=lambda order: order["at"])
         return {"id": self._id, "steps": steps, "orders": orders}
 
@@ -45,7 +45,7 @@ class _Writer:
 
     # orders
 
-    def _steer(self) -> None:
+    def _suspend_or_end(self) -> None:
         if self._likely(0.35):
             for _ in range(self._dice.choice([1, 1, 2, 3])):
                 at = self._dice.uniform(0.0, 3.0)

@@ -335,10 +335,10 @@ async def test_what_was_taken_is_said_at_once() -> None:
         a, b = await cluster.join("a"), await cluster.join("b")
         await cluster.settle(1000)
         await asyncio.sleep(1000)
-        steering = PartitionOperations(cluster.store, NAMES, by="ops", clock=VirtualClock())
+        operations = PartitionOperations(cluster.store, NAMES, by="ops", clock=VirtualClock())
         for _ in range(3):
             before = len(a.when("taken")) + len(b.when("taken"))
-            await steering.kick(min(a.held))
+            await operations.kick(min(a.held))
             while len(a.when("taken")) + len(b.when("taken")) == before:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
             await asyncio.sleep(1)

@@ -41,7 +41,7 @@ CYCLE = SCAN * JITTER
 """Every worker has read the controls by then."""
 
 
-def steering(cluster: Cluster, by: str = "ops") -> PartitionOperations:
+def operations_of(cluster: Cluster, by: str = "ops") -> PartitionOperations:
     return PartitionOperations(cluster.store, NAMES, by=by, clock=VirtualClock())
 
 
@@ -103,12 +103,12 @@ def test_orders_are_worked_out_for_the_workers_that_are_there() -> None:
 @pytest.mark.rows("T75")
 async def test_every_order_is_listed_with_who_when_and_why_until_it_is_lifted() -> None:
     async with Cluster() as cluster:
-        steer = steering(cluster, "maria")
-        await steer.offline([2], "repair")
-        await steer.prohibit([1], ["etl", "@Node/7#1"])
-        await steer.cap(3, node="etl")
-        await steer.drain_node("@node8")
-        found = await steer.controls()
+        operations = operations_of(cluster, "maria")
+        await operations.offline([2], "repair")
+        await operations.prohibit([1], ["etl", "@Node/7#1"])
+        await operations.cap(3, node="etl")
+        await operations.drain_node("@node8")
+        found = await operations.controls()
         assert {(item.kind, item.partition, item.node, item.value) for item in found} == {
             (ControlKind.OFFLINE, 2, None, None),
             (ControlKind.PROHIBIT, 1, "etl", None),
@@ -119,32 +119,32 @@ async def test_every_order_is_listed_with_who_when_and_why_until_it_is_lifted() 
         assert {(item.by, item.at, item.reason) for item in found if item.partition == 2} == {
             ("maria", START, "repair")
         }
-        assert await steer.online([2, 3]) == 1
-        assert await steer.allow([1], ["ETL"]) == 1
-        assert await steer.allow([0, 1]) == 1
-        await steer.cap(None, node="etl")
-        assert await steer.undrain_node("@NODE8")
-        assert not await steer.undrain_node("@NODE8")
-        assert await steer.controls() == ()
+        assert await operations.online([2, 3]) == 1
+        assert await operations.allow([1], ["ETL"]) == 1
+        assert await operations.allow([0, 1]) == 1
+        await operations.cap(None, node="etl")
+        assert await operations.undrain_node("@NODE8")
+        assert not await operations.undrain_node("@NODE8")
+        assert await operations.controls() == ()
 
 
 @scenario
 @pytest.mark.rows("T04", "T02")
 async def test_what_cannot_be_meant_is_refused() -> None:
     async with Cluster() as cluster:
-        steer = steering(cluster)
+        operations = operations_of(cluster)
         for order in (
-            steer.offline([0, 4]),
-            steer.prohibit([-1], ["a"]),
-            steer.prohibit([1], [" "]),
-            steer.cap(5),
-            steer.turn(-1),
-            steer.kick(7),
-            steer.drain_node("@"),
+            operations.offline([0, 4]),
+            operations.prohibit([-1], ["a"]),
+            operations.prohibit([1], [" "]),
+            operations.cap(5),
+            operations.turn(-1),
+            operations.kick(7),
+            operations.drain_node("@"),
         ):
             with pytest.raises(InputError):
                 await order
-        assert await steer.controls() == ()
+        assert await operations.controls() == ()
 
 
 # --- carried out --------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ async def test_a_kick_makes_the_owner_let_go_and_anybody_may_take_at_once() -> N
         a, b = await settled("a", "b", cluster=cluster)
         number = min(a.held)
         began, before = now(), len(b.when("lost"))
-        assert await steering(cluster, "maria").kick(number, reason="stuck") == "a@host/a-1"
+        assert await operations_of(cluster, "maria").kick(number, reason="stuck") == "a@host/a-1"
         await asyncio.sleep(CYCLE)
         assert dict_of(a, "lost")[number] - began <= RENEW * JITTER
         kicked = "by maria at 2026-01-01T"
@@ -171,7 +171,7 @@ async def test_a_kick_makes_the_owner_let_go_and_anybody_may_take_at_once() -> N
         assert cluster.counts() == [2, 2]
         await cluster.leave(a)
         await cluster.leave(b)
-        assert await steering(cluster).kick(0) is None, "nobody has it"
+        assert await operations_of(cluster).kick(0) is None, "nobody has it"
 
 
 @participant
@@ -201,8 +201,8 @@ async def test_a_kick_that_a_renewal_forestalls_is_made_again() -> None:
 async def test_a_prohibited_worker_is_evicted_and_stays_out_through_every_renewal_and_take() -> None:
     async with Cluster() as cluster:
         a, b = await settled("a", "b", cluster=cluster)
-        steer, number = steering(cluster), min(a.held)
-        await steer.kick(number, prohibit=["A@host"])
+        operations, number = operations_of(cluster), min(a.held)
+        await operations.kick(number, prohibit=["A@host"])
         await cluster.settle(3 * CYCLE)
         await asyncio.sleep(2 * CYCLE)
         assert number in b.held
@@ -211,7 +211,7 @@ async def test_a_prohibited_worker_is_evicted_and_stays_out_through_every_renewa
         await cluster.crash(b)
         await asyncio.sleep(TAKE + 5 * CYCLE)
         assert sorted(a.held) == sorted({0, 1, 2, 3} - {number}), "not even when nobody else is there"
-        assert await steer.allow([number]) == 1
+        assert await operations.allow([number]) == 1
         await cluster.settle(CYCLE)
 
 
@@ -220,12 +220,12 @@ async def test_a_prohibited_worker_is_evicted_and_stays_out_through_every_renewa
 async def test_bars_change_while_workers_run() -> None:
     async with Cluster() as cluster:
         (a,) = await settled("a", cluster=cluster)
-        steer = steering(cluster)
-        await steer.prohibit([0, 1], ["a"])
+        operations = operations_of(cluster)
+        await operations.prohibit([0, 1], ["a"])
         await asyncio.sleep(CYCLE)
         assert sorted(a.held) == [2, 3]
         assert "prohibited to this worker" in reasons(a)
-        await steer.allow([1])
+        await operations.allow([1])
         await asyncio.sleep(CYCLE)
         assert sorted(a.held) == [1, 2, 3]
 
@@ -235,8 +235,8 @@ async def test_bars_change_while_workers_run() -> None:
 async def test_an_offline_partition_is_served_by_nobody_until_it_is_online() -> None:
     async with Cluster() as cluster:
         a, b = await settled("a", "b", cluster=cluster)
-        steer = steering(cluster)
-        await steer.offline([2], "repair")
+        operations = operations_of(cluster)
+        await operations.offline([2], "repair")
         await asyncio.sleep(CYCLE)
         assert sorted([*a.held, *b.held]) == [0, 1, 3]
         assert "it was taken offline" in reasons(a) | reasons(b)
@@ -245,7 +245,7 @@ async def test_an_offline_partition_is_served_by_nobody_until_it_is_online() -> 
         for node in (a, b):
             assert node.owner is not None
             assert node.owner.metrics.longest_free < SCAN, "nobody misses what is offline (E78)"
-        await steer.online([2])
+        await operations.online([2])
         await asyncio.sleep(CYCLE)
         assert 2 in {*a.held, *b.held}
         await cluster.settle(2 * CYCLE)  # free for so long it was anybody's: shares may have to be evened out after it
@@ -256,9 +256,9 @@ async def test_an_offline_partition_is_served_by_nobody_until_it_is_online() -> 
 async def test_a_drained_node_hands_everything_over_without_a_gap_and_takes_nothing() -> None:
     async with Cluster(8) as cluster:
         a, b = await settled("a", "b", cluster=cluster)
-        steer = steering(cluster)
+        operations = operations_of(cluster)
         cluster.unserved.clear()
-        await steer.drain_node("a")
+        await operations.drain_node("a")
         await asyncio.sleep(2 * CYCLE)
         assert not a.held
         assert len(b.held) == 8
@@ -266,7 +266,7 @@ async def test_a_drained_node_hands_everything_over_without_a_gap_and_takes_noth
         assert reasons(a) <= {"this worker is drained", "handed over to b@host/b-1"}
         await asyncio.sleep(cluster.long(500))
         assert not a.held
-        assert await steer.undrain_node("A")
+        assert await operations.undrain_node("A")
         await cluster.settle(60)
 
 
@@ -275,18 +275,18 @@ async def test_a_drained_node_hands_everything_over_without_a_gap_and_takes_noth
 async def test_a_cap_is_obeyed_within_a_cycle_in_both_directions() -> None:
     async with Cluster(8) as cluster:
         a, b = await settled("a", "b", cluster=cluster)
-        steer = steering(cluster)
-        await steer.cap(3)
+        operations = operations_of(cluster)
+        await operations.cap(3)
         await asyncio.sleep(CYCLE)
         assert cluster.counts() == [3, 3]
-        await steer.cap(1, node="a")
+        await operations.cap(1, node="a")
         await asyncio.sleep(CYCLE)
         assert (len(a.held), len(b.held)) == (1, 3)
         spare = await cluster.join("c")
         await asyncio.sleep(CYCLE)
         assert len(spare.held) == 3
-        await steer.cap(None)
-        await steer.cap(None, node="a")
+        await operations.cap(None)
+        await operations.cap(None, node="a")
         await cluster.settle(3 * CYCLE)
 
 
@@ -318,12 +318,12 @@ async def test_a_worker_of_double_weight_gets_twice_as_many() -> None:
 async def test_a_turn_of_one_moves_one_partition_a_scan() -> None:
     async with Cluster(8) as cluster:
         await settled("a", cluster=cluster)
-        await steering(cluster).turn(1)
+        await operations_of(cluster).turn(1)
         b = await cluster.join("b")
         await asyncio.sleep(2 * SCAN)
         assert len(b.held) <= 2 * 10 / 2  # scans are faster while a partition is on its way
         await cluster.settle(300)
-        await steering(cluster).turn(0)
+        await operations_of(cluster).turn(0)
         c = await cluster.join("c")
         await asyncio.sleep(cluster.long(200))
         assert not c.held
@@ -343,11 +343,11 @@ async def test_published_loads_move_a_busy_partition_to_who_has_room() -> None:
     async with Cluster() as cluster:
         a = await cluster.join("a", services=services)
         await asyncio.sleep(30)
-        await steering(cluster).prohibit([0, 1], ["b"])
+        await operations_of(cluster).prohibit([0, 1], ["b"])
         b = await cluster.join("b", services=services)
         await cluster.settle(60)
         assert sorted(b.held) == [2, 3]
-        await steering(cluster).allow([0, 1])
+        await operations_of(cluster).allow([0, 1])
         await asyncio.sleep(6 * SCAN)
         assert {frozenset(a.held) & {0, 1}, frozenset(b.held) & {0, 1}} == {frozenset({0}), frozenset({1})}
         moves = len(a.events) + len(b.events)
@@ -464,25 +464,29 @@ async def test_figures_count_what_happened() -> None:
 async def test_stale_partitions_are_found_by_looking_twice() -> None:
     async with Cluster() as cluster:
         a, _b = await settled("a", "b", cluster=cluster)
-        steer = steering(cluster)
-        assert await steer.stale(RENEW + 5) == ()
+        operations = operations_of(cluster)
+        assert await operations.stale(RENEW + 5) == ()
         held = sorted(a.held)
         await cluster.crash(a)
-        assert await steer.stale(RENEW + 5) == tuple(Stale(partition=number, owner="a@host/a-1") for number in held)
+        assert await operations.stale(RENEW + 5) == tuple(
+            Stale(partition=number, owner="a@host/a-1") for number in held
+        )
         await cluster.settle(TAKE + 2 * CYCLE)
-        await steer.offline([2])
+        await operations.offline([2])
         await asyncio.sleep(CYCLE)
-        assert await steer.stale(RENEW + 5) == (), "what is offline is not meant to live"
+        assert await operations.stale(RENEW + 5) == (), "what is offline is not meant to live"
 
         async def delete_later() -> None:
             await asyncio.sleep(1)
             await delete_row(cluster, 3)
 
         deleting = asyncio.ensure_future(delete_later())
-        assert await steer.stale(RENEW + 5) == (Stale(partition=3, owner="b@host/b-1", deleted=True),)
+        assert await operations.stale(RENEW + 5) == (Stale(partition=3, owner="b@host/b-1", deleted=True),)
         await deleting
         assert await cluster.leases.insert(NAMES.control(9))  # beyond the hub's partitions: `check` lists it
-        assert await steer.stale(RENEW + 5) == (Stale(partition=3, owner=None, deleted=True),), "missing all the time"
+        assert await operations.stale(RENEW + 5) == (Stale(partition=3, owner=None, deleted=True),), (
+            "missing all the time"
+        )
 
 
 @scenario
@@ -492,40 +496,40 @@ async def test_a_look_for_stale_partitions_that_could_not_tell_is_refused() -> N
     for renew, least in ((RENEW, 15), (60, 90)):
         give_up, take = timedelta(seconds=2 * renew), timedelta(seconds=3 * renew)
         async with Cluster(times=LeaseTimes(renew=timedelta(seconds=renew), give_up=give_up, take=take)) as cluster:
-            steer = steering(cluster)
+            operations = operations_of(cluster)
             for wrong in (math.inf, math.nan, -1.0):
                 with pytest.raises(InputError, match=f"give the seconds between the two reads, not {wrong:g}"):
-                    await steer.stale(wrong)
-            assert [found.partition for found in await steer.stale(0)] == [0, 1, 2, 3], "nobody's since ever"
+                    await operations.stale(wrong)
+            assert [found.partition for found in await operations.stale(0)] == [0, 1, 2, 3], "nobody's since ever"
             await cluster.join("a")
             await cluster.settle(10 * renew)
             told = (
                 rf"{least - 1} s are too short: worker a@host/a-1 renews .* {renew:g} s\. Give {least} or more seconds"
             )
             with pytest.raises(InputError, match=told):
-                await steer.stale(least - 1)
-            assert await steer.stale(least) == ()
-            await steer.offline(range(4))
-            assert await steer.stale(0) == (), "what is offline is not meant to live"
+                await operations.stale(least - 1)
+            assert await operations.stale(least) == ()
+            await operations.offline(range(4))
+            assert await operations.stale(0) == (), "what is offline is not meant to live"
 
 
 @scenario
 @pytest.mark.rows("T73", "T74", "T75")
 async def test_a_check_finds_missing_rows_too_few_workers_and_what_nobody_may_serve() -> None:
     async with Cluster() as cluster:
-        steer = steering(cluster)
-        assert (await steer.check()).problems == (
+        operations = operations_of(cluster)
+        assert (await operations.check()).problems == (
             *(f"partition {number}: no worker owns it" for number in range(4)),
             "live workers that may serve partitions: 0, fewer than 1",
         )
         await settled("a", "b", cluster=cluster)
-        findings = await steer.check(floor=2)
+        findings = await operations.check(floor=2)
         assert (findings.problems, findings.live) == ((), ("a@host/a-1", "b@host/b-1"))
-        await steer.drain_node("b", "update")
-        await steer.prohibit([1], ["@host"])
+        await operations.drain_node("b", "update")
+        await operations.prohibit([1], ["@host"])
         await delete_row(cluster, 3)
         await asyncio.sleep(2 * CYCLE)
-        findings = await steer.check(floor=2)
+        findings = await operations.check(floor=2)
         assert findings.problems == (
             "partition 3: no lease row: run `taskhub partitions create`",
             "partition 1: no worker owns it",
@@ -542,14 +546,14 @@ async def test_a_check_finds_missing_rows_too_few_workers_and_what_nobody_may_se
 async def test_a_check_finds_workers_that_were_given_different_times() -> None:
     async with Cluster() as cluster:
         await settled("a", "b", cluster=cluster)
-        assert (await steering(cluster).check()).problems == ()
+        assert (await operations_of(cluster).check()).problems == ()
         cluster.times = LeaseTimes(renew=timedelta(seconds=2), give_up=timedelta(seconds=4), take=timedelta(seconds=6))
         other = await cluster.join("c")
         await cluster.settle()
         told = "workers have different lease times (renew/take): 10/30 s a@host/a-1, b@host/b-1; 2/6 s c@host/c-1"
-        assert (await steering(cluster).check()).problems == (told,)
+        assert (await operations_of(cluster).check()).problems == (told,)
         await cluster.crash(other)
-        assert told not in (await steering(cluster).check()).problems, "only of those that live"
+        assert told not in (await operations_of(cluster).check()).problems, "only of those that live"
 
 
 @scenario
@@ -559,25 +563,27 @@ async def test_a_check_finds_partitions_whose_owners_are_dead() -> None:
     async with Cluster() as cluster:
         a = await cluster.join("a", skew=timedelta(hours=-3))
         await cluster.settle()
-        steer = steering(cluster)
+        operations = operations_of(cluster)
         began = now()
-        assert (await steer.check()).problems == ()
+        assert (await operations.check()).problems == ()
         assert now() - began <= 1.2 * RENEW, "whoever has renewed is not waited for any longer"
         await cluster.crash(a)
 
         async def kick_later() -> None:
             await asyncio.sleep(1)
-            await steer.kick(1)
+            await operations.kick(1)
 
         kicking = asyncio.ensure_future(kick_later())
-        findings = await steer.check(floor=0)
+        findings = await operations.check(floor=0)
         await kicking
         assert now() - began <= 2.8 * RENEW, "who writes to its row does not bring an owner back to life"
         assert findings.problems == tuple(
             f"partition {number}: its owner a@host/a-1 does not renew it" for number in range(4)
         )
-        await steer.offline([0, 1, 2])
-        assert [found.partition for found in (await steer.check(floor=0)).silent] == [3], "offline is not meant to live"
+        await operations.offline([0, 1, 2])
+        assert [found.partition for found in (await operations.check(floor=0)).silent] == [3], (
+            "offline is not meant to live"
+        )
 
 
 @scenario
@@ -588,7 +594,7 @@ async def test_a_renewal_that_comes_late_is_waited_for_as_its_owner_says() -> No
     async with Cluster(times=times) as cluster:
         await cluster.join("a")
         await cluster.settle(600)
-        assert (await steering(cluster).owner(0)).state is OwnerState.LIVE
+        assert (await operations_of(cluster).owner(0)).state is OwnerState.LIVE
 
 
 @scenario
@@ -604,7 +610,7 @@ async def test_no_row_makes_a_check_wait_for_longer_than_two_minutes() -> None:
         assert row is not None
         await cluster.leases.write(row.claimed("gone@host/1", START, timedelta(seconds=TAKE)))
         began = now()
-        assert (await steering(cluster).check()).problems == (
+        assert (await operations_of(cluster).check()).problems == (
             "partition 9: there is a lease row, but the hub has no such partition",
         )
         assert now() - began <= 1.2 * RENEW
@@ -615,7 +621,7 @@ async def test_no_row_makes_a_check_wait_for_longer_than_two_minutes() -> None:
             Member(worker=str(a.me), started=START, roles=(), apps={}, orchestrators=(), activities=())
         )
         began = now()
-        findings = await steering(cluster).check(floor=0)
+        findings = await operations_of(cluster).check(floor=0)
         assert 0 < now() - began <= 121
         assert findings.problems[1:] == tuple(
             f"partition {number}: it is unknown whether its owner a@host/a-1 is alive" for number in range(4)
@@ -638,10 +644,10 @@ async def test_a_check_looks_three_times_at_leases_that_cost_a_request_each_and_
             used = cluster.store.requests - before
             return used["blob.list"], used["blob.get"]
 
-        assert await read(steering(cluster).check()) in ((2, 16), (3, 24))
+        assert await read(operations_of(cluster).check()) in ((2, 16), (3, 24))
         await cluster.crash(a)
-        assert await read(steering(cluster).check(floor=0)) == (3, 24)
-        listed, gets = await read(steering(cluster).owner(0))
+        assert await read(operations_of(cluster).check(floor=0)) == (3, 24)
+        listed, gets = await read(operations_of(cluster).owner(0))
         assert listed == 0
         assert 9 <= gets <= 13
         client = await Client.over(cluster.store, Settings(hub=NAMES.hub), clock=VirtualClock())
@@ -652,28 +658,28 @@ async def test_a_check_looks_three_times_at_leases_that_cost_a_request_each_and_
 @pytest.mark.rows("T43", "T53", "T52", "T54")
 async def test_who_serves_a_partition_can_be_asked() -> None:
     async with Cluster() as cluster:
-        steer = steering(cluster)
-        assert await steer.owner(1) == Ownership(partition=1, owner=None, state=OwnerState.NEW)
+        operations = operations_of(cluster)
+        assert await operations.owner(1) == Ownership(partition=1, owner=None, state=OwnerState.NEW)
         a, b = await settled("a", "b", cluster=cluster)
         for node in (a, b):
             assert node.owner is not None
             assert sorted(tenure.partition for tenure in node.owner.tenures) == sorted(node.held)
-            assert {await steer.owner(number) for number in node.held} == {
+            assert {await operations.owner(number) for number in node.held} == {
                 Ownership(partition=number, owner=str(node.me), state=OwnerState.LIVE) for number in node.held
             }
         number = min(b.held)
         await cluster.crash(b)
-        assert await steer.owner(number) == Ownership(partition=number, owner=str(b.me), state=OwnerState.SILENT)
+        assert await operations.owner(number) == Ownership(partition=number, owner=str(b.me), state=OwnerState.SILENT)
         await cluster.settle(2 * TAKE)
-        await steer.offline([0])
+        await operations.offline([0])
         await asyncio.sleep(CYCLE)
-        assert await steer.owner(0) == Ownership(partition=0, owner=None, state=OwnerState.OFFLINE, offline=True)
-        await steer.kick(1, prohibit=["a"])
-        assert (await steer.owner(1)).state is OwnerState.KICKED
+        assert await operations.owner(0) == Ownership(partition=0, owner=None, state=OwnerState.OFFLINE, offline=True)
+        await operations.kick(1, prohibit=["a"])
+        assert (await operations.owner(1)).state is OwnerState.KICKED
         await cluster.leave(a)
-        assert await steer.owner(2) == Ownership(partition=2, owner=None, state=OwnerState.RELEASED)
+        assert await operations.owner(2) == Ownership(partition=2, owner=None, state=OwnerState.RELEASED)
         await delete_row(cluster, 3)
-        assert await steer.owner(3) == Ownership(partition=3, owner=None, state=OwnerState.MISSING)
+        assert await operations.owner(3) == Ownership(partition=3, owner=None, state=OwnerState.MISSING)
 
 
 @scenario
@@ -684,19 +690,19 @@ async def test_an_owner_that_still_stands_in_an_offline_partition_is_told_as_it_
         a = await cluster.join("a")
         await cluster.settle()
         await cluster.crash(a)
-        steer = steering(cluster)
-        await steer.offline([0])
+        operations = operations_of(cluster)
+        await operations.offline([0])
         await delete_row(cluster, 1)
-        await steer.offline([1])
+        await operations.offline([1])
         stands = Ownership(partition=0, owner=str(a.me), state=OwnerState.SILENT, offline=True)
-        assert await steer.owner(0) == stands
-        assert await steer.owner(1) == Ownership(partition=1, owner=None, state=OwnerState.MISSING, offline=True)
+        assert await operations.owner(0) == stands
+        assert await operations.owner(1) == Ownership(partition=1, owner=None, state=OwnerState.MISSING, offline=True)
         client = await Client.over(cluster.store, Settings(hub=NAMES.hub), clock=VirtualClock())
         state = (await client.admin.partitions(prove=True))[0]
         assert (state.owner, state.state, state.offline) == (stands.owner, stands.state, True)
         await cluster.join("b")
         await asyncio.sleep(2 * TAKE)
-        assert await steer.owner(0) == stands, "nobody takes it, not even to clear the row"
+        assert await operations.owner(0) == stands, "nobody takes it, not even to clear the row"
 
 
 @scenario
@@ -763,7 +769,7 @@ async def test_a_release_that_fails_costs_others_the_take_time_and_nothing_else(
 
         a.owner._holds._write_release = refuse  # type: ignore[method-assign,assignment]
         began = now()
-        await steering(cluster).prohibit([number], ["a"])
+        await operations_of(cluster).prohibit([number], ["a"])
         await asyncio.sleep(CYCLE)
         assert number not in a.held
         row = await leases.read(NAMES.control(number))
@@ -781,8 +787,8 @@ async def test_orders_and_renewals_do_not_touch_each_other() -> None:
     async with Cluster() as cluster:
         await settled("a", cluster=cluster)
         before = cluster.store.requests.copy()
-        steer = steering(cluster)
-        await steer.prohibit([1], ["x"])
+        operations = operations_of(cluster)
+        await operations.prohibit([1], ["x"])
         assert (cluster.store.requests - before)["table.update"] == 0
         (bar,) = await Controls(cluster.store, NAMES).read()
         await asyncio.sleep(500)
