@@ -42,7 +42,7 @@ IDLE_CHECKS = 6
 SETTLING = 256
 """The largest number of activities that have ended while their responses are still being written."""
 POLLS_MISSED = 3
-"""A partition counts as stuck if its queue was not polled for this many times the longest polling interval."""
+"""A worker gives a partition up if it did not poll its queue for this many times the longest polling interval."""
 STOP_PATIENCE = 60.0
 """Longest time that a stopping worker waits until its messages are given back to their queues, in seconds."""
 PARTITION_DRAIN = 60.0

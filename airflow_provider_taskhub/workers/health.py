@@ -143,9 +143,9 @@ def _leases(metrics: LeaseMetrics) -> Iterator[Metric]:
         "taskhub_partitions_lost_total", "Partitions that this worker has given up or lost.", metrics.lost
     )
     yield CounterMetricFamily(
-        "taskhub_partitions_stuck_total",
+        "taskhub_partitions_not_polled_total",
         "Partitions that this worker has given up because their queues were not polled.",
-        metrics.stuck,
+        metrics.not_polled,
     )
     yield CounterMetricFamily(
         "taskhub_lease_renewals_total", "Renewals of leases that the storage has confirmed.", metrics.renewals

@@ -158,7 +158,7 @@ class Host:
                 predecessors=incarnation.predecessors,
                 member=lambda: replace(member, running=backend.work_items.slots.busy),
                 services=backend.services,
-                stuck=POLLS_MISSED * settings.max_polling + settings.request_timeout,
+                longest_unpolled=POLLS_MISSED * settings.max_polling + settings.request_timeout,
             ),
             times=settings.lease_times,
             app_name=settings.app_name,

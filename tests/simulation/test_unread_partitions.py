@@ -14,7 +14,7 @@ from tests.simulation.world import World, simulate
 
 
 def app() -> App:
-    made = App("stuck")
+    made = App("unpolled")
 
     @made.orchestrator
     async def echo(ctx: OrchestrationContext, value: str) -> str:
@@ -40,14 +40,14 @@ def test_a_reader_that_died_is_replaced_and_nothing_is_lost() -> None:
             return (
                 state.output,
                 waited,
-                metrics.stuck,
+                metrics.not_polled,
                 [entry["partition"] for entry in hub.said("partition_not_polled")],
             )
 
-    output, waited, stuck, reported = simulate(play)
+    output, waited, not_polled, reported = simulate(play)
     assert output == '"there"'
     assert 80 < waited < 130, "three of the longest polling intervals"
-    assert stuck == 2
+    assert not_polled == 2
     assert sorted(reported) == [0, 1]
 
 
@@ -108,9 +108,9 @@ def test_who_is_alone_leaves_nothing_to_nobody() -> None:
             deaf = False
             began = hub.clock.monotonic()
             await hub.wait("waiting")
-            return hub.clock.monotonic() - began, longest, only.owner.metrics.stuck
+            return hub.clock.monotonic() - began, longest, only.owner.metrics.not_polled
 
-    waited, longest, stuck = simulate(play)
+    waited, longest, not_polled = simulate(play)
     assert waited < 2
     assert longest < 10, "tenths of a second: its next scan takes them"
-    assert stuck > 20, "reported each time"
+    assert not_polled > 20, "reported each time"

@@ -266,7 +266,7 @@ class Machine:
                 listener=self.backend,
                 predecessors=self._dead if proves else tuple,
                 services=self.backend.services,
-                stuck=POLLS_MISSED * world.settings.max_polling,
+                longest_unpolled=POLLS_MISSED * world.settings.max_polling,
                 member=lambda: Member(
                     worker=str(self.me),
                     started=started,

@@ -114,7 +114,7 @@ def figures() -> Health:
     """A worker's figures, each of them another number."""
     counted = LeaseMetrics()
     counted.takes.update({"new": 4, "handed over": 2})
-    counted.lost, counted.stuck = 5, 6
+    counted.lost, counted.not_polled = 5, 6
     for seconds in (0.5, 0.25):
         counted.renewed(seconds)
     counted.seen(1.5)
@@ -146,7 +146,7 @@ async def test_metrics_keep_their_names_units_and_labels() -> None:
         ("taskhub_partitions_taken_total", ("change", "new")): 4,
         ("taskhub_partitions_taken_total", ("change", "handed over")): 2,
         ("taskhub_partitions_lost_total",): 5,
-        ("taskhub_partitions_stuck_total",): 6,
+        ("taskhub_partitions_not_polled_total",): 6,
         ("taskhub_lease_renewals_total",): 2,
         ("taskhub_lease_renewal_seconds_total",): 0.75,
         ("taskhub_lease_renewal_seconds_max",): 0.5,

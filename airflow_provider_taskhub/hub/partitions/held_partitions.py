@@ -90,7 +90,7 @@ class HeldPartitions:
         self._deadline = deadline
         self._clock = clock
         self._listener = host.listener
-        self._stuck = host.stuck.total_seconds()
+        self._longest_unpolled = host.longest_unpolled.total_seconds()
         self._pause = 0.0
         self._paused_until = float("-inf")
         self._metrics = metrics
@@ -190,7 +190,7 @@ class HeldPartitions:
         :param services: the state of the partitions, which the renewals write into the leases.
         """
         self._services = services
-        self._look_for_stuck()
+        self._look_for_unpolled()
         return [self._attempt("partition_not_renewed", self._renew, held) for held in self]
 
     async def _attempt(self, event: str, write: Callable[[HeldPartition], object], held: HeldPartition) -> bool:
@@ -228,27 +228,27 @@ class HeldPartitions:
     def _service(self, held: HeldPartition) -> Service:
         return self._services.get(held.tenure.partition, NO_SERVICE)
 
-    def _look_for_stuck(self) -> None:
+    def _look_for_unpolled(self) -> None:
         """Give up each partition whose queue this worker has not polled for too long. While this worker renews the
         lease, no other worker can take the partition.
         """
         for held in self:
             unpolled = self._service(held).unpolled
-            if unpolled > self._stuck and not held.tenure.draining:
+            if unpolled > self._longest_unpolled and not held.tenure.draining:
                 log.error("partition_not_polled", partition=held.tenure.partition, seconds=round(unpolled, 1))
-                self._metrics.stuck += 1
+                self._metrics.not_polled += 1
                 self._stall()
                 self._begin_drain(held, f"its queue was not polled for {unpolled:.0f} s", DRAIN)
 
     def _stall(self) -> None:
-        """Take no partitions for a time: as long as a queue must be unpolled until :meth:`_look_for_stuck` finds it.
+        """Take no partitions for a time: as long as a queue must be unpolled until :meth:`_look_for_unpolled` finds it.
         Double this time if it happens again soon.
         """
         now = self._clock.monotonic()
         if now < self._paused_until:
             return
         again = now - self._paused_until < 3 * self._pause
-        self._pause = min(2 * self._pause, _LONGEST * self._stuck) if again else self._stuck
+        self._pause = min(2 * self._pause, _LONGEST * self._longest_unpolled) if again else self._longest_unpolled
         self._paused_until = now + self._pause
 
     # --- changes of a lease by other workers -------------------------------------------------------------------------

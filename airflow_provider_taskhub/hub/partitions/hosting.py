@@ -22,8 +22,8 @@ class PartitionHost:
         ``orchestrator`` has a row but takes no partitions. None: a worker with that role and without apps.
     :param services: returns the state of the partitions that the worker serves, by partition number. It is called at
         each renewal, and the renewal publishes the result.
-    :param stuck: if the queue of a partition was not polled for this time, the worker gives the partition up, so that
-        it is served again.
+    :param longest_unpolled: if the queue of a partition was not polled for this time, the worker gives the partition
+        up, so that it is served again.
     """
 
     me: WorkerIdentity
@@ -31,7 +31,7 @@ class PartitionHost:
     predecessors: Callable[[], Collection[str]] = tuple
     member: Callable[[], Member] | None = None
     services: Callable[[], Mapping[int, Service]] = dict
-    stuck: timedelta = timedelta.max
+    longest_unpolled: timedelta = timedelta.max
 
     @property
     def name(self) -> str:

@@ -8,7 +8,7 @@ from collections import Counter
 class LeaseMetrics:
     """The counters of one worker since its start."""
 
-    __slots__ = ("longest_free", "lost", "renewals", "renewing", "slowest_renewal", "stuck", "takes")
+    __slots__ = ("longest_free", "lost", "not_polled", "renewals", "renewing", "slowest_renewal", "takes")
 
     def __init__(self) -> None:
         self.takes: Counter[str] = Counter()
@@ -16,7 +16,7 @@ class LeaseMetrics:
         resumed."""
         self.lost = 0
         """How often this worker has stopped serving a partition, for whatever reason."""
-        self.stuck = 0
+        self.not_polled = 0
         """Number of partitions that this worker gave up because their queues were not polled."""
         self.renewals = 0
         """Number of confirmed renewals."""

@@ -209,7 +209,7 @@ class Cluster:
         store: Store | None = None,
         weight: int = 1,
         services: Callable[[], Mapping[int, Service]] = dict,
-        stuck: timedelta = timedelta.max,
+        longest_unpolled: timedelta = timedelta.max,
         rng: random.Random | None = None,
     ) -> Node:
         clock = Pausable(skew=skew, rate=rate)
@@ -231,7 +231,7 @@ class Cluster:
                     weight=weight,
                 ),
                 services=services,
-                stuck=stuck,
+                longest_unpolled=longest_unpolled,
             ),
             times=self.times,
             clock=clock,

@@ -385,7 +385,7 @@ async def test_a_partition_whose_queue_is_not_polled_is_reported_and_taken_back(
 
     with capture_logs() as logs:
         async with Cluster() as cluster:
-            a = await cluster.join("a", services=services, stuck=timedelta(seconds=120))
+            a = await cluster.join("a", services=services, longest_unpolled=timedelta(seconds=120))
             await asyncio.sleep(100)
             row = await cluster.leases.read(NAMES.control(1))
             assert row is not None
@@ -398,7 +398,7 @@ async def test_a_partition_whose_queue_is_not_polled_is_reported_and_taken_back(
             assert [partition for _, partition in a.when("lost")] == [1]
             assert len(a.held) == 4
             assert a.owner is not None
-            assert a.owner.metrics.stuck == 1
+            assert a.owner.metrics.not_polled == 1
     assert [entry["partition"] for entry in logs if entry["event"] == "partition_not_polled"] == [1]
 
 
