@@ -11,6 +11,7 @@ from airflow_provider_taskhub.cli.output import Exit, as_json, console, fail, pl
 from airflow_provider_taskhub.client.admin import ensure_hub
 from airflow_provider_taskhub.hub.model import HubInfo, HubNames
 from airflow_provider_taskhub.hub.partitions import administration
+from airflow_provider_taskhub.hub.partitions.incarnation import dead_workers
 from airflow_provider_taskhub.storage.connect import open_store
 
 app = typer.Typer(no_args_is_help=True, help="Create, show and delete a hub.")
@@ -97,7 +98,7 @@ def delete(
             place = store.describe()
             if not yes and not typer.confirm(f"Delete hub {settings.hub} at {place} with all its instances?"):
                 fail("nothing was deleted", Exit.FAILED)
-            await administration.delete_hub(store, HubNames(settings.hub))
+            await administration.delete_hub(store, HubNames(settings.hub), dead=dead_workers)
             return place
 
     place = run(work())

@@ -13,6 +13,7 @@ from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.errors import Conflict, NotFound
 from airflow_provider_taskhub.hub.model import HubInfo, HubNames, InstanceState, Member, PartitionState
 from airflow_provider_taskhub.hub.partitions import administration
+from airflow_provider_taskhub.hub.partitions.incarnation import dead_workers
 from airflow_provider_taskhub.hub.partitions.operations import PartitionOperations
 from airflow_provider_taskhub.hub.partitions.routing import Routes
 from airflow_provider_taskhub.hub.queues import quarantine
@@ -75,10 +76,11 @@ class HubAdmin:
         """Delete the hub that the settings name, with all its instances, histories and logs.
 
         :param settings: the hub's name and its storage.
-        :raises HubError: if there is no such hub, or if workers serve the hub.
+        :raises HubError: if there is no such hub, or if workers serve the hub. A worker that was killed on this machine
+            does not count. A worker that was killed elsewhere counts for a minute.
         """
         async with open_store(settings, create=False) as store:
-            await administration.delete_hub(store, HubNames(settings.hub))
+            await administration.delete_hub(store, HubNames(settings.hub), dead=dead_workers)
 
     @property
     def info(self) -> HubInfo:

@@ -26,6 +26,7 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, Member, Tenure
 from airflow_provider_taskhub.hub.partitions.capabilities import refusal
 from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost
+from airflow_provider_taskhub.hub.partitions.incarnation import Incarnation
 from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.partitions.owner_thread import OwnerThread
 from airflow_provider_taskhub.settings import Settings
@@ -35,7 +36,6 @@ from airflow_provider_taskhub.workers.backend import POLLS_MISSED, Backend
 from airflow_provider_taskhub.workers.executors.environment import child_environment
 from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorPool, ExecutorTimes
 from airflow_provider_taskhub.workers.health import Health, listen
-from airflow_provider_taskhub.workers.incarnation import Incarnation
 from airflow_provider_taskhub.workers.orchestrations.coroutine_closer import CoroutineCloser
 from airflow_provider_taskhub.workers.orchestrations.stuck_instances import quarantine_stuck
 from airflow_provider_taskhub.workers.orchestrations.watchdog import EpisodeWatchdog, Running

@@ -59,6 +59,21 @@ async def test_two_workers_do_what_there_is_to_do_and_stop(house: House) -> None
     assert "Traceback" not in one.text() + two.text()
 
 
+def test_a_hub_is_deleted_at_once_when_its_workers_were_killed_on_this_machine(house: House) -> None:
+    """The lock files prove the deaths. The app lease alone would prove it only after a minute."""
+    one, two = house.worker("one"), house.worker("two")
+    one.ready()
+    two.ready()
+    one.kill()
+    refused = house.command("hub", "delete", "--yes")
+    assert (refused.returncode, "a worker serves it" in refused.stderr) == (2, True), refused.stderr
+    two.kill()
+    killed = time.monotonic()
+    until(lambda: house.command("hub", "delete", "--yes").returncode == 0, what="the deletion")
+    assert time.monotonic() - killed < 30.0, "half of the time that the app lease holds"
+    assert house.command("hub", "show").returncode == 2
+
+
 @pytest.mark.rows("K06", "K26", "K27")
 async def test_a_killed_worker_costs_time_and_nothing_else(house: House) -> None:
     """Chains and recorded activities: the other worker finishes; what ran to its end is not run again."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -33,6 +33,7 @@ from airflow_provider_taskhub.errors import (
 )
 from airflow_provider_taskhub.hub.model import BLOB, FORMAT_VERSION, TABLE, HubInfo, HubNames, PartitionState
 from airflow_provider_taskhub.hub.partitions.app_lease import SECONDS
+from airflow_provider_taskhub.hub.partitions.dead_workers import app_lease_freed
 from airflow_provider_taskhub.hub.partitions.lease import NOBODY, Lease
 from airflow_provider_taskhub.hub.partitions.lease_stores import insert_row, leases_of
 from airflow_provider_taskhub.hub.partitions.observer import LeaseObserver
@@ -148,22 +149,28 @@ async def ensure_hub(
     return await create_hub(store, names, count, lease_store=lease_store, clock=clock)
 
 
-async def delete_hub(store: Store, names: HubNames, *, clock: Clock = SYSTEM_CLOCK) -> None:
+async def delete_hub(
+    store: Store, names: HubNames, *, dead: Callable[[], Collection[str]] = tuple, clock: Clock = SYSTEM_CLOCK
+) -> None:
     """Delete all parts of a hub, the hub row last. An interrupted deletion can be run again. A missing hub is no error.
 
     The container of the app lease is deleted first. The store refuses this while a worker serves the hub, and without
     the container no worker can start. Then the hub is marked as being deleted, so that clients refuse it too.
 
-    :raises HubError: a worker serves the hub, or was killed less than a minute ago. Nothing was deleted.
+    :param dead: returns the full names of workers that are proven dead. If these are all workers of the hub, the hub is
+        deleted at once. It is called only if the app lease is held.
+    :raises HubError: a worker serves the hub, or was killed less than a minute ago and is not proven dead. Nothing was
+        deleted.
     """
-    try:
-        await _gone(store.delete_container(names.app_lease))
-    except LeaseLost:
-        raise HubError(
-            f"hub {names.hub!r} at {store.describe()} is served: stop its workers. If they were killed, wait "
-            f"{SECONDS} s"
-        ) from None
-    if await _hub_row(store, names, deleting=True) is not None:
+    info = await _hub_row(store, names, deleting=True)
+    if not await _app_lease_deleted(store, names):
+        freed = info is not None and await app_lease_freed(store, names, info, dead())
+        if not freed or not await _app_lease_deleted(store, names):
+            raise HubError(
+                f"hub {names.hub!r} at {store.describe()} is in use: a worker serves it, or was killed less than "
+                f"{SECONDS} s ago. Stop its workers. If they were killed, wait {SECONDS} s"
+            )
+    if info is not None:
         await _mark(store, names, "deleting", clock)
     for queue in [*(name for name, _ in await _control_queues(store, names)), names.work_items]:
         await _gone(store.delete_queue(queue))
@@ -171,6 +178,15 @@ async def delete_hub(store: Store, names: HubNames, *, clock: Clock = SYSTEM_CLO
         await _gone(store.delete_container(container))
     for table in (*_tables(names), names.partitions, names.controls):
         await _gone(store.delete_table(table))
+
+
+async def _app_lease_deleted(store: Store, names: HubNames) -> bool:
+    """Delete the container of the app lease. Return False if the store refuses, because the app lease is held."""
+    try:
+        await _gone(store.delete_container(names.app_lease))
+    except LeaseLost:
+        return False
+    return True
 
 
 async def partition_states(

@@ -113,6 +113,17 @@ class AppLease:
         except (LeaseLost, NotFound):
             return
 
+    async def release_any(self) -> None:
+        """Release the app lease of TaskHub workers, whatever their app name is.
+
+        Call this only if all workers of the hub are proven dead. A lease under an id of DurableTask stays, because a
+        .NET app may hold it.
+        """
+        owner, _ = await self._info()
+        if owner is not None and owner.endswith(_OURS):
+            self._id = owner
+            await self.release()
+
     async def _lease(self, owner: str | None, desired: str | None) -> None:
         """Lease the container. If the info blob says that the holder's lease shall go to this app, change its id first.
 

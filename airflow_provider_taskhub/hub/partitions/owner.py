@@ -164,6 +164,8 @@ class PartitionOwner:
         await self._app.acquire()
         self._ask_host()
         await self._members.announce(self._member)
+        # A deletion of the hub that did not see the row may have released the app lease: see dead_workers.
+        await self._app.acquire()
         self._holding = HeldPartitions(
             leases,
             self._host,

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from airflow_provider_taskhub.workers.incarnation import Incarnation
+from airflow_provider_taskhub.hub.partitions.incarnation import Incarnation
 
 incarnation = Incarnation.claim(sys.argv[2], Path(sys.argv[1]))
 print(incarnation.identity, flush=True)

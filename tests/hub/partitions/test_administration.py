@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_taskhub.clock import SystemClock
 from airflow_provider_taskhub.errors import ConfigurationError, HubError, StorageError, Throttled, Unavailable
-from airflow_provider_taskhub.hub.model import FORMAT_VERSION, HubInfo, HubNames
+from airflow_provider_taskhub.hub.model import FORMAT_VERSION, HubInfo, HubNames, Member
 from airflow_provider_taskhub.hub.partitions.administration import (
     create_hub,
     delete_hub,
@@ -17,8 +17,9 @@ from airflow_provider_taskhub.hub.partitions.administration import (
     partition_states,
     read_hub,
 )
-from airflow_provider_taskhub.hub.partitions.app_lease import AppLease
+from airflow_provider_taskhub.hub.partitions.app_lease import AppLease, dotnet_lease_id, lease_id
 from airflow_provider_taskhub.hub.partitions.lease_stores import TableLeases, insert_row
+from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.settings import AZURE_LEASE
 from airflow_provider_taskhub.storage.primitives import (
     Entity,
@@ -280,7 +281,7 @@ async def test_a_hub_is_not_deleted_beside_a_live_worker(store: Store) -> None:
     await create_hub(store, NAMES, 4)
     worker = AppLease(store, NAMES, "")
     await worker.acquire()
-    with pytest.raises(HubError, match=r"is served: stop its workers\. If they were killed, wait 60 s"):
+    with pytest.raises(HubError, match=r"a worker serves it, or was killed less than 60 s ago\. Stop its workers\."):
         await delete_hub(store, NAMES)
     assert (await read_hub(store, NAMES)).ready
     found = await everything(store)
@@ -288,6 +289,65 @@ async def test_a_hub_is_not_deleted_beside_a_live_worker(store: Store) -> None:
     await worker.release()
     await delete_hub(store, NAMES)
     assert await store.list_tables("") == []
+
+
+def member(worker: str) -> Member:
+    return Member(worker=worker, started=START, roles=("activity",), apps={}, orchestrators=(), activities=())
+
+
+async def dead_hub(store: Store) -> tuple[str, str]:
+    """A hub whose two workers have ended without a release: one has a member row, the other owns a partition."""
+    await create_hub(store, NAMES, 2)
+    await AppLease(store, NAMES, "some app").acquire()
+    await Members(store, NAMES).announce(member("a@h/1"))
+    leases = TableLeases(store, NAMES)
+    await leases.write((await leases.scan())[0].claimed("b@h/2", START, AZURE_LEASE.take))
+    return "a@h/1", "b@h/2"
+
+
+@pytest.mark.rows("T56")
+async def test_a_hub_whose_workers_are_all_proven_dead_is_deleted_at_once(store: Store) -> None:
+    dead = await dead_hub(store)
+    for proven in ((), dead[:1], dead[1:], ("c@h/3",)):
+        with pytest.raises(HubError, match="is in use"):
+            await delete_hub(store, NAMES, dead=lambda proven=proven: proven)  # type: ignore[misc]
+        assert (await read_hub(store, NAMES)).ready
+    await delete_hub(store, NAMES, dead=lambda: (*dead, "c@h/3"))
+    assert await store.list_tables("") == []
+
+
+async def test_a_held_app_lease_without_a_named_worker_proves_no_death(store: Store) -> None:
+    await create_hub(store, NAMES, 2)
+    await AppLease(store, NAMES, "").acquire()
+    with pytest.raises(HubError, match="is in use"):
+        await delete_hub(store, NAMES, dead=lambda: ("a@h/1",))
+    assert (await read_hub(store, NAMES)).ready
+
+
+async def test_the_app_lease_of_dotnet_is_not_released_for_a_deletion(store: Store) -> None:
+    dead = await dead_hub(store)
+    ours, theirs = lease_id("some app"), dotnet_lease_id("some app")
+    await store.change_lease(NAMES.app_lease, None, lease_id=ours, new_lease_id=theirs)
+    info = b'{"OwnerId": "%s"}' % theirs.encode()
+    await store.execute(PutBlob(container=NAMES.app_lease, name=NAMES.app_lease_info, data=info))
+    with pytest.raises(HubError, match="is in use"):
+        await delete_hub(store, NAMES, dead=lambda: dead)
+    await store.renew_lease(NAMES.app_lease, None, lease_id=theirs)
+
+
+async def test_a_worker_that_starts_during_a_deletion_keeps_its_hub(store: Store) -> None:
+    """It joins the app lease before the deletion releases it, and writes its member row after the first look at it."""
+    dead = await dead_hub(store)
+    faults = Faults(store)
+
+    async def start(name: str, _: tuple[object, ...]) -> None:
+        if name == "release_lease":
+            await Members(store, NAMES).announce(member("new@h/3"))
+
+    faults.before = start
+    with pytest.raises(HubError, match="is in use"):
+        await delete_hub(faults, NAMES, dead=lambda: dead)  # type: ignore[arg-type]
+    assert (await read_hub(store, NAMES)).ready
 
 
 async def test_an_interrupted_deletion_is_finished_by_the_next(store: Store) -> None:

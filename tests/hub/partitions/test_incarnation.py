@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_taskhub.errors import ConfigurationError
-from airflow_provider_taskhub.workers.incarnation import KEEP, Incarnation
+from airflow_provider_taskhub.hub.partitions.incarnation import KEEP, Incarnation
 
 HOLDER = Path(__file__).parent / "holder.py"
 ROOT = HOLDER.parents[3]

@@ -424,6 +424,27 @@ async def test_the_last_worker_releases_the_app_lease_others_do_not() -> None:
 
 
 @participant
+async def test_a_worker_whose_hub_is_deleted_before_its_member_row_is_written_does_not_start() -> None:
+    """The deletion has seen only dead workers, and has released the app lease that this worker has just joined."""
+    async with Cluster() as cluster:
+        faults = Faults(cluster.store)
+
+        async def delete(name: str, arguments: tuple[object, ...]) -> None:
+            if name == "execute" and isinstance(arguments[0], Transact) and arguments[0].table == NAMES.members:
+                faults.before = Faults(cluster.store).before
+                await cluster.store.release_lease(NAMES.app_lease, None, lease_id=lease_id(""))
+                await cluster.store.delete_container(NAMES.app_lease)
+
+        faults.before = delete
+        node = await cluster.join("a", store=faults)  # type: ignore[arg-type]
+        assert node.task is not None
+        with pytest.raises(HubError, match="has no container cluster-applease"):
+            await asyncio.wait_for(asyncio.shield(node.task), 60)
+        cluster.nodes.remove(node)
+        assert not node.when("taken")
+
+
+@participant
 @pytest.mark.rows("T40", "K09")
 async def test_a_drain_that_never_ends_is_cut_off() -> None:
     async with Cluster() as cluster:

@@ -145,6 +145,24 @@ class Incarnation:
             os.close(self.lock_fd)
 
 
+def dead_workers(home: Path | None = None) -> tuple[str, ...]:
+    """Return the full names of the workers on this machine that are proven dead, for a process that is no worker.
+
+    The process is an incarnation for a moment, because a lock of its own shows whether locks work in the folder.
+
+    :param home: the directory for local state; None: ``$TASKHUB_HOME``.
+    :returns: an empty tuple if the directory cannot be used, because then nothing proves a death.
+    """
+    try:
+        incarnation = Incarnation.claim(home=home)
+    except ConfigurationError:
+        return ()
+    try:
+        return incarnation.predecessors()
+    finally:
+        incarnation.release()
+
+
 def _lock_new(folder: Path, identity: WorkerIdentity) -> tuple[Path, int]:
     """Create, lock and write a lock file, and return its path and file descriptor.
 
