@@ -30,10 +30,11 @@ class Retries:
     :param within: seconds from the first call until the last call begins. The pause before the last call is shortened
         to fit. None: no limit.
     :param first: length of the first pause in seconds.
-    :param factor: each pause is longer than the previous pause by this factor.
+    :param factor: each pause is the previous pause multiplied by this number. With 2, pauses double.
     :param longest: largest length of a pause in seconds. A pause is longer only if the error asks for a longer pause
-        (``retry_after``).
-    :param jitter: random part of a pause. With 0.5, each pause is multiplied by a random number from 0.5 to 1.5.
+        (``retry_after``). It is then as long as the error asks, but at most :data:`LONGEST_ASKED`.
+    :param jitter: random part of a pause. With 0.5, each pause is multiplied by a random number from 0.5 to 1.5, and
+        then limited to ``longest``. A pause that the error asks for has no random part.
     """
 
     after: tuple[type[Exception], ...]
@@ -53,7 +54,7 @@ class Retries:
         """
         doubled = self.first * self.factor ** min(failures - 1, 50)
         asked = min(LONGEST_ASKED, getattr(error, "retry_after", 0.0))
-        return max(asked, min(self.longest, doubled) * random.uniform(1 - self.jitter, 1 + self.jitter))
+        return max(asked, min(self.longest, doubled * random.uniform(1 - self.jitter, 1 + self.jitter)))
 
 
 async def retry(

@@ -94,3 +94,10 @@ def test_jitter_spreads_the_pauses() -> None:
     pauses = {spread.pause(1) for _ in range(50)}
     assert len(pauses) > 1
     assert all(0.5 <= pause <= 1.5 for pause in pauses)
+
+
+def test_the_longest_pause_limits_the_jitter_too() -> None:
+    limited = Retries(after=(Unavailable,), first=1.0, longest=1.0, jitter=0.5)
+    pauses = [limited.pause(1) for _ in range(50)]
+    assert max(pauses) == 1.0
+    assert min(pauses) < 1.0
