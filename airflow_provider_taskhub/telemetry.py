@@ -53,7 +53,7 @@ class Outage:
         self._log.warning(self._event, error=self.last_error, **more, **fields)
 
     def over(self, **fields: Any) -> None:
-        """Note a success. If more than one failure came before it, log the event ``works_again``.
+        """Note a success. If the action has failed more than once since its last success, log ``works_again``.
 
         :param fields: further fields of the log line.
         """

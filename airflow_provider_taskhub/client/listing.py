@@ -21,7 +21,8 @@ class InstancePage:
     """A page of instances.
 
     :param instances: the instances, in the order of their ids.
-    :param continuation: pass this text to ``Client.list`` for the next page; None: this is the last page.
+    :param continuation: pass this text to ``Client.list`` for the next page; None: this is the last page. A page with a
+        continuation may have few instances or none.
     """
 
     instances: tuple[InstanceState, ...]

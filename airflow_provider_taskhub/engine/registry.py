@@ -54,9 +54,12 @@ class OrchestratorDefinition:
 
     @property
     def input_annotation(self) -> Any:
-        """The type of the input, None for any.
+        """The resolved annotation of the input parameter.
 
-        :raises InputError: when the annotation names something that its module does not have.
+        None: the function takes no input, or the parameter has no annotation, so that the input can have any type.
+
+        :raises InputError: the annotation cannot be resolved, for example because it uses a name that the function's
+            module does not have.
         """
         return annotation_of(self.function, self.parameter)
 
@@ -105,9 +108,12 @@ class ActivityDefinition:
 
     @property
     def input_annotation(self) -> Any:
-        """The type of the input, None for any.
+        """The resolved annotation of the input parameter.
 
-        :raises InputError: when the annotation names something that its module does not have.
+        None: the function takes no input, or the parameter has no annotation, so that the input can have any type.
+
+        :raises InputError: the annotation cannot be resolved, for example because it uses a name that the function's
+            module does not have.
         """
         return annotation_of(self.function, self.parameter)
 

@@ -49,7 +49,8 @@ def begun(started: ExecutionStarted, instance: OrchestrationInstance, now: Times
     :param started: the start event that arrived.
     :param instance: instance and execution id of the orchestration.
     :param now: when the span begins.
-    :returns: the same event if it has no trace context, or if it already has a span.
+    :returns: the event with the span. The same event if it has no trace context, if the trace context is not valid, or
+        if it already has a span.
     """
     carried = started.parent_trace_context
     found = None if carried is None else parts(carried.trace_parent)

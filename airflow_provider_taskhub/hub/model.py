@@ -387,7 +387,7 @@ class StartPolicy(StrEnum):
 
     REFUSE = "refuse"  # the start raises InstanceExists, whatever the status of the instance
     ATTACH = "attach"  # the start changes nothing; it only sends the start message of a Pending instance again
-    REPLACE_FINISHED = "replace_finished"  # a new run replaces an ended instance; if the instance runs: InstanceExists
+    REPLACE_FINISHED = "replace_finished"  # a new run replaces an ended instance; if it has not ended: InstanceExists
 
 
 TABLE, BLOB = "table", "blob"

@@ -69,7 +69,8 @@ async def _rewind(hub: Hub, instance_id: str, reason: str) -> list[RunningChild]
     for _ in range(TRIES):
         try:
             return await _once(hub, instance_id, reason)
-        except Conflict as error:  # a purge, a restart or another rewind changed the instance: read it again
+        except Conflict as error:
+            # An episode, a purge, a restart or another rewind changed the instance: read it again, and try again.
             last = error
     assert last is not None
     raise last

@@ -46,7 +46,7 @@ MOST_TALLIES = 2_000
 """The largest number of ended instances whose activity counts are kept. The counts that were used least recently are
 deleted first."""
 _VALUE = 100
-"""Estimated bytes that a value takes in memory without its texts."""
+"""Estimated bytes that a text, a list, a mapping or an object takes in memory, in addition to its content."""
 
 
 class ClientCache:
@@ -196,7 +196,10 @@ class _Answer:
 
 
 def size_of(value: Any) -> int:
-    """Return the estimated size of an answer in bytes: the length of its texts, and a fixed size for each value."""
+    """Return the estimated size of an answer in bytes: the length of its texts, and :data:`_VALUE` for each value.
+
+    Numbers, booleans and None count 0. One character counts as one byte.
+    """
     if isinstance(value, str):
         return len(value) + _VALUE
     if isinstance(value, Mapping):

@@ -152,7 +152,11 @@ def _join_retries(history: Sequence[HistoryEvent], lanes: dict[int, Lane]) -> No
 
 
 def _waits(history: Sequence[HistoryEvent]) -> Iterator[Lane]:
-    """Yield a lane for each wait for an external event, from the episode that began it to the one that ended it."""
+    """Yield a lane for each wait for an external event.
+
+    Its bar begins with the episode (one run of the orchestrator) that began the wait, and ends with the episode that
+    ended the wait. If no episode ended it, the bar ends with the instance, or is open while the instance runs.
+    """
     lanes: list[Lane] = []
     waiting: dict[tuple[str, int], list[Lane]] = {}
     time = over = None

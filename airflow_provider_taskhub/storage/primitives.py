@@ -92,9 +92,10 @@ class RowVerb(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtagOf:
-    """A reference to the ETag that a row gets from an earlier step of the same unit.
+    """A reference to the ETag that an earlier step of the same unit gives to a row.
 
-    The ETag is not known when the unit is made. The store replaces the reference when the earlier step is done.
+    A unit (:class:`Unit`) is a list of steps that a store carries out in order. The ETag is not known when the unit is
+    made. The store replaces the reference by the ETag when the earlier step is done.
 
     :param step: index of the earlier step in the unit.
     :param operation: index of the operation in that step.

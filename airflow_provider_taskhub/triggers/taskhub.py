@@ -1,8 +1,11 @@
 """The trigger with which both the operator and the sensors wait for an instance in Airflow's triggerer.
 
-An error of the hub never ends the trigger, because Airflow fails the task of a trigger that raises. The trigger
-terminates the instance only in two cases: a user has killed the task (:meth:`TaskHubTrigger.on_kill`), or the deadline
-has passed. A shutdown of the triggerer does not terminate the instance.
+The trigger never raises an error of the hub, because Airflow fails the task of a trigger that raises. It tries again.
+If the Airflow connection is wrong, or the hub cannot be used for too long, the wait ends with an event that says so.
+
+A trigger with an ``owner`` (the operator's trigger) terminates the instance in two cases: a user has killed the task
+(:meth:`TaskHubTrigger.on_kill`), or the deadline has passed. A trigger without an owner (a sensor's trigger) never
+terminates the instance. A shutdown of the triggerer does not terminate it either.
 """
 
 from __future__ import annotations

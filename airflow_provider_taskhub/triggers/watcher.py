@@ -247,10 +247,12 @@ class Watcher:
         await self._explain_all(client)
 
     async def _explain_all(self, client: Client) -> None:
-        """Update why each instance makes no progress from the workers, partitions and quarantine alone.
+        """Find out why the instances make no progress, without a request for each instance.
 
-        This needs no request for each instance. What an instance awaits is read when its turn comes, and kept until its
-        next turn.
+        The sources are the rows that were already read, the workers, the partitions and the quarantine (the table of
+        messages that could not be processed). What an instance awaits, for example an activity, is not in these
+        sources: :meth:`_read_instances` reads it for a few instances in each poll. It stays until this method finds
+        another reason, or until the instance is read again.
         """
         states = self._open(self._waits)
         if not states:

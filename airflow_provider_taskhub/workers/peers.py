@@ -30,9 +30,11 @@ class Peers:
     """Watches the other workers of the hub, and reports partitions that may be free.
 
     :param live: reads the live members of the hub.
-    :param dead: returns the full names of the workers that are proven dead; None if this worker proves no deaths.
+    :param dead: returns the full names of the workers on this machine that are proven dead, because their lock files
+        could be locked. None: this worker proves no deaths, and ``partitions_free`` is never called.
     :param partitions_free: called when partitions may be free: after another worker was proven dead and its messages
-        were made visible, or after a worker has released a partition.
+        were made visible, after a worker on this machine has released a partition, and at least every
+        :data:`RELEASE_CHECK` seconds.
     """
 
     live: Callable[[], Coroutine[Any, Any, Sequence[Member]]]

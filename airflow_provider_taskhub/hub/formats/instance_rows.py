@@ -299,14 +299,17 @@ def repair_row(
 ) -> tuple[Entity, tuple[PutBlob, ...]] | None:
     """Encode the columns that bring an instance row up to date with the committed history.
 
-    The history does not contain the custom status, so it is only written if a replay has computed it. The row of a
-    newer start is not changed. A rewound instance stays Pending until it ends, as in .NET.
+    The history does not contain the custom status, so an existing row keeps its custom status unless the events were
+    replayed. The row of a newer start (the id was started again, and the row has another execution id) is not changed.
+    A rewound instance stays Pending until it ends, as in .NET.
 
-    :param events: all events of the current generation.
+    :param events: all events of the current generation (a generation begins at the start and at each
+        ``continue_as_new``).
     :param row: the row as it was read; None: there is no row.
-    :param custom_status: custom status that a replay of the events has set. Only used if ``replayed`` is True.
+    :param custom_status: custom status that a replay of the events has set; None if the events were not replayed.
     :param replayed: True if the events were replayed.
-    :returns: the row, and its blobs, which must be written first; None if the row is up to date.
+    :returns: the row, and its blobs, which must be written first. None: the row is up to date or must not be changed,
+        or the events have no start event.
     """
     started = _started(events)
     if started is None or (row is not None and is_newer(row, started)):

@@ -35,7 +35,7 @@ from airflow_provider_taskhub.storage.primitives import (
 from airflow_provider_taskhub.tags import OWNER_TAG
 
 PARALLEL = 8
-"""How many transactions of one purge run at the same time."""
+"""The most transactions of one purge that run at the same time."""
 _ROW_BLOB = "/instance-"
 """Part of the names of blobs that hold texts of the instance row. Such a name is a hash of the text, so a new start
 with the same text uses the same blob. Therefore these blobs are deleted after the row, whose deletion fails if the

@@ -2,10 +2,13 @@
 failure. All functions are pure.
 
 To *remove* an event means to rewrite its row as a GenericEvent, which replay ignores. DurableTask removes every failure
-of the generation, even a failure that the orchestrator has handled. The replay is then non-deterministic and fails.
-TaskHub removes only the failures that ended the orchestration, and the decisions after them. A DurableTask
-orchestration fails only after all its activities have ended. A TaskHub orchestration fails at once, so this plan also
-removes the calls of activities that had not ended. The orchestrator then calls them again.
+of the generation (the part of a run since its start or its last ``continue_as_new``). If it removes a failure that the
+orchestrator has handled, the replay is non-deterministic and fails. TaskHub removes the failure that ended the
+orchestration, and all decisions after it. A decision is a call of an activity, a child, a timer, or an event that the
+orchestrator sends. TaskHub also removes each failure after the last decision, because the history does not show whether
+the orchestrator has handled it. Earlier failures that the orchestrator has handled stay. A DurableTask orchestration
+fails only after all its activities have ended. A TaskHub orchestration fails at once, so this plan also removes the
+calls of activities that had not ended. The orchestrator then calls them again.
 """
 
 from __future__ import annotations
@@ -288,8 +291,9 @@ def transactions(rows: Sequence[Entity]) -> Iterator[tuple[RowOperation, ...]]:
 
 
 def locked(names: HubNames, group: Sequence[RowOperation], execution_id: str, etag: str) -> Transact:
-    """Return a transaction that writes a group of rows and the sentinel. It fails if an episode, a purge or another
-    rewind has changed the sentinel.
+    """Return a transaction that writes a group of history rows and the sentinel (the last row of the history, whose
+    ETag is the lock of the instance). The transaction fails if an episode (one run of the orchestrator), a purge or
+    another rewind has changed the sentinel.
 
     :param execution_id: execution id in the sentinel.
     :param etag: ETag of the sentinel.

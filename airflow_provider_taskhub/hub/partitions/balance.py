@@ -211,8 +211,9 @@ class _Seating:
         return len(self._rows) if cap is None else cap - self._counts[member]
 
     def must_give_up(self, row: Row) -> bool:
-        """Return whether the owner must give up a partition although no other member has room for it. This
-        happens when a cap was lowered.
+        """Return whether the owner must give up a partition although no other member can take it.
+
+        This happens when the owner's cap (the most partitions that it may have) was lowered.
         """
         unfit = self._rules.unfit.get(row.partition)  # an unfit owner keeps the partition until a fit member asks
         return row.partition in self._rows and self.of[row.partition] is None and not row.next_owner and not unfit
@@ -270,7 +271,7 @@ class _Seating:
     def _fill(self, member: str, more: int = 0) -> float:
         """Return how many partitions a member has for each unit of its weight.
 
-        :param more: partitions to add to its number.
+        :param more: count this many partitions in addition to those that the member has.
         """
         return (self._counts[member] + more) / self._members[member].weight
 

@@ -67,7 +67,11 @@ class Delivery:
 
     @property
     def deliveries(self) -> int:
-        """How often a worker has certainly or possibly begun to process the message. This delivery counts too."""
+        """How many deliveries of the message count, with this one.
+
+        A delivery does not count if the worker gave the message back before it began to process it. A delivery whose
+        worker crashed counts, because the worker may have begun.
+        """
         return self.dequeue_count + self.envelope.deliveries
 
     @property

@@ -211,9 +211,9 @@ async def stuck(store: Store, names: HubNames, queue: str, instance_id: str | No
 async def listing(
     store: Store, names: HubNames, *, bodies: bool = True, limit: int | None = None, instance_id: str | None = None
 ) -> list[Quarantined]:
-    """Return the messages in quarantine, ordered by queue.
+    """Return the messages in quarantine, ordered by queue and message id.
 
-    :param bodies: True: read the texts too.
+    :param bodies: True: read the text of each message too. False: ``text``, ``lost`` and ``blobs`` stay empty.
     :param limit: the most messages to return. None: no limit.
     :param instance_id: return only messages for this instance. None: for all instances.
     """

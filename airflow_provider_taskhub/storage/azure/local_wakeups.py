@@ -13,7 +13,8 @@ import threading
 from collections.abc import Sequence
 
 MAX_PENDING = 1024
-"""Largest number of delayed wake-ups remembered for each queue. Messages without a wake-up are found by polling."""
+"""Largest number of delayed wake-ups (each for the time when a message becomes visible) that are remembered for each
+queue. A message without a wake-up is found by polling."""
 
 
 class LocalWakeups:

@@ -120,7 +120,8 @@ def _text_of(compare: Compare) -> str | None:
     if compare.operator != "eq" or not isinstance(value, str) or compare.column in _STORED:
         return None
     plain = value.isascii() and value.isprintable() and not {'"', "\\"} & set(value)
-    return f'"{compare.column}":"{value}"' if plain else None  # the same text as `columns.dump` writes
+    # `columns.dump` writes exactly this text, so SQLite finds it in the stored JSON
+    return f'"{compare.column}":"{value}"' if plain else None
 
 
 def sql_of(filter: Filter) -> tuple[str, list[str | int]]:

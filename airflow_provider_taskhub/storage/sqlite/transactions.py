@@ -128,9 +128,12 @@ class Transactions:
         self._guarded = False
 
     def restart(self) -> None:
-        """Undo the transaction and begin a new one, in which each work gets a savepoint.
+        """Roll back the current transaction and begin a new one.
 
-        :raises sqlite3.OperationalError: with the code busy if another process writes now. The transaction is undone.
+        In the new transaction each work has its own savepoint, so that its changes can be undone alone.
+
+        :raises sqlite3.OperationalError: with the code busy if another process writes now. Then the old transaction is
+            rolled back, and no new transaction is open.
         """
         self.abandon()
         self.begin()

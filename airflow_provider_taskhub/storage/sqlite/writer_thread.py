@@ -41,8 +41,9 @@ MAX_HOLD = 0.02
 MAX_WAITING = 10_000
 """Largest number of works that can wait for the writer thread. The writer refuses further works with ``Throttled``."""
 COURTESY = RETRY[1] * 0.6
-"""Longest time in seconds for which the writer leaves the lock free after a commit, if other processes write too. About
-half of the waiting processes try to get the lock in this time."""
+"""Longest time in seconds for which the writer leaves the lock free after a commit. It does so only if the transaction
+began less than this time after the previous one, and another process has committed since the last check. A process that
+waits for the lock tries again after a random time (``RETRY`` in ``file.py``). About half of these times are shorter."""
 
 
 @dataclass(slots=True, eq=False)

@@ -17,7 +17,7 @@ from airflow_provider_taskhub.telemetry import Outage
 _log = structlog.get_logger()
 
 TAIL_LINES = 50
-"""Number of last lines of a log that are kept in memory, for the outcome of the attempt."""
+"""How many lines are kept in memory from the end of a log. They become ``ActivityOutcome.log_tail`` of the attempt."""
 _MAX_TAIL_LINE = 2000
 _BATCH_AFTER = 0.5
 """Seconds for which output is collected before it is appended. On Azure each append costs a transaction."""

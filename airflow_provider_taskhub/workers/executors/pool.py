@@ -205,7 +205,10 @@ class ExecutorPool:
         return outcome
 
     def _reset_failures(self, executor: Executor) -> None:
-        """Set the failure count of the executor's seat to 0, because an activity has ended in it without a crash."""
+        """Set the failure count of the executor's seat to 0: an activity has ended in this executor without a crash.
+
+        A seat is the place of one executor in the pool. If the executor dies, a new executor takes the same seat.
+        """
         for seat in self._seats:
             if seat.executor is executor:
                 seat.failures = 0

@@ -192,9 +192,11 @@ class Loader:
     async def load(self, instance_id: str) -> tuple[LoadedInstance, Loaded]:
         """Read the history and the instance row of an instance.
 
-        The row gives the custom status. An earlier generation can have set it, so the history does not tell it.
+        The custom status comes from the row, because an earlier generation (the part of a run before a
+        ``continue_as_new``) may have set it, and a replay of this history would not set it again. If the row is older
+        than the last ``continue_as_new``, it comes from the sentinel (the last row of the history).
 
-        :returns: the instance, and the history as read.
+        :returns: the instance, and the history as it was read.
         """
         hub = self._hub
         loaded, row = await asyncio.gather(
@@ -279,8 +281,8 @@ class Loader:
         live.absorb(found.events, switched=False)
         live.remember(stored)
         live.stored = replace(stored, consumed=live.consumed())
-        # Some scheduling events may be unreadable. A task without a name stands for them, so that the activities that
-        # still run are cancelled when the instance ends.
+        # Some scheduling events may be unreadable. One task without a name stands for all of them. So the worker looks
+        # for activity records when the instance ends, and cancels the attempts that still run.
         live.open_tasks[-1] = ""
         ended = row is not None and row.status.is_final and same_start(named, current)
         live.ended = row.status if row is not None and ended else None  # the completion event may be unreadable

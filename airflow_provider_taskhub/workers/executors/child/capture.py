@@ -182,7 +182,11 @@ class _Text(io.TextIOBase):
 
 
 def install() -> None:
-    """Replace stdout, stderr and the root logger's handler of this process. Call it before user code is imported."""
+    """Replace stdout, stderr and the root logger's handler of this process. Call it before user code is imported.
+
+    The new ones write to the log of the attempt that runs in the current thread or task. If no attempt runs there, they
+    write to the original descriptor.
+    """
     sys.stdout = _Text("stdout", 1)
     sys.stderr = _Text("stderr", 2)
     handler = logging.StreamHandler(sys.stderr)
