@@ -108,6 +108,10 @@ class ClientCache:
                 self._tallies.popitem(last=False)
         return tally
 
+    def changed(self) -> None:
+        """Forget all answers, because a user has just changed something in the hub and wants to see it."""
+        self._answers.clear()
+
     @property
     def kept(self) -> int:
         """The estimated size of all answers in memory, in bytes."""

@@ -22,14 +22,15 @@ from airflow_provider_taskhub.errors import ConfigurationError, InputError, Stor
 from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hooks.deployment import page_connections
 from airflow_provider_taskhub.hooks.masking import masked
-from airflow_provider_taskhub.hooks.taskhub import TaskHubHook, served_at
 from airflow_provider_taskhub.hub.model import InstanceState, Member
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.hub.waiting.reasons import Why
 from airflow_provider_taskhub.links.taskhub import base_path
-from airflow_provider_taskhub.plugins import json_views, task_instances
-from airflow_provider_taskhub.plugins.client_cache import ClientCache, client_cache_of
+from airflow_provider_taskhub.plugins import actions, json_views, task_instances
+from airflow_provider_taskhub.plugins.access import may_edit, require, rights_of
+from airflow_provider_taskhub.plugins.client_cache import ClientCache
 from airflow_provider_taskhub.plugins.listing import Scan, listing, scan, visible
+from airflow_provider_taskhub.plugins.shown_hubs import described, open_hub
 from airflow_provider_taskhub.plugins.timeline import timeline
 from airflow_provider_taskhub.triggers.task_log import execution, of_execution
 
@@ -63,6 +64,7 @@ def make_app() -> Any:
     app = FastAPI(title="TaskHub", docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(_pages())
     app.include_router(_data())
+    app.include_router(actions.routes())
 
     @app.exception_handler(ConfigurationError)
     @app.exception_handler(StorageError)
@@ -112,7 +114,7 @@ def _data() -> Any:
     @router.get("/hubs")
     async def hubs() -> list[dict[str, str]]:
         """Return the hubs that the page shows."""
-        return [await _hub(conn) for conn in page_connections()]
+        return [await described(conn) for conn in page_connections()]
 
     @router.get("/instances")
     async def instances(
@@ -127,9 +129,9 @@ def _data() -> Any:
         wanted = next((one for one in Status if one.casefold() == status.casefold()), None)
         if window not in WINDOWS or (status and wanted is None):
             raise HTTPException(422, f"window {window!r} or status {status!r} does not exist")
-        cache, head = await _open(conn)
+        cache, head = await open_hub(conn)
         found: Scan = await cache.once(("scan", window), lambda client: scan(client, _since(window)))
-        may = visible(*await _rights(user))
+        may = visible(*await rights_of(user))
         listed = listing(found.instances, may, status=wanted, text=text.strip(), offset=offset, limit=limit)
         members: tuple[Member, ...] = await cache.once("members", lambda client: client.admin.workers())
         tallies, waits = await asyncio.gather(_tallies(cache, listed.rows), _waits(cache, listed.rows, members))
@@ -147,7 +149,7 @@ def _data() -> Any:
 
     @router.get("/instance")
     async def instance(user: GetUserDep, id: Id, conn: Conn = "") -> dict[str, Any]:
-        cache, head = await _open(conn)
+        cache, head = await open_hub(conn)
         state, damaged = await _readable(cache, id, user)
         (show,) = await _shows((state,), user)
         (past, unreadable), attempts, members, partitions = await asyncio.gather(
@@ -162,6 +164,7 @@ def _data() -> Any:
         earlier = [record for record in attempts if execution(record) != (state.execution_id or "")]
         return head | {
             "instance": json_views.instance(state, waits, show),
+            "actions": actions.actions_of(state) if await may_edit(user, state) else (),
             "served": json_views.served(next((p for p in partitions if p.partition == partition), None), partition),
             "unreadable": [show(line) for line in (*damaged, *unreadable)],
             "activities": [json_views.activity(record, show) for record in records],
@@ -188,13 +191,13 @@ def _data() -> Any:
         """
         index = int(map_index) if map_index.lstrip("-").isdigit() else identity.UNMAPPED
         ids = identity.TaskIds(dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=index)
-        dags, administrator = await _rights(user)
+        dags, administrator = await rights_of(user)
         if not administrator and dag_id not in dags:
             raise HTTPException(403, f"you may not read DAG {dag_id!r}")
         trouble: Exception | None = None
         for name in [conn] if conn else page_connections():
             try:
-                cache, head = await _open(name)
+                cache, head = await open_hub(name)
                 found = await cache.once(("task", ids), lambda client: task_instances.of_task(client, ids))
             except (ConfigurationError, StorageError) as error:
                 trouble = trouble or error  # go on with the next hub: it may have the task's instances
@@ -218,9 +221,9 @@ def _data() -> Any:
 
         The execution id names the generation of the instance to which the attempt belongs. None: the current one.
         """
-        cache, _ = await _open(conn)
+        cache, _ = await open_hub(conn)
         state, _ = await _readable(cache, id, user)
-        await asyncio.to_thread(_require, user, (state.tags or {}).get(identity.DAG_TAG), "TASK_LOGS")
+        await asyncio.to_thread(require, user, (state.tags or {}).get(identity.DAG_TAG), "TASK_LOGS")
         records = await cache.once(("activities", id), lambda client: client.instance(id).activities())
         wanted = (state.execution_id or "") if execution_id is None else execution_id, task, attempt
         name = next((r.log for r in records if (execution(r), r.task_id, r.attempt) == wanted), None)
@@ -240,45 +243,11 @@ def _data() -> Any:
         except InputError as error:
             state = await cache.once(("row", instance_id), lambda client: client.get(instance_id, payloads=False))
             damaged = (str(error),)
-        if state is None or not visible(*await _rights(user))(state):
+        if state is None or not visible(*await rights_of(user))(state):
             raise HTTPException(404, f"there is no instance {instance_id!r}, or you may not see it")
         return state, damaged
 
     return router
-
-
-async def _hub(conn: str) -> dict[str, str]:
-    try:
-        settings = await TaskHubHook(conn).asettings()
-    except ConfigurationError as error:
-        return {"conn": conn, "hub": conn, "place": str(error)}
-    return {"conn": conn, "hub": settings.hub, "place": served_at(settings).split(",")[0]}
-
-
-async def _open(conn: str) -> tuple[ClientCache, dict[str, Any]]:
-    """Return the client cache of a connection's hub, and the fields about the hub that every answer has.
-
-    :param conn: the Airflow connection; "": the first connection of the page.
-    :raises HTTPException: if the page does not show this connection. Airflow is not asked whether the connection
-        exists, so that a user cannot find out the names of connections.
-    """
-    from fastapi import HTTPException
-
-    offered = page_connections()
-    conn = conn or offered[0]
-    if conn not in offered:
-        raise HTTPException(
-            404,
-            f"this page does not show connection {conn!r}: add it to the option page_connections in section [taskhub]",
-        )
-    settings = await TaskHubHook(conn).asettings()
-    place = "embedded" if settings.embedded else "azure"
-    return client_cache_of(settings), {
-        "conn": conn,
-        "hub": settings.hub,
-        "place": place,
-        "time": _now().timestamp() * 1000,
-    }
 
 
 async def _tallies(cache: ClientCache, rows: Sequence[InstanceState]) -> Sequence[Mapping[str, int] | None]:
@@ -310,19 +279,6 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-async def _rights(user: Any) -> tuple[set[str], bool]:
-    """Return the ids of the DAGs that the user may read, and whether the user is an administrator.
-
-    Airflow reads its database to find the ids of the DAGs, so the request runs in a thread.
-    """
-    from airflow.api_fastapi.app import get_auth_manager
-
-    manager = get_auth_manager()
-    administrator = bool(manager.is_authorized_connection(method="PUT", user=user))
-    dags: set[str] = await asyncio.to_thread(manager.get_authorized_dag_ids, user=user, method="GET")
-    return dags, administrator
-
-
 async def _shows(states: Sequence[InstanceState], user: Any) -> list[json_views.Show]:
     """Return for each instance a function that masks its payloads, or hides them if the user may not see them.
 
@@ -338,26 +294,10 @@ def _show(user: Any, dag_id: str | None) -> json_views.Show:
     from fastapi import HTTPException
 
     try:
-        _require(user, dag_id, "TASK_INSTANCE")
+        require(user, dag_id, "TASK_INSTANCE")
     except HTTPException:
         return lambda text: _HIDDEN if text else ""
     return masked
-
-
-def _require(user: Any, dag_id: str | None, entity: str) -> None:
-    """Check that the user may read one kind of data of a DAG.
-
-    :param user: the user who is logged in.
-    :param dag_id: the DAG that started the instance; None: no DAG started it. Only an administrator can get so far
-        with such an instance, so nothing is checked.
-    :param entity: the kind of data: the name of a ``DagAccessEntity`` of Airflow.
-    :raises HTTPException: with status 403 if the user does not have the right.
-    """
-    from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
-    from airflow.api_fastapi.core_api.security import requires_access_dag
-
-    if dag_id is not None:
-        requires_access_dag("GET", DagAccessEntity[entity], dag_id)(None, user)
 
 
 def _file(name: str) -> bytes:

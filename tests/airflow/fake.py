@@ -66,6 +66,7 @@ def record(
 class FakeHub:
     """:param failed: attempts to blame. :param down: raised by every request while set. :param requests: by method.
     :param unwatched: no triggerer is listed. :param damaged: by instance id, raised by requests for its records.
+    :param ordered: what a handle was told to do: operation, instance id, arguments. :param refuses: raised instead.
     :param damaged_payloads, unreadable: by instance id, what cannot be read of its row's payloads and its history.
     """
 
@@ -85,6 +86,8 @@ class FakeHub:
     requests: Counter[str] = field(default_factory=Counter)
     starts: list[tuple[str, StartPolicy]] = field(default_factory=list)
     terminated: list[tuple[str, str]] = field(default_factory=list)
+    ordered: list[tuple[Any, ...]] = field(default_factory=list)
+    refuses: Exception | None = None
     opened: int = 0
     created: bool = False
     open_now: int = 0
@@ -213,6 +216,37 @@ class FakeInstance(Fake):
         if self.id in hub.damaged:
             raise hub.damaged[self.id]
         return hub.records.get(self.id, ())
+
+    def _order(self, operation: str, *arguments: Any) -> InstanceState:
+        """Note an order to the instance; its state before the order."""
+        hub = self._count(operation)
+        if hub.refuses:
+            raise hub.refuses
+        hub.ordered.append((operation, self.id, *arguments))
+        return hub.instances[self.id]
+
+    async def terminate(self, reason: str = "", *, recurse: bool = True) -> InstanceState:
+        return self._order("terminate", reason, recurse)
+
+    async def suspend(self, reason: str = "", *, by: str | None = None) -> InstanceState:
+        return self._order("suspend", reason, by)
+
+    async def resume(self, reason: str = "") -> InstanceState:
+        return self._order("resume", reason)
+
+    async def rewind(self, reason: str = "") -> InstanceState:
+        return self._order("rewind", reason)
+
+    async def restart(self, *, new_id: bool = False) -> InstanceState:
+        state = self._order("restart", new_id)
+        return self._hub.put("new", Status.PENDING) if new_id else state
+
+    async def raise_event(self, name: str, data: Any = None) -> None:
+        self._order("raise_event", name, data)
+
+    async def purge(self) -> bool:
+        self._order("purge")
+        return self._hub.instances.pop(self.id, None) is not None
 
     async def failed_attempt(self) -> Any:
         return self._count("failed_attempt").failed.get(self.id)

@@ -31,7 +31,7 @@ T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 COMPONENTS = ("api-server", "scheduler", "triggerer", "dag-processor")
-USERS = {"admin": "admin", "vera": "viewer", "olga": "viewer:ops"}
+USERS = {"admin": "admin", "vera": "viewer", "olga": "viewer:ops", "uma": "user", "otto": "op"}
 """Vera is of no team, Olga of the team that owns the DAG ``secret``."""
 START = 240.0
 """Seconds until everything is healthy; about 25 on a quiet machine of two cores."""

@@ -1,0 +1,249 @@
+"""The orders of the page's users to one instance: terminate, suspend, resume, rewind, restart, raise event, purge.
+
+A user needs the right to edit the runs of the DAG that started the instance. The user's name is in the reason, and in
+Airflow's audit log.
+
+No ``from __future__ import annotations`` here: FastAPI could not resolve the annotations of routes that are defined
+inside a function.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.errors import (
+    InputError,
+    InstanceExists,
+    InstanceNotFound,
+    InvalidStateError,
+    Unavailable,
+)
+from airflow_provider_taskhub.hooks.masking import masked
+from airflow_provider_taskhub.hub.model import InstanceState
+from airflow_provider_taskhub.plugins import access, audit, orders
+from airflow_provider_taskhub.plugins.shown_hubs import open_hub
+
+if TYPE_CHECKING:
+    from airflow_provider_taskhub.client.handle import InstanceHandle
+
+
+class InstanceOrder(orders.Order):
+    """An order to one instance.
+
+    :param id: the instance id.
+    :param execution: the execution id of the run that the user saw. If the instance has another one now, it was started
+        again meanwhile, and the order is refused. None: any run.
+    :param status: the status that the user saw. Orders to an ended instance are refused if the status is another one
+        now. None: any status.
+    """
+
+    id: str = Field(min_length=1, max_length=300)
+    execution: str | None = Field(None, max_length=300)
+    status: Status | None = None
+
+
+class Termination(InstanceOrder):
+    """:param children: True: also terminate the children that have not ended."""
+
+    children: bool = True
+
+
+class Restart(InstanceOrder):
+    """:param new_id: True: start a new instance beside this one; False: this instance must have ended."""
+
+    new_id: bool = False
+
+
+class Event(InstanceOrder):
+    """:param name: the name of the event. :param data: its content: any JSON value."""
+
+    name: str = Field(min_length=1, max_length=250)
+    data: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One kind of order.
+
+    :param order: the fields of the order.
+    :param do: carries the order out, and returns the id of the instance to look at afterwards. Its arguments are the
+        instance, the order, the reason with the user's name, and the user's name.
+    :param done: what the page says afterwards.
+    :param ended: the statuses that an instance may have; empty: the client decides.
+    """
+
+    order: type[InstanceOrder]
+    do: Callable[["InstanceHandle", Any, str, str], Awaitable[str]]
+    done: str
+    ended: frozenset[Status] = frozenset()
+
+
+async def _terminate(instance: "InstanceHandle", order: Termination, reason: str, user: str) -> str:
+    before = await instance.terminate(reason, recurse=order.children)
+    if before.status.is_final:
+        raise InvalidStateError(f"instance {instance.id!r} has ended ({before.status}): there is nothing to terminate")
+    return instance.id
+
+
+async def _suspend(instance: "InstanceHandle", order: InstanceOrder, reason: str, user: str) -> str:
+    await instance.suspend(reason, by=f"{user} (Airflow)")
+    return instance.id
+
+
+async def _resume(instance: "InstanceHandle", order: InstanceOrder, reason: str, user: str) -> str:
+    await instance.resume(reason)
+    return instance.id
+
+
+async def _rewind(instance: "InstanceHandle", order: InstanceOrder, reason: str, user: str) -> str:
+    await instance.rewind(reason)
+    return instance.id
+
+
+async def _restart(instance: "InstanceHandle", order: Restart, reason: str, user: str) -> str:
+    return (await instance.restart(new_id=order.new_id)).instance_id
+
+
+async def _raise_event(instance: "InstanceHandle", order: Event, reason: str, user: str) -> str:
+    await instance.raise_event(order.name, order.data)
+    return instance.id
+
+
+async def _purge(instance: "InstanceHandle", order: InstanceOrder, reason: str, user: str) -> str:
+    if not await instance.purge():
+        raise InstanceNotFound(f"instance {instance.id!r} was purged meanwhile")
+    return instance.id
+
+
+_ENDED = frozenset(status for status in Status if status.is_final)
+ACTIONS: Mapping[str, Action] = {
+    "terminate": Action(
+        order=Termination, do=_terminate, done="The hub has the order. A worker terminates the instance."
+    ),
+    "suspend": Action(order=InstanceOrder, do=_suspend, done="The hub has the order. A worker suspends the instance."),
+    "resume": Action(order=InstanceOrder, do=_resume, done="The hub has the order. A worker resumes the instance."),
+    "rewind": Action(
+        order=InstanceOrder,
+        do=_rewind,
+        done="The instance goes on from before its failure. Until it ends, its status is Pending.",
+        ended=frozenset({Status.FAILED}),
+    ),
+    "restart": Action(order=Restart, do=_restart, done="The instance is started again."),
+    "raise-event": Action(order=Event, do=_raise_event, done="The event is sent."),
+    "purge": Action(order=InstanceOrder, do=_purge, done="The instance is deleted.", ended=_ENDED),
+}
+"""The actions by the last part of their addresses."""
+
+
+def actions_of(state: InstanceState) -> tuple[str, ...]:
+    """Return the names of the actions that the state of an instance allows. :param state: the instance."""
+    if not state.status.is_final:
+        steer = "resume" if state.status is Status.SUSPENDED else "suspend"
+        return "raise-event", steer, "terminate"
+    return ("rewind", "restart", "purge") if state.status is Status.FAILED else ("restart", "purge")
+
+
+def routes() -> Any:
+    """Create the routes of the actions. They need the right to see plugins, as the page does."""
+    from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
+    from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_view
+    from fastapi import APIRouter, Depends, HTTPException, Request
+
+    router = APIRouter(prefix="/api", dependencies=[Depends(requires_access_view(AccessView.PLUGINS))])
+
+    @router.post("/instance/{name}")
+    async def act(name: str, request: Request, user: GetUserDep) -> dict[str, str]:
+        action = ACTIONS.get(name)
+        if action is None:
+            raise HTTPException(404, f"no action {name!r}: there are {', '.join(ACTIONS)}")
+        order = await orders.read(request, action.order)
+        cache, head = await open_hub(order.conn)
+        client = await cache.client()
+        state = await client.get(order.id, payloads=False)
+        if state is None or not await access.sees(user, state):
+            raise HTTPException(404, f"there is no instance {order.id!r}, or you may not see it")
+        await _check_right(user, state)
+        check_unchanged(state, name, order)
+        who = user.get_name()
+        facts = {"hub": head["hub"], "instance_id": order.id, "execution_id": state.execution_id} | _extra(order)
+        await asyncio.to_thread(audit.record, who, name, facts, state.tags)
+        try:
+            shown = await action.do(client.instance(order.id), order, signed(order.reason, who), who)
+        except InstanceNotFound as error:
+            raise HTTPException(404, masked(str(error))) from error
+        except (InvalidStateError, InstanceExists) as error:
+            raise HTTPException(409, f"{masked(str(error))}. Load the page again to see its state") from error
+        except InputError as error:
+            raise HTTPException(422, masked(str(error))) from error
+        except Unavailable as error:
+            known = "" if error.maybe_done else "; nothing was done"
+            text = known or "; perhaps the order was carried out: load the page again before you repeat it"
+            raise HTTPException(503, f"{masked(str(error))}{text}") from error
+        finally:  # also after an error, because the store may have done what it did not confirm
+            cache.changed()
+        return {"id": shown, "text": action.done}
+
+    return router
+
+
+async def _check_right(user: Any, state: InstanceState) -> None:
+    from fastapi import HTTPException
+
+    if not await access.may_edit(user, state):
+        raise HTTPException(
+            403,
+            f"this needs the right to edit runs of DAG {access.dag_of(state)!r}: ask an administrator of Airflow",
+        )
+
+
+def check_unchanged(state: InstanceState, name: str, order: InstanceOrder) -> None:
+    """Check that the instance is still what the user saw.
+
+    :param state: the instance now.
+    :param name: the name of the action.
+    :param order: the order, with what the user saw.
+    :raises HTTPException: with status 409 if the order would do something else than the user wanted.
+    """
+    from fastapi import HTTPException
+
+    if order.execution is not None and order.execution != state.execution_id:
+        raise HTTPException(
+            409, f"instance {order.id!r} was started again meanwhile: look at it, then repeat the order if you want"
+        )
+    allowed = ACTIONS[name].ended
+    if allowed and state.status not in allowed:
+        way = "terminate it first" if name == "purge" else "only a failed instance can be rewound"
+        raise HTTPException(409, f"instance {order.id!r} is {state.status} now: {way}")
+    ends = order.status is not None and order.status.is_final
+    if ends and order.status is not state.status:
+        raise HTTPException(
+            409,
+            f"instance {order.id!r} was {order.status} and is {state.status} now: look at it, then repeat the order",
+        )
+
+
+def signed(reason: str, user: str) -> str:
+    """Return the reason that the hub stores: who gave the order, and why.
+
+    :param reason: the user's own text; may be empty.
+    :param user: the name of the user.
+    """
+    who = f"from Airflow: {user} on TaskHub's page"
+    return f"{who}: {reason.strip()}" if reason.strip() else who
+
+
+def _extra(order: InstanceOrder) -> dict[str, Any]:
+    """Return what the audit log says about an order. The data of an event is left out: it may be secret."""
+    extra: dict[str, Any] = {"reason": masked(order.reason)} if order.reason.strip() else {}
+    match order:
+        case Termination():
+            extra["children"] = order.children
+        case Restart():
+            extra["new_id"] = order.new_id
+        case Event():
+            extra["event"] = masked(order.name)
+    return extra
