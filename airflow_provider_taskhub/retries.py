@@ -69,8 +69,9 @@ async def retry(
     :param call: makes one try.
     :param policy: says when to repeat the call.
     :param clock: measures the pauses.
-    :param failed: called after each error that allows a repeat by its type, also if no further call is made because
-        the policy's limit is reached. The arguments are the error and the number of failures so far.
+    :param failed: called after each error after which the policy repeats the call (by ``after`` and ``unless``), also
+        if no further call is made because the policy's limit is reached. The arguments are the error and the number of
+        failures so far.
     :raises Exception: the error of the last call.
     """
     end = math.inf if policy.within is None else clock.monotonic() + policy.within

@@ -1,9 +1,9 @@
 """Starts background tasks, waits for their end, and starts a loop again after it has failed.
 
 A :class:`Supervisor` owns tasks that outlive the block of code that starts them. :func:`owned` owns tasks that end with
-a ``with`` block. Every task of the package is started in this module. Other modules must not use
-``asyncio.create_task`` and ``asyncio.ensure_future`` (pyproject.toml forbids it): if no code awaits a task, nobody sees
-its error.
+a ``with`` block. Other modules must not use ``asyncio.create_task`` and ``asyncio.ensure_future`` (pyproject.toml
+forbids it): if no code awaits a task, nobody sees its error. They may use ``asyncio.gather``, whose caller awaits the
+tasks, and ``asyncio.run_coroutine_threadsafe``, with which another thread starts a coroutine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FAILING = 5
 class Supervisor:
     """Owns single tasks, and loops, which are started again after they fail. Call all methods in the event loop.
 
-    :param clock: measures the pauses between restarts.
+    :param clock: measures the pauses between restarts, and how long a loop has run.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:

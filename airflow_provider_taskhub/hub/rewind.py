@@ -1,9 +1,11 @@
 """Carry out a rewind of a failed instance: take back the failure, so that the instance goes on from before it.
 
 A rewind has five steps: rewrite rows of the history, rewind the failed children, send the messages of timers again,
-change the instance row to Pending, and send the message that wakes the instance. If a rewind is interrupted, a second
-rewind finishes the work. Until the last row of the history is rewritten, the history counts as failed. After that, the
-second rewind sees from the instance row and the history that no episode has run since the first rewind.
+change the instance row to Pending, and send the message that wakes the instance. This message is not sent if the
+instance must only wait for a rewound child, whose end wakes it. If a rewind is interrupted, a second rewind finishes
+the work. The row of the completion is rewritten last, and until then the history counts as failed. After that, the
+second rewind sees from the instance row and the history that no episode (one run of the orchestrator) has run since the
+first rewind.
 """
 
 from __future__ import annotations
@@ -125,7 +127,10 @@ async def _rewrite(hub: Hub, rows: HistoryRows, rewinding: Rewinding, again: Col
 
 
 async def _mark(hub: Hub, row: InstanceState) -> None:
-    """Set the instance row to Pending. Leave the row unchanged if the instance already runs or has ended again."""
+    """Set the instance row to Pending. Leave the row unchanged if the instance already runs or has ended again.
+
+    :raises Conflict: the instance was purged or started again during the rewind.
+    """
     current: InstanceState | None = row
     for _ in range(TRIES):
         if current is None or not same_start(current.execution_id, row.execution_id):

@@ -33,7 +33,10 @@ class Tasks(Protocol):
 
 
 def key(task_id: str, map_index: int) -> str:
-    """Return the key of a task instance in :data:`States`. :param map_index: -1 for a task that is not mapped."""
+    """Return the key of a task instance in :data:`States`.
+
+    :param map_index: -1 for a task that is not mapped.
+    """
     return task_id if map_index < 0 else f"{task_id}_{map_index}"
 
 

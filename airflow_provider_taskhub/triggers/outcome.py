@@ -76,7 +76,10 @@ def reason(state: InstanceState) -> str:
 
 
 def causes(failure: FailureDetails | None) -> Iterator[str]:
-    """Yield the error and its causes with their stack traces: first the error of the instance, then its cause."""
+    """Yield the error and its causes with their stack traces: the error of the instance, its cause, and so on.
+
+    At most 10 errors are yielded.
+    """
     from airflow_provider_taskhub.engine.failures import chain, headline
 
     for depth, each in enumerate(islice(chain(failure), 10)):

@@ -6,9 +6,11 @@ processes compare the hub's watch rows (which Airflow task waits for which insta
 tasks: every triggerer that has waited for an instance of the hub, until no watch row is left; and every API server that
 knows the Airflow connection of the hub.
 
-:class:`Sightings` makes the decisions and does no I/O. :class:`Sweep` does the I/O. The sweep terminates an instance
-only if it has found the instance's task final or deleted at least twice, :data:`SETTLE` seconds apart. If Airflow does
-not answer, the sweep terminates nothing.
+No task waits for an instance if the instance's task is in a final state, was deleted, or was cleared. If a cleared task
+runs again with another instance, it does not wait for the older one. :class:`Sightings` makes the decisions and does no
+I/O. :class:`Sweep` does the I/O. The sweep terminates an instance only if it has found at least twice, :data:`SETTLE`
+seconds apart, that no task waits for it. If Airflow does not answer the request about a task, the sweep does not
+terminate the instance of this task.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 EVERY = 5.0
 """Seconds from the end of one turn (one complete pass of the sweep) to the next."""
 SETTLE = 20.0
-"""Seconds for which a task must be final or deleted before the sweep terminates its instance."""
+"""Seconds for which a task must be final, deleted or cleared before the sweep terminates its instance."""
 AGAIN = 30.0
 """Seconds after which the sweep terminates an instance again that has not ended after the first termination."""
 RUNS = 20
@@ -68,11 +70,11 @@ class Answer:
 
 @dataclass(slots=True, kw_only=True)
 class Sighting:
-    """A watch row whose Airflow task is in a final state, or was deleted.
+    """A watch row whose Airflow task is in a final state, or was deleted or cleared.
 
     :param watch: the watch row.
     :param why: why no task waits for the instance; used as the reason of the termination.
-    :param since: the monotonic time, in seconds, when the sweep first found the task final or deleted.
+    :param since: the monotonic time, in seconds, when the sweep first found that no task waits.
     :param terminated: the monotonic time, in seconds, when the sweep last terminated the instance; None: not yet.
     :param over: True: an earlier turn has read that the instance's status is Terminated.
     """
@@ -86,7 +88,7 @@ class Sighting:
 
 @dataclass(slots=True)
 class Sightings:
-    """Remembers which watch rows have a task that is final or deleted, and since when. Does no I/O."""
+    """Remembers which watch rows have a task that is final, deleted or cleared, and since when. Does no I/O."""
 
     _unneeded: dict[str, Sighting] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
@@ -94,7 +96,7 @@ class Sightings:
     task was deleted. A task that this process never found may belong to another Airflow deployment."""
 
     def take(self, watches: Iterable[Watch], answers: Mapping[Group, Sequence[Answer]], now: float) -> list[Sighting]:
-        """Return the watch rows whose task is final or deleted by these answers, the oldest ``since`` first.
+        """Return the watch rows whose task is final, deleted or cleared by these answers, the oldest ``since`` first.
 
         A row that no request of this turn named keeps its ``since``. A row loses its ``since`` if Airflow did not
         answer the request about its task.
@@ -182,9 +184,11 @@ class Sweep:
             await self._clock.sleep(EVERY)
 
     async def turn(self, client: Client) -> str:
-        """Read the watch rows, terminate instances that no task waits for, and delete the rows of ended instances.
+        """Read the watch rows, terminate instances that no task waits for, and delete watch rows that are not needed.
 
-        :returns: the error of the request to Airflow; empty if Airflow answered.
+        A row is not needed if no task waits and its instance has ended, does not exist, or was started by another task.
+
+        :returns: the error of the request to Airflow; empty if there was no error.
         """
         watches = await client.watches.of(self._deployment())
         self._left = bool(watches)

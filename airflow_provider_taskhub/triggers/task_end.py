@@ -46,6 +46,8 @@ def needs_worker(operator: Any) -> bool:
 async def end(ti: Any, state: InstanceState, *, owner: str | None, push: bool) -> bool:
     """Push the output as the task's XCom and return True, if the task still waits for this instance. Else return False.
 
+    The result is False too if the output is larger than :data:`LARGEST_OUTPUT`.
+
     Airflow on SQLite gives the id of a deleted trigger to a new trigger. The old trigger may still run, and Airflow
     would treat its event as the event of the new trigger's task. So this function checks that the task is deferred and
     that its XComs name this instance and this owner.

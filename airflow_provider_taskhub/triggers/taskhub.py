@@ -44,8 +44,8 @@ _KILL_TRIES = 6
 _RETRIES = Retries(after=(Exception,), tries=_KILL_TRIES, first=1.0)
 """How requests to Airflow and to the hub are tried again when the wait ends."""
 _ENDLESS = Retries(after=(Exception,), first=1.0, longest=30.0)
-"""How reading the connection is tried again: until it succeeds, or until :data:`_KILL_TRIES` tries after the
-deadline have failed."""
+"""How reading the connection is tried again: until it succeeds, until the connection is wrong (ConfigurationError), or
+until :data:`_KILL_TRIES` tries after the deadline have failed."""
 _EMBEDDED_INTERVAL, _AZURE_INTERVAL = timedelta(seconds=1), timedelta(seconds=3)
 _LOOK = 5.0
 """The longest pause between two checks of the time limits, in seconds, when nothing about the instance changes."""
@@ -77,7 +77,8 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
     :param statuses: names of statuses that end the wait, besides the final statuses, which always end it.
     :param deadline: the time, in ISO 8601, at which the trigger terminates the instance (if ``owner`` is given) and
         stops waiting; None: no limit.
-    :param no_worker_timeout: seconds to wait while no worker can run the instance; None: the value of the settings.
+    :param no_worker_timeout: seconds to wait while no worker can run the instance, or while the hub cannot be used
+        because of a ConfigurationError (for example, the hub does not exist); None: the value of the settings.
     :param may_be_missing: True: wait also for an instance that does not exist yet, as a sensor does. False: report a
         missing instance at once.
     :param end_from_trigger: True: end the task in the triggerer when the instance has completed, because nothing in
@@ -134,7 +135,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         """Wait for the instance, write the task's log, and fire one event.
 
         If the event resumes the task in an Airflow worker, it is fired not earlier than :data:`SETTLE` seconds after
-        the start.
+        the start. In ``dag.test()`` it is fired at once.
         """
         began = self.clock.monotonic()
         event = await self._outcome()
@@ -159,7 +160,8 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
     async def on_kill(self) -> None:
         """Terminate the instance after a user has killed the task. Airflow calls this method.
 
-        Airflow calls it in other cases too, so the method first reads the state of the task.
+        Airflow calls it in other cases too, so the method first reads the state of the task. Without an ``owner`` it
+        does nothing.
         """
         if self.owner is None:
             return
@@ -190,6 +192,8 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
 
         None: :data:`_KILL_TRIES` tries after the deadline have failed. The first try comes even after the deadline:
         a trigger that starts late (no triggerer was running) must terminate the instance too.
+
+        :raises ConfigurationError: if the connection is wrong.
         """
         late = 0
 

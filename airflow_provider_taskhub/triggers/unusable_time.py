@@ -18,6 +18,10 @@ from airflow_provider_taskhub.triggers.watcher import WatchedInstance
 class UnusableTime:
     """Measures how long no live worker could run the instance, and how long the hub could not be used at all.
 
+    The hub cannot be used if reading it raises a ConfigurationError, for example because the hub does not exist. If the
+    store does not answer, this time does not count, because the store may answer later. While the hub or the instance
+    cannot be read, the time without a worker begins again.
+
     No worker can run the instance if no live worker knows its orchestrator or an activity that it awaits, if no live
     worker has its version, or if the worker that owns its partition cannot run it. Times come from this process's
     monotonic clock and count from the beginning of the wait in this process.

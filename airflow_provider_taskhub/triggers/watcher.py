@@ -4,8 +4,9 @@ In each interval the watcher reads the few completion hints (rows that say "this
 :data:`IN_TURN` of the awaited instances with their activities, in rotation. Every few seconds it reads the list of
 workers. It also reads an instance's row when the wait begins and when the instance has ended.
 
-The watcher holds the hub's client, polls, and reconnects after errors. It contains no Airflow code. An error never
-ends a wait: the watcher passes the error to the waiting triggers and tries again. Each event loop has its own watchers,
+The watcher holds the hub's client, polls, and reconnects after errors. It contains no Airflow code. An error does not
+stop the watcher while a trigger waits: the watcher passes the error to the waiting triggers and tries again. Each
+trigger decides for itself how long it accepts an error (``unusable_time``). Each event loop has its own watchers,
 because ``dag.test()`` and tests run every trigger in a new loop.
 
 Beside its polls a watcher runs the sweep, which terminates instances that no Airflow task waits for any more. The sweep
@@ -66,7 +67,8 @@ class WatchedInstance:
     :param records: the instance's activity records.
     :param members: the hub's workers; None: not read yet.
     :param whys: why the instance makes no progress, the most important reason first.
-    :param trouble: the error of the last reading of the hub or of this instance; None: the reading succeeded.
+    :param trouble: the error of the last reading of the hub or of this instance. It stays until this instance was read
+        again. None: there was no error, or a later reading of this instance succeeded.
     :param alone: True: only this instance cannot be read. False: the error concerns the hub.
     :param changed: set when one of the other fields has changed.
     """
@@ -85,8 +87,8 @@ class WatchedInstance:
 class Watcher:
     """Polls one hub for all triggers of one event loop that wait for an instance of this hub.
 
-    :param connect: opens a client. It is called again after an error.
-    :param interval: the pause between two polls.
+    :param connect: opens a client. It is called again after an error, and for a new wait after the client was closed.
+    :param interval: the pause between two polls. A new wait ends the pause early.
     :param clock: the source of the time.
     :param sweep: the sweep, which runs at the same time as the polls; None outside a triggerer, where Airflow does not
         answer requests about tasks.

@@ -1,7 +1,7 @@
 """Build checkpoints: pure functions that turn the result of an episode into ordered steps of storage operations.
 
-An episode is one run of an orchestrator over new events. A generation is the part of a run between two calls of
-``continue_as_new``; its history begins empty. The sentinel is the last row of the history.
+An episode is one run of an orchestrator over new events. A generation is a part of a run: one begins at the start, and
+one at each ``continue_as_new``. Its history begins empty. The sentinel is the last row of the history.
 
 The order is always the same: write large payloads ("payloads"), send messages ("outbound"), write history rows
 ("history", one step for each batch), write the instance row ("instance"), delete blobs of the previous generation
@@ -174,7 +174,7 @@ def build(
     :param now: time of the checkpoint.
     :param tags: tags of the instance.
     :param write_instance: True: write the instance row too (see :func:`visible`).
-    :param check: called before each write; raises an error if the lease is lost.
+    :param check: the unit's check (see :class:`Unit`), which raises ``LeaseLost`` if the lease is lost.
     """
     payloads = list(history.blobs)
     instance: list[Step] = []
@@ -340,8 +340,8 @@ def _history_steps(
     now: Timestamp,
     custom_status: str | None,
 ) -> list[Step]:
-    """Return one transaction for each batch of history rows. Each transaction also writes the sentinel under the ETag
-    that the transaction before it has produced."""
+    """Return one transaction for each batch of rows to delete (:func:`_deletions`) and of new history rows. Each
+    transaction also writes the sentinel under the ETag that the transaction before it has produced."""
     before = 0 if episode.switched else stored.rows
     committed = before + len(rows)
     consumed = _consumed(stored, episode, processed)

@@ -1,7 +1,9 @@
 """Read the history of an instance: the committed rows of its current generation, with their large columns.
 
-A generation is the part of a run between two calls of ``continue_as_new``. A new generation overwrites the rows of the
-old one from the first row on. If the old one was longer, its last rows stay in the table, and readers ignore them.
+A generation is a part of a run: one begins at the start, and one at each ``continue_as_new``. A new generation
+overwrites the rows of the old one from the first row on. If the old one was longer, its last rows stay in the table,
+and readers ignore them. The sentinel is the last row of the history. It counts the committed rows, and its ETag is the
+lock of the instance.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ PARALLEL = 16
 """How many blobs of one history are read at the same time."""
 READINGS = 5
 """How many times a history of several pages is read at most. A reading is only used if no other process changed the
-history during the reading."""
+history during the reading; a reader with ``growing`` also accepts that rows were added."""
 
 
 class HistoryUnreadable(StorageError):
@@ -59,7 +61,8 @@ class Loaded:
     @property
     def begun(self) -> bool:
         """True if a checkpoint of this generation counts. If the very first checkpoint was interrupted between two of
-        its transactions, the rows that it wrote do not count."""
+        its transactions, the rows that it wrote do not count. A sentinel that only stores a suspension from before the
+        first checkpoint does not count either."""
         return self.sentinel is not None and (self.sentinel.complete or bool(self.past))
 
 
@@ -149,6 +152,7 @@ async def table_rows(store: Store, names: HubNames, instance_id: str, *, growing
 
     :param growing: True for a reader that runs beside the owner, while the owner appends rows. Then a reading is also
         valid if the next reading finds all rows that the sentinel of the first one counts, with the same ETags.
+    :returns: the rows. :attr:`Reading.torn` is True if other processes changed them during each reading.
     """
     key = escape(instance_id)
     mine = Compare("PartitionKey", "eq", key)
@@ -230,8 +234,8 @@ async def sentinel_of(store: Store, names: HubNames, instance_id: str) -> Sentin
 async def mark_unreadable(store: Store, names: HubNames, instance_id: str, cause: str) -> None:
     """Write into the sentinel that the history cannot be read. Readers that do not read the history show this text.
 
-    If the sentinel has this text already, nothing is written. The next checkpoint of the instance overwrites the text.
-    A terminate, for example, makes a checkpoint even if the history cannot be read.
+    If there is no sentinel, or it has this text already, nothing is written. The next checkpoint of the instance
+    overwrites the text. A terminate, for example, makes a checkpoint even if the history cannot be read.
 
     :param cause: what cannot be read.
     :raises Conflict: another process wrote the sentinel at the same time.

@@ -1,8 +1,8 @@
 """Purge: delete everything that is stored of an ended instance, and nothing of other instances.
 
 The instance row is deleted last, so that a second purge can finish an interrupted purge. Each row is deleted only if
-its ETag has not changed since it was read. The sentinel is deleted first. So if the instance is started again during
-the purge, the data of the new start stays.
+its ETag has not changed since it was read. The sentinel (the last row of the history) is deleted first. So if the
+instance is started again during the purge, the data of the new start stays.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ async def purge(store: Store, names: HubNames, row: InstanceState) -> None:
 
 
 async def purge_activities(store: Store, names: HubNames, instance: OrchestrationInstance) -> None:
-    """Delete logs and large results that activities of an instance wrote after the instance was purged."""
+    """Delete logs and large results that activities of one generation wrote after the instance was purged.
+
+    :param instance: the instance, with the execution id of the generation.
+    """
     logs = await store.list_blobs(names.logs, log_folder(instance))
     results = await store.list_blobs(names.large_messages, results_of(instance))
     await _remove(store, names.logs, (blob.name for blob in logs))

@@ -104,9 +104,9 @@ class Announcer:
     def prepare(self, touched: Iterable[Mapping[str, int]]) -> tuple[list[str], list[str]] | None:
         """Return the wake-ups to send after the commit. Call this method inside the transaction.
 
-        The method also deletes the socket addresses of dead processes from the SQLite file. A message that stays
-        invisible for longer than :data:`FALLBACK` gets no wake-up: each waiting store reads the file before that
-        message becomes visible.
+        If there are wake-ups, the method also deletes the socket addresses of dead processes from the SQLite file. A
+        message that stays invisible for longer than :data:`FALLBACK` gets no wake-up: each waiting store reads the file
+        before that message becomes visible.
 
         :param touched: the :attr:`Change.touched` of each function that the transaction has run: names of queues and
             topics, each with the time at which a message becomes visible.

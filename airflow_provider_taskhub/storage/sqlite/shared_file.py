@@ -51,7 +51,7 @@ class SharedFile:
 
     :param path: path of the file.
     :param clock: clock of the caller, for retries and for :func:`prepare`.
-    :param timeout: deadline of each write and read, in seconds.
+    :param timeout: seconds after which a write without an answer fails, and for which a read waits for a locked file.
     """
 
     fallback: float | None = FALLBACK

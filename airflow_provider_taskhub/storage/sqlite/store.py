@@ -1,8 +1,9 @@
 """Implements the embedded store: one SQLite file that several processes share, or a private database in memory.
 
 Each call first checks its arguments by Azure's rules, then counts the request, and then runs one function, called a
-work, on the database. A unit is one work, so one transaction commits the whole unit. With ``stepwise`` the store
-carries out a unit step by step, as Azure does; the simulation needs this.
+work, on the database. A unit (ordered steps of operations, for example a checkpoint) is one work, so one transaction
+commits the whole unit. With ``stepwise`` the store carries out a unit step by step, as Azure does; the simulation needs
+this.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class SqliteStore(Paged):
     :param crash: function of a test, awaited at each crash point of a unit if ``stepwise`` is True; None: no function.
     :param stepwise: True: carry out a unit step by step, each operation in its own transaction. False: carry out a unit
         in one transaction.
-    :param timeout: longest time of one call.
+    :param timeout: a write to the file fails if it has no answer after about this time, and a read fails if the file is
+        locked for this time. A database in memory ignores it.
     :param holder: full name of the worker incarnation that receives messages through this store. Empty: the store does
         not record who has received a message, and :meth:`release_claims` cannot make the messages visible.
     """

@@ -34,7 +34,7 @@ def boot_ticks() -> int:
 def boot_identity() -> str:
     """Return the machine's boot id: a text that changes with each restart of the machine.
 
-    :raises ConfigurationError: if the system is neither Linux nor macOS.
+    :raises ConfigurationError: if the boot id cannot be read, for example because the system is not Linux or macOS.
     """
     try:
         if sys.platform == "darwin":

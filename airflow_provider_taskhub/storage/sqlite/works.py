@@ -1,4 +1,7 @@
-"""Turns operations and units of the embedded store into works: functions that run inside a transaction."""
+"""Turns operations and units of the embedded store into works: functions that run inside a transaction.
+
+A unit is a list of steps, and each step has operations. One transaction carries out all steps of a unit.
+"""
 
 from __future__ import annotations
 

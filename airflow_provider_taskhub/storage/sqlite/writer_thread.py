@@ -1,10 +1,11 @@
 """Runs the thread that carries out all writes of a process to one SQLite file.
 
-All stores of a process on one file share one :class:`Writer`. The writer runs all waiting works (functions that change
-the database) in one transaction, so they share one fsync. It holds the file's lock for a short, bounded time. If other
-processes write too, the writer leaves the lock free for a moment after each commit. The other processes try to get the
-lock at random times and find it free. So all processes get an even share. A queue of processes was rejected: a stopped
-process would block the queue.
+All stores of a process on one file share one :class:`Writer`. The writer runs the waiting works (functions that change
+the database) in one transaction, so they share one fsync. It begins no further work after :data:`MAX_GROUP` works or
+:data:`MAX_HOLD` seconds, so it holds the file's lock for a short time. If its transactions follow each other at once
+and other processes write too, the writer leaves the lock free for a moment after a commit. The other processes try to
+get the lock at random times and find it free. So all processes get an even share. A queue of processes was rejected: a
+stopped process would block the queue.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Commits the checkpoint of an episode.
+"""Commits the checkpoint of an episode (one run of an orchestrator).
 
 If the store does not say whether a commit succeeded, the sentinel is read before the next try. The sentinel is the last
 row of the history; each commit writes its own id into it. A second try without this read was rejected: after a conflict
@@ -112,7 +112,8 @@ class Committer:
         :param stored: what is stored before the commit.
         :param outgoing: the messages that the episode sends.
         :param batch: the messages that the episode has processed.
-        :param tenure: the time in which this worker serves the partition. Each step first checks that it has not ended.
+        :param tenure: the time in which this worker serves the partition. The store checks that it has not ended right
+            before the first write and, on Azure, before each step.
         :param tags: the tags of the instance.
         :param leave: True: the commit does not delete the messages of the batch. The caller has work to do before it
             deletes them; if the worker dies, they are delivered again and the work is repeated.
@@ -244,7 +245,9 @@ class Committer:
         tags: dict[str, str],
         leave: bool,
     ) -> Done:
-        """Do the steps of a checkpoint after the history: write the instance row, and delete the processed messages.
+        """Do the steps of a checkpoint after the history: from the write of the instance row to the last deletion.
+
+        If a client has replaced the instance row for a newer start, the row is not written.
 
         :param sentinel: the sentinel that this commit has written.
         :raises Aborted: if another worker has committed another episode after this one, so that its newer instance row

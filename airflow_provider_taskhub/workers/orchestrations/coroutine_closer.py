@@ -29,7 +29,8 @@ log = structlog.get_logger(__name__)
 STOP_PATIENCE = 2.0
 """Longest time that a stopping worker waits until its orchestrators are closed, in seconds."""
 BACKLOG = 1000
-"""Number of waiting orchestrators at which a warning is logged. The number doubles after each warning."""
+"""Number of waiting orchestrators at which a warning is logged, if one orchestrator is being closed since the last
+check. The number doubles after each warning."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,5 +1,7 @@
 """The processor of orchestrations: turns a batch of messages into an episode and commits the episode.
 
+An episode is one run of an orchestrator over new messages.
+
 For each batch the processor loads the instance (``loading``) and applies admission, which decides what becomes of each
 message (``triage``). It settles the messages that no episode takes (``settling``), runs the orchestrator (the engine),
 and commits the checkpoint (``commit``). The decisions are pure functions of other modules: admission, the engine and

@@ -1,8 +1,9 @@
 """Sessions: the instances that a worker has in memory, their waiting messages, and their live orchestrators.
 
-An instance has at most one session in a worker and at most one running episode. Each message for an instance is added
-to the waiting messages of its session. A session belongs to one tenure (the time in which this worker serves the
-partition) and ends with that tenure.
+An instance has at most one open session in a worker and at most one running episode (one run of its orchestrator). Each
+message for an instance is added to the waiting messages of its open session. A session belongs to one tenure (the time
+in which this worker serves the partition) and is closed at the end of that tenure. A closed session exists until its
+running episode has ended.
 """
 
 from __future__ import annotations
@@ -56,11 +57,12 @@ MAX_BATCH = 400
 def next_batch(messages: Iterable[Delivery]) -> tuple[list[Delivery], list[Delivery]]:
     """Split waiting messages into the batch of the next episode and the rest.
 
-    A start begins a new batch, which takes the messages behind the start too. Messages in front of the start join the
-    batch if they name this start or no generation, because an event can overtake the start of its instance. If a
-    message in front of the start names another generation, the messages in front of the start are a batch of their own.
+    A start begins a new batch, which takes the messages behind the start too, up to the next start. Messages in front
+    of the start join the batch if they name this start or no generation, because an event can overtake the start of its
+    instance. If a message in front of the start names another generation, the messages in front of the start are a
+    batch of their own. A batch has at most :data:`MAX_BATCH` messages.
 
-    :param messages: the waiting messages.
+    :param messages: the waiting messages. Those that are gone (``Delivery.gone``) are left out.
     :returns: the batch, and the messages that go on waiting.
     """
     ordered = _ordered([held for held in messages if not held.gone])

@@ -1,5 +1,7 @@
 """Settles the messages that no episode takes: deletes them, gives them back, or moves them to quarantine.
 
+An episode is one run of an orchestrator. Quarantine is the table of messages that cannot be processed.
+
 Two cases need work before a message is deleted. A repeated message shows that the last checkpoint may have been cut off
 after its history was written; then the missing writes of that checkpoint are done. A suspension or resume that comes
 before the first checkpoint of its run is stored in the sentinel, the last row of the history.
@@ -88,7 +90,7 @@ class Settler:
     async def give_back(
         self, session: Session[LoadedInstance], batch: Sequence[Delivery], error: Exception, *, failed: bool = True
     ) -> None:
-        """Give messages back after an error; move a message that has reached its limit of failures to quarantine.
+        """Give messages back after an error; move a message that was tried too often (``is_spent``) to quarantine.
 
         :param error: the error that quarantine shows as the cause.
         :param failed: True counts one more failure for each message. False if the messages are not to blame, for

@@ -1,7 +1,8 @@
 """Quarantine of stuck instances: an instance whose episode does not end goes to quarantine as a whole.
 
-The code of such an instance does not run again until a person puts its messages back
-(``taskhub quarantine put-back``). The instance can still be terminated.
+An episode is one run of an orchestrator. Quarantine is the table of messages that cannot be processed. The
+code of such an instance does not run again until a person puts its messages back (``taskhub quarantine put-back``). The
+instance can still be terminated.
 """
 
 from __future__ import annotations

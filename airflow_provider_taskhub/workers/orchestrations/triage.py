@@ -106,7 +106,8 @@ class Triage:
         """Apply admission to each message of a batch.
 
         :param facts: the facts of the instance before the batch.
-        :raises Aborted: if the former owner of the partition has committed since the history was loaded.
+        :raises Aborted: if the former owner of the partition has committed since the history was loaded, or if the
+            instance row was changed while the batch was judged.
         """
         found = TriagedBatch(facts=facts)
         instance_id, etag = session.instance_id, live.stored.sentinel_etag

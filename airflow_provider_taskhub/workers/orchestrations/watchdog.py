@@ -1,10 +1,11 @@
 """The watchdog of episodes: ends a worker whose orchestrator code never returns to the event loop.
 
-Orchestrator code runs on the worker's event loop. While orchestrator code runs, nothing else of the worker runs, except
-the thread that renews the leases. So an endless loop in one orchestrator would stop all instances of its worker. The
-watchdog is a thread that checks the running episode several times a second. After one second it logs a warning with the
-source line. After ten seconds it puts the messages of the episode into quarantine and ends the process. The next worker
-of the partition does not run the instance until its messages are put back (``taskhub quarantine put-back``).
+Orchestrator code runs on the worker's event loop. While orchestrator code runs, no other code runs on this loop. Only
+other threads go on, such as the thread that renews the leases. So an endless loop in one orchestrator would stop all
+instances of its worker. The watchdog is a thread that checks the running episode (one run of an orchestrator) several
+times a second. After one second it logs a warning with the source line. After ten seconds it puts the messages of the
+episode into quarantine (the table of messages that cannot be processed) and ends the process. The next worker of the
+partition does not run the instance until its messages are put back (``taskhub quarantine put-back``).
 
 The watchdog counts its checks and does not read a clock: on a machine that slept for an hour, a clock would say that
 the episode has run for an hour.
