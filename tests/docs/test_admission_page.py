@@ -156,7 +156,7 @@ def messages() -> Iterator[Incoming]:
 
 
 def every_facts() -> Iterator[Facts]:
-    rows = [*ROWS, replace(row(GEN0), generation=5)]
+    rows = [*ROWS, replace(row(GEN0), restarts=5)]
     suspension_stamp = Stamp(inserted=later(-50))
     for read in rows:
         yield Facts(row=read)

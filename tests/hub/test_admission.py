@@ -253,8 +253,8 @@ def test_answers_without_a_history_or_after_the_end() -> None:
         (Facts(row=row(GEN0, Status.PENDING)), PROCESS),
         (Facts(row=row(None)), SOON),  # .NET puts the message first
         (Facts(row=row(OTHER)), SOON),
-        (Facts(row=row(OTHER, generation=2)), DISCARD),  # started again since
-        (Facts(row=row(OTHER, generation=0)), SOON),  # the row of this start is still to come
+        (Facts(row=row(OTHER, restarts=2)), DISCARD),  # started again since
+        (Facts(row=row(OTHER, restarts=0)), SOON),  # the row of this start is still to come
         (Facts(row=row(GEN0, Status.TERMINATED)), DISCARD),  # .NET ends a Pending instance by its row alone
         (Facts(execution_id=OTHER, final=True, row=row(GEN0, Status.PENDING)), PROCESS),  # over an ended history
         (Facts(execution_id=OTHER, parent=PARENT, row=row(GEN0, Status.PENDING)), DEFER),  # over a child that runs

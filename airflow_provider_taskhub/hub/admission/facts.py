@@ -70,13 +70,13 @@ class Row:
 
     :param execution_id: execution id of the run that the row belongs to; None: the instance has no row.
     :param status: status of the instance.
-    :param generation: how often the instance id was started before this run; None: unknown.
+    :param restarts: how often the instance id was started before this run; None: unknown.
     :param due: time of a scheduled start; None: the run starts at once.
     """
 
     execution_id: str | None = None
     status: Status | None = None
-    generation: int | None = None
+    restarts: int | None = None
     due: Timestamp | None = None
 
     @property

@@ -107,8 +107,8 @@ def client_start(message: Incoming, facts: Facts) -> Judged:
     if row.execution_id is None:
         return _soon("its instance row is not there yet")
     if row.execution_id != message.run:
-        older = event.generation is not None and row.generation is not None
-        if older and (event.generation or 0) < (row.generation or 0):
+        older = event.generation is not None and row.restarts is not None
+        if older and (event.generation or 0) < (row.restarts or 0):
             return discard(f"the instance was started again as {row.execution_id}")
         return _soon(f"the instance row still belongs to {row.execution_id}")
     # The row has ended, and the sentinel does not name its run. Only .NET does this: it ends a Pending instance in the
