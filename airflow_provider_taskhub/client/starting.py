@@ -121,7 +121,7 @@ class Starter:
                     f"attach to use the instance that exists{again}"
                 )
             try:
-                return await self._replace(replace(start, generation=(row.generation or 0) + 1), row)
+                return await self._replace(replace(start, generation=(row.restarts or 0) + 1), row)
             except (Conflict, NotFound):
                 continue  # another client changed or purged the row first: read the row again
         raise InstanceExists(f"another client is starting instance {instance_id!r}: try again")
@@ -147,6 +147,6 @@ class Starter:
             version=row.version,
             tags=dict(row.tags) if row.tags else None,
             scheduled_start_time=row.scheduled_start,
-            generation=row.generation,
+            generation=row.restarts,
         )
         await self.hub.send(self.hub.message_to(start, start.instance))

@@ -343,7 +343,7 @@ class InstanceState:
     :param updated: when the row was last written.
     :param completed: when the instance ended; None: it has not ended.
     :param scheduled_start: the instance does not begin before this time; None: it begins at once.
-    :param generation: how often this instance id was started before; None: unknown, because a .NET client started it.
+    :param restarts: how often this instance id was started before; None: unknown, because a .NET client started it.
     :param tags: tags that the instance was started with.
     :param failure: details of the failure; None if the row does not have them, as in a row written by .NET.
         ``is_non_retriable`` tells whether a retry makes sense.
@@ -364,7 +364,7 @@ class InstanceState:
     updated: Timestamp | None = None
     completed: Timestamp | None = None
     scheduled_start: Timestamp | None = None
-    generation: int | None = None
+    restarts: int | None = None
     tags: Mapping[str, str] | None = None
     failure: FailureDetails | None = None
     suspended_by: str | None = None

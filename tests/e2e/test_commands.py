@@ -99,7 +99,7 @@ def test_instances_are_suspended_rewound_and_purged(house: House, tmp_path: Path
 
     new = house.json("instances", "restart", "mends", "--new-id", "--wait")
     assert (new["output"], new["instance_id"] != "mends") == (f'"{path}"', True)
-    assert house.json("instances", "restart", "mends", "--wait")["generation"] == 1
+    assert house.json("instances", "restart", "mends", "--wait")["restarts"] == 1
     house.json("instances", "start", "waiting", "--id", "later", "--at", "2099-01-01")
     assert house.command("instances", "restart", "later").returncode == EXISTS
 

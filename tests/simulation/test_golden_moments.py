@@ -184,7 +184,7 @@ def facts(state: Any, *, input: str | None, output: str | None) -> dict[str, Any
         # the type of the error is in ours: there in one of its two modes only
         "output": str(output).rpartition(": ")[2] if failed else parsed(output),
         "custom status": parsed(state.custom_status),
-        "generation": state.generation,
+        "generation": state.restarts,
         "tags": state.tags or None,
     }
 

@@ -544,7 +544,7 @@ def test_what_has_ended_is_started_again_in_its_place(final: str) -> None:
         await world.ended()
         assert before is not None
         assert again.execution_id == after.execution_id != before.execution_id
-        return after.generation, after.output == before.output, str(after.status), after.input == before.input
+        return after.restarts, after.output == before.output, str(after.status), after.input == before.input
 
     assert play(drive) == (1, True, final, True)
 

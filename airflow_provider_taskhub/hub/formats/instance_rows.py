@@ -419,7 +419,7 @@ def decode_instance(entity: Entity, *, container_url: str) -> InstanceState:
         updated=columns.time("LastUpdatedTime"),
         completed=columns.time("CompletedTime"),
         scheduled_start=columns.time("ScheduledStartTime"),
-        generation=columns.number("Generation"),
+        restarts=columns.number("Generation"),
         tags=columns.object("Tags", Kind.TAGS),
         suspended_by=by or None,
         suspended_at=Timestamp(int(ticks)) if ticks.isdecimal() and len(ticks) < 20 else None,

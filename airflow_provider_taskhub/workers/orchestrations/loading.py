@@ -362,7 +362,7 @@ def start_from_row(instance: OrchestrationInstance, row: InstanceState, now: Tim
         version=row.version,
         tags=row.tags,
         scheduled_start_time=row.scheduled_start,
-        generation=row.generation,
+        generation=row.restarts,
     )
 
 

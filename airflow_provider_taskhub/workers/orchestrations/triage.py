@@ -220,7 +220,7 @@ def row_facts(row: InstanceState | None) -> Row:
     """Return the facts of an instance row that the rules of admission use; an empty value if there is no row."""
     if row is None:
         return Row()
-    return Row(execution_id=row.execution_id, status=row.status, restarts=row.generation, due=row.scheduled_start)
+    return Row(execution_id=row.execution_id, status=row.status, restarts=row.restarts, due=row.scheduled_start)
 
 
 def incoming(held: Delivery, visibility: timedelta) -> Incoming:

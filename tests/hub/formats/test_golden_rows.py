@@ -283,7 +283,7 @@ def check_state(recording: Recording, entity: Entity) -> None:
         "LastUpdatedTime": state.updated,
         "CompletedTime": state.completed,
         "ScheduledStartTime": state.scheduled_start,
-        "Generation": state.generation,
+        "Generation": state.restarts,
         "TaskHubName": recording.hub,
     }
     assert found == {name: columns.get(name) for name in found}

@@ -139,7 +139,7 @@ def test_the_row_of_a_new_instance_is_written_and_read_back() -> None:
         created=NOW,
         updated=LATER,
         scheduled_start=LATER,
-        generation=0,
+        restarts=0,
         tags={"dag": "flights"},
         etag="e",
     )

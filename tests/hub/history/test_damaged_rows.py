@@ -362,7 +362,7 @@ def test_a_damaged_instance_row_is_listed_and_its_unreadable_blobs_are_logged_on
         for _ in range(2):
             state = await bench.client.get("bad")
             assert state is not None
-            assert (state.created, state.tags, state.generation, state.suspended_at) == (None, None, None, None)
+            assert (state.created, state.tags, state.restarts, state.suspended_at) == (None, None, None, None)
             assert (state.input or "").startswith(url), "what the row has itself"
         assert sorted(bench.said()) == [
             (bench.names.large_messages, "bad./x.json.gz"),
