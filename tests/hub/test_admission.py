@@ -30,7 +30,7 @@ from airflow_provider_taskhub.hub.admission.facts import (
     Incoming,
     Judged,
     Kind,
-    Row,
+    RowFacts,
     Verdict,
     delay,
     newest,
@@ -97,8 +97,8 @@ def type_of(event: HistoryEvent) -> str:
     return event.event_type.name
 
 
-def row(execution_id: str | None, status: Status | None = Status.RUNNING, **fields: Any) -> Row:
-    return Row(execution_id=execution_id, status=status if execution_id else None, **fields)
+def row(execution_id: str | None, status: Status | None = Status.RUNNING, **fields: Any) -> RowFacts:
+    return RowFacts(execution_id=execution_id, status=status if execution_id else None, **fields)
 
 
 PENDING = row(OTHER, Status.PENDING)

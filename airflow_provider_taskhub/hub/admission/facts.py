@@ -65,7 +65,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class RowFacts:
     """The columns of the instance row that admission uses.
 
     :param execution_id: execution id of the run that the row belongs to; None: the instance has no row.
@@ -114,7 +114,7 @@ class Facts:
     fire_and_forget: bool = False
     seen: Set[str] = frozenset()
     suspension_stamp: Stamp | None = None
-    row: Row | None = None
+    row: RowFacts | None = None
 
     @property
     def live(self) -> bool:

@@ -26,7 +26,7 @@ from airflow_provider_taskhub.hub.admission.facts import (
     Facts,
     Incoming,
     Judged,
-    Row,
+    RowFacts,
     Verdict,
     precedes,
     scheduling_id,
@@ -338,7 +338,7 @@ def orphan(message: Incoming, facts: Facts) -> Judged:
     return ended(message, facts)
 
 
-def _is_named(row: Row | None, run: str | None) -> bool:
+def _is_named(row: RowFacts | None, run: str | None) -> bool:
     return row is not None and same_start(row.execution_id, run)
 
 

@@ -34,7 +34,7 @@ from airflow_provider_taskhub.engine.identity import next_execution_id, same_sta
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.trace_context import begun
 from airflow_provider_taskhub.errors import InputError, LeaseLost, PayloadTooLarge, StorageError, UnknownOrchestrator
-from airflow_provider_taskhub.hub.admission.facts import Facts, Row, newest, scheduling_id
+from airflow_provider_taskhub.hub.admission.facts import Facts, RowFacts, newest, scheduling_id
 from airflow_provider_taskhub.hub.formats.history_rows import MAX_CONSUMED
 from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, Loaded
 from airflow_provider_taskhub.hub.hub import Hub, brought
@@ -220,7 +220,7 @@ class Orchestrations:
             if live is session.state:
                 return live.facts()
             named = batch[0].message.instance.execution_id
-            return Facts(row=Row(execution_id=named, status=Status.PENDING))
+            return Facts(row=RowFacts(execution_id=named, status=Status.PENDING))
         sentinel = loaded.sentinel
         cut_off = loaded.begun and sentinel is not None and not sentinel.complete and sentinel.commit_id is not None
         if cut_off and not live.stuck:

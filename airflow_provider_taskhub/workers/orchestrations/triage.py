@@ -19,7 +19,7 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.fast_dataclass import dataclass
-from airflow_provider_taskhub.hub.admission.facts import SUSPENSIONS, Facts, Incoming, Judged, Row, Verdict
+from airflow_provider_taskhub.hub.admission.facts import SUSPENSIONS, Facts, Incoming, Judged, RowFacts, Verdict
 from airflow_provider_taskhub.hub.admission.table import judge
 from airflow_provider_taskhub.hub.history.load import lock_of
 from airflow_provider_taskhub.hub.hub import Hub
@@ -216,11 +216,11 @@ def _run_of(message: Incoming, facts: Facts) -> str:
     return run
 
 
-def row_facts(row: InstanceState | None) -> Row:
+def row_facts(row: InstanceState | None) -> RowFacts:
     """Return the facts of an instance row that the rules of admission use; an empty value if there is no row."""
     if row is None:
-        return Row()
-    return Row(execution_id=row.execution_id, status=row.status, restarts=row.restarts, due=row.scheduled_start)
+        return RowFacts()
+    return RowFacts(execution_id=row.execution_id, status=row.status, restarts=row.restarts, due=row.scheduled_start)
 
 
 def incoming(held: Delivery, visibility: timedelta) -> Incoming:
