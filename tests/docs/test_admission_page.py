@@ -13,7 +13,7 @@ from typing import Any
 
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.engine.identity import next_execution_id, run_name
-from airflow_provider_taskhub.hub.admission.facts import Facts, Incoming, Kind, Verdict
+from airflow_provider_taskhub.hub.admission.facts import Facts, Incoming, MessageKind, Verdict
 from airflow_provider_taskhub.hub.admission.rules import Rule
 from airflow_provider_taskhub.hub.admission.table import TABLE, Relation, State, relation
 from airflow_provider_taskhub.hub.model import Stamp
@@ -22,13 +22,13 @@ from tests.hub.test_admission import GEN1, OTHER, PARENT, ROWS, of_run, row
 
 PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "admission.md"
 KINDS = {
-    "start by a client": Kind.CLIENT_START,
-    "start by a parent": Kind.CHILD_START,
-    "answer of an activity, child or timer": Kind.ANSWER,
-    "event": Kind.EVENT,
-    "suspend, resume": Kind.SUSPENSION,
-    "terminate": Kind.TERMINATE,
-    "rewind": Kind.REWIND,
+    "start by a client": MessageKind.CLIENT_START,
+    "start by a parent": MessageKind.CHILD_START,
+    "answer of an activity, child or timer": MessageKind.ANSWER,
+    "event": MessageKind.EVENT,
+    "suspend, resume": MessageKind.SUSPENSION,
+    "terminate": MessageKind.TERMINATE,
+    "rewind": MessageKind.REWIND,
 }
 HEAD = ["same, live", "same, free", "over", "waiting, live", "waiting, free", "unnamed, live", "unnamed, free"]
 Place = tuple[Relation, State]
@@ -97,14 +97,14 @@ def name(rule: Rule) -> str:
     return f"{maker}({', '.join(f'{argument}={name(part)}' for argument, part in made_from)})"
 
 
-def on_the_page() -> dict[Kind, list[str]]:
+def on_the_page() -> dict[MessageKind, list[str]]:
     """The cells of the table, by the kind of message."""
     _, _, table = PAGE.read_text(encoding="utf-8").partition("| kind of message |")
     lines = re.findall(r"^\|(.*)\|$", "|" + table.partition("\n\n")[0], re.MULTILINE)
     head, _, *rows = [[cell.strip() for cell in line.split("|")] for line in lines]
     assert head == HEAD, "the columns have changed: please correct this test"
     found = {KINDS[kind]: cells for kind, *cells in rows}
-    assert list(found) == list(Kind)
+    assert list(found) == list(MessageKind)
     return found
 
 
@@ -130,9 +130,9 @@ def test_each_cell_of_the_page_says_what_its_rule_does() -> None:
     assert wrong == []
 
 
-def reached() -> dict[tuple[Kind, Relation, State], set[str]]:
+def reached() -> dict[tuple[MessageKind, Relation, State], set[str]]:
     """The verdicts of each rule of the table, for many messages and facts."""
-    found: dict[tuple[Kind, Relation, State], set[str]] = defaultdict(set)
+    found: dict[tuple[MessageKind, Relation, State], set[str]] = defaultdict(set)
     for message, facts in product(messages(), every_facts()):
         place = (message.kind, relation(message, facts), State.LIVE if facts.live else State.FREE)
         found[place].add(TABLE[place](message, facts).verdict.name)
@@ -140,16 +140,16 @@ def reached() -> dict[tuple[Kind, Relation, State], set[str]]:
 
 
 def messages() -> Iterator[Incoming]:
-    for kind, run, sender in product(Kind, (None, GEN0, GEN1, OTHER), (None, FIRST.instance)):
+    for kind, run, sender in product(MessageKind, (None, GEN0, GEN1, OTHER), (None, FIRST.instance)):
         one = of_run(kind, run, sender=sender, deliveries=2)
         event: Any = one.event
         events = [event]
-        if kind is Kind.CLIENT_START:
+        if kind is MessageKind.CLIENT_START:
             events += [replace(event, scheduled_start_time=later(100)), replace(event, generation=1)]
             events.append(replace(event, taskhub_row_etag="x"))
-        elif kind is Kind.CHILD_START:
+        elif kind is MessageKind.CHILD_START:
             events = [replace(event, parent=FIRST)]
-        elif kind is Kind.TERMINATE:
+        elif kind is MessageKind.TERMINATE:
             events.append(replace(event, taskhub_child="Child"))
         for event, age in product(events, (0.0, 300.0)):
             yield replace(one, event=event, stamp=Stamp(inserted=later(-age)))

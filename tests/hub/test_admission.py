@@ -29,7 +29,7 @@ from airflow_provider_taskhub.hub.admission.facts import (
     Facts,
     Incoming,
     Judged,
-    Kind,
+    MessageKind,
     RowFacts,
     Verdict,
     delay,
@@ -109,34 +109,34 @@ PENDING = row(OTHER, Status.PENDING)
 
 
 def test_there_is_a_rule_for_every_kind_relation_and_state() -> None:
-    assert set(TABLE) == set(product(Kind, Relation, State))
+    assert set(TABLE) == set(product(MessageKind, Relation, State))
 
 
-EVENTS: dict[Kind, Any] = {
-    Kind.CLIENT_START: start(),
-    Kind.CHILD_START: start(parent=PARENT),
-    Kind.ANSWER: answers(3)[0],
-    Kind.EVENT: raised(),
-    Kind.SUSPENSION: SUSPENDED,
-    Kind.TERMINATE: TERMINATED,
-    Kind.REWIND: REWOUND,
+EVENTS: dict[MessageKind, Any] = {
+    MessageKind.CLIENT_START: start(),
+    MessageKind.CHILD_START: start(parent=PARENT),
+    MessageKind.ANSWER: answers(3)[0],
+    MessageKind.EVENT: raised(),
+    MessageKind.SUSPENSION: SUSPENDED,
+    MessageKind.TERMINATE: TERMINATED,
+    MessageKind.REWIND: REWOUND,
 }
 RUNS = {Relation.SAME: GEN0, Relation.OVER: "d" * 32, Relation.WAITING: OTHER, Relation.UNNAMED: None}
 ROWS = [None, row(None), row(GEN0), row(GEN0, Status.COMPLETED), PENDING, row(OTHER, Status.TERMINATED)]
 
 
-def of_run(kind: Kind, run: str | None, **more: Any) -> Incoming:
+def of_run(kind: MessageKind, run: str | None, **more: Any) -> Incoming:
     event = EVENTS[kind]
-    if kind in (Kind.CLIENT_START, Kind.CHILD_START):
+    if kind in (MessageKind.CLIENT_START, MessageKind.CHILD_START):
         event = replace(event, instance=OrchestrationInstance(instance_id="i", execution_id=run))
-    elif kind is not Kind.ANSWER and run is not None:
+    elif kind is not MessageKind.ANSWER and run is not None:
         event = named(event, run)
     return Incoming(event=event, execution_id=run, identity="m", stamp=Stamp(inserted=NOW), now=NOW, **more)
 
 
 @pytest.mark.parametrize(("kind", "named_run", "state"), list(TABLE), ids=str)
 def test_every_cell_comes_to_a_verdict_and_needs_the_row_once_at_most(
-    kind: Kind, named_run: Relation, state: State
+    kind: MessageKind, named_run: Relation, state: State
 ) -> None:
     facts = replace(RUNNING, final=state is State.FREE, ended={run_name("d" * 32)})
     for sender, spent, read in product((None, PARENT.instance), (False, True), ROWS):

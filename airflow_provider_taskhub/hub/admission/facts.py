@@ -52,7 +52,7 @@ class Verdict(StrEnum):
     END = "end"  # a terminate came before the first checkpoint: commit start, terminate and completion together
 
 
-class Kind(StrEnum):
+class MessageKind(StrEnum):
     """Kind of a message."""
 
     CLIENT_START = "start by a client"
@@ -163,17 +163,17 @@ class Incoming:
     spent: bool = False
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> MessageKind:
         event = self.event
         if isinstance(event, ExecutionStarted):
-            return Kind.CLIENT_START if event.parent is None else Kind.CHILD_START
+            return MessageKind.CLIENT_START if event.parent is None else MessageKind.CHILD_START
         if scheduling_id(event) is not None:
-            return Kind.ANSWER
+            return MessageKind.ANSWER
         if isinstance(event, EventRaised):
-            return Kind.EVENT
+            return MessageKind.EVENT
         if isinstance(event, SUSPENSIONS):
-            return Kind.SUSPENSION
-        return Kind.TERMINATE if isinstance(event, ExecutionTerminated) else Kind.REWIND
+            return MessageKind.SUSPENSION
+        return MessageKind.TERMINATE if isinstance(event, ExecutionTerminated) else MessageKind.REWIND
 
     @property
     def run(self) -> str | None:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from airflow_provider_taskhub.engine.events import ExecutionStarted
 from airflow_provider_taskhub.engine.identity import generation_of, run_name, same_start
 from airflow_provider_taskhub.hub.admission import rules
-from airflow_provider_taskhub.hub.admission.facts import Facts, Incoming, Judged, Kind, Verdict
+from airflow_provider_taskhub.hub.admission.facts import Facts, Incoming, Judged, MessageKind, Verdict
 from airflow_provider_taskhub.hub.admission.rules import Rule
 
 ORPHAN_TURNS = 6
@@ -56,7 +56,7 @@ def _last(message: Incoming, facts: Facts, judged: Judged) -> Judged:
 
     :param judged: the verdict without this rule.
     """
-    names = message.run is not None or message.kind is Kind.ANSWER
+    names = message.run is not None or message.kind is MessageKind.ANSWER
     if isinstance(message.event, ExecutionStarted) or not names or facts.execution_id is not None:
         return judged
     if facts.row is None:
@@ -70,7 +70,7 @@ def relation(message: Incoming, facts: Facts) -> Relation:
     if run is None:
         return Relation.UNNAMED
     if current is not None and same_start(run, current):
-        if message.kind is not Kind.ANSWER or run == current:
+        if message.kind is not MessageKind.ANSWER or run == current:
             return Relation.SAME
         return Relation.WAITING if generation_of(run) > generation_of(current) else Relation.OVER
     if run_name(run) in facts.ended:
@@ -81,8 +81,8 @@ def relation(message: Incoming, facts: Facts) -> Relation:
 SAME, OVER, WAITING, UNNAMED = Relation.SAME, Relation.OVER, Relation.WAITING, Relation.UNNAMED
 LIVE, FREE = State.LIVE, State.FREE
 
-_RULES: dict[Kind, dict[tuple[Relation, State], Rule]] = {
-    Kind.CLIENT_START: {
+_RULES: dict[MessageKind, dict[tuple[Relation, State], Rule]] = {
+    MessageKind.CLIENT_START: {
         (SAME, LIVE): rules.already_run,
         (SAME, FREE): rules.already_run,
         (OVER, LIVE): rules.already_run,
@@ -92,7 +92,7 @@ _RULES: dict[Kind, dict[tuple[Relation, State], Rule]] = {
         (UNNAMED, LIVE): rules.client_start,
         (UNNAMED, FREE): rules.client_start,
     },
-    Kind.CHILD_START: {
+    MessageKind.CHILD_START: {
         (SAME, LIVE): rules.already_run,
         (SAME, FREE): rules.already_run,
         (OVER, LIVE): rules.already_run,
@@ -102,7 +102,7 @@ _RULES: dict[Kind, dict[tuple[Relation, State], Rule]] = {
         (UNNAMED, LIVE): rules.child_start,
         (UNNAMED, FREE): rules.child_start,
     },
-    Kind.ANSWER: {
+    MessageKind.ANSWER: {
         (SAME, LIVE): rules.if_asked,
         (SAME, FREE): rules.ended,
         (OVER, LIVE): rules.older,
@@ -112,7 +112,7 @@ _RULES: dict[Kind, dict[tuple[Relation, State], Rule]] = {
         (UNNAMED, LIVE): rules.if_asked,
         (UNNAMED, FREE): rules.unnamed_answer,
     },
-    Kind.EVENT: {
+    MessageKind.EVENT: {
         (SAME, LIVE): rules.process,
         (SAME, FREE): rules.ended,
         (OVER, LIVE): rules.ended,
@@ -122,7 +122,7 @@ _RULES: dict[Kind, dict[tuple[Relation, State], Rule]] = {
         (UNNAMED, LIVE): rules.process,
         (UNNAMED, FREE): rules.without_name(rules.with_its_start, rules.orphan),
     },
-    Kind.SUSPENSION: {
+    MessageKind.SUSPENSION: {
         (SAME, LIVE): rules.newest_only,
         (SAME, FREE): rules.ended,
         (OVER, LIVE): rules.ended,
@@ -132,7 +132,7 @@ _RULES: dict[Kind, dict[tuple[Relation, State], Rule]] = {
         (UNNAMED, LIVE): rules.newest_only,
         (UNNAMED, FREE): rules.without_name(rules.record, rules.ended),
     },
-    Kind.TERMINATE: {
+    MessageKind.TERMINATE: {
         (SAME, LIVE): rules.process,
         (SAME, FREE): rules.ended,
         (OVER, LIVE): rules.ended,
@@ -142,7 +142,7 @@ _RULES: dict[Kind, dict[tuple[Relation, State], Rule]] = {
         (UNNAMED, LIVE): rules.process,
         (UNNAMED, FREE): rules.without_name(rules.end, rules.ended),
     },
-    Kind.REWIND: {
+    MessageKind.REWIND: {
         (SAME, LIVE): rules.process,
         (SAME, FREE): rules.ended,
         (OVER, LIVE): rules.ended,
