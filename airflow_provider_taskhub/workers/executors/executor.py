@@ -20,9 +20,9 @@ from airflow_provider_taskhub.workers.executors.protocol import (
     Configure,
     Done,
     Dying,
+    ExecutorMessage,
     Failed,
     Log,
-    Message,
     Pong,
     Progress,
     Ready,
@@ -198,7 +198,7 @@ class Executor:
 
     # The methods of an Observer: ExecutorProcess calls them.
 
-    def received(self, message: Message) -> None:
+    def received(self, message: ExecutorMessage) -> None:
         match message:
             case Ready():
                 if not self._started.done():

@@ -20,7 +20,7 @@ from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.workers.executors import process_session
-from airflow_provider_taskhub.workers.executors.protocol import Decoder, Message, Ping, encode, joined
+from airflow_provider_taskhub.workers.executors.protocol import Decoder, ExecutorMessage, Ping, encode, joined
 from airflow_provider_taskhub.workers.executors.reaper import Reaper
 from airflow_provider_taskhub.workers.executors.spawn import ChildProcess, describe, launch
 
@@ -51,7 +51,7 @@ class ExecutorTimes:
 class Observer(Protocol):
     """The user of an executor process: :class:`ExecutorProcess` calls these methods."""
 
-    def received(self, message: Message) -> None:
+    def received(self, message: ExecutorMessage) -> None:
         """Handle a message that the process has sent.
 
         :raises InputError: if an executor must not send this kind of message; the process is killed then.
@@ -109,7 +109,7 @@ class ExecutorProcess:
         self._reaper.watch(self._child.pid)
         self._life = self._supervisor.spawn(self._live(self._child), name=f"executor {self._name}")
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: ExecutorMessage) -> None:
         """Send a message to the process.
 
         No error is raised if the process has ended: :meth:`Observer.gone` reports that. If the process does not read,

@@ -27,7 +27,7 @@ LARGE = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class ExecutorMessage:
     """Base of all messages between host and executor.
 
     :param body: raw bytes after the header. Each kind of message says what its body means.
@@ -40,7 +40,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Configure(Message):
+class Configure(ExecutorMessage):
     """The first message to an executor: its configuration.
 
     :param name: name of the executor, for people.
@@ -65,7 +65,7 @@ class Configure(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run(Message):
+class Run(ExecutorMessage):
     """Asks the executor to run one attempt of an activity. The body is the input: a JSON array of one argument.
 
     :param number: identifies this attempt in all other messages between the host and this executor.
@@ -97,14 +97,14 @@ class Run(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cancel(Message):
+class Cancel(ExecutorMessage):
     """Ask an attempt to stop. The executor ignores a number that it does not know: that attempt has just ended."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ping(Message):
+class Ping(ExecutorMessage):
     """Ask the executor for a sign of life. It sends the newest progress of all its attempts, then a ``Pong``."""
 
 
@@ -112,7 +112,7 @@ class Ping(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready(Message):
+class Ready(ExecutorMessage):
     """The executor is ready: the apps are loaded, and Spark runs if the host has asked for it.
 
     :param activities: the activities that the apps declare: for each name, whether it is a Spark activity.
@@ -126,7 +126,7 @@ class Ready(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartFailed(Message):
+class StartFailed(ExecutorMessage):
     """The executor did not become ready, and ends.
 
     :param reason: the reason, for people.
@@ -140,21 +140,21 @@ class StartFailed(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dying(Message):
+class Dying(ExecutorMessage):
     """The executor ends now, because Spark's JVM has ended and the executor cannot work without Spark's JVM."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Log(Message):
+class Log(ExecutorMessage):
     """Output of an attempt. The body has the bytes that the attempt wrote."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress(Message):
+class Progress(ExecutorMessage):
     """An attempt has reported progress.
 
     :param fraction: finished part of the work, from 0 to 1; None: the earlier value stays.
@@ -167,14 +167,14 @@ class Progress(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done(Message):
+class Done(ExecutorMessage):
     """An attempt has succeeded. The body is its result as JSON text."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed(Message):
+class Failed(ExecutorMessage):
     """An attempt has failed.
 
     :param failure: the error.
@@ -187,11 +187,11 @@ class Failed(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pong(Message):
+class Pong(ExecutorMessage):
     """The answer to a ``Ping``."""
 
 
-_KINDS: dict[str, type[Message]] = {
+_KINDS: dict[str, type[ExecutorMessage]] = {
     kind.__name__: kind
     for kind in (Configure, Run, Cancel, Ping, Ready, StartFailed, Dying, Log, Progress, Done, Failed, Pong)
 }
@@ -201,7 +201,7 @@ _HEADERS = {
 """For each kind of message: the names of the fields that are written into the header of a frame."""
 
 
-def encode(message: Message) -> tuple[bytes, ...]:
+def encode(message: ExecutorMessage) -> tuple[bytes, ...]:
     """Return the bytes of a message's frame, in one piece or two. A large body is a separate piece and is not copied.
 
     :raises InputError: if the header or the body is larger than a frame allows.
@@ -251,12 +251,12 @@ class Decoder:
         self._missing = 0
         """Number of bytes of the large body that have not arrived."""
 
-    def feed(self, data: bytes) -> list[Message]:
+    def feed(self, data: bytes) -> list[ExecutorMessage]:
         """Return the messages that ``data`` completes.
 
         :raises InputError: if the bytes are not a valid frame. The caller must then read no more from this stream.
         """
-        messages: list[Message] = []
+        messages: list[ExecutorMessage] = []
         if self._missing:
             part = data[: self._missing]
             data = data[len(part) :]
@@ -271,7 +271,7 @@ class Decoder:
             messages.append(message)
         return messages
 
-    def _next(self) -> Message | None:
+    def _next(self) -> ExecutorMessage | None:
         if len(self._buffer) < _LENGTHS.size:
             return None
         header, body = _LENGTHS.unpack_from(self._buffer)
@@ -289,10 +289,10 @@ class Decoder:
         return None
 
 
-def _message(header: bytes, body: bytes) -> Message:
+def _message(header: bytes, body: bytes) -> ExecutorMessage:
     value = loads(header.decode("utf-8", "replace"), what="header of a frame between host and executor")
     if not (isinstance(value, list) and len(value) == 2 and value[0] in _KINDS and isinstance(value[1], dict)):
         raise InputError(f"not a message between host and executor: {header[:100]!r}")
     message = decode({**value[1], "body": body}, _KINDS[value[0]], what=f"{value[0]} message")
-    assert isinstance(message, Message)
+    assert isinstance(message, ExecutorMessage)
     return message

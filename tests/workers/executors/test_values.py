@@ -23,12 +23,21 @@ from airflow_provider_taskhub.workers.executors.attempt_values import (
 )
 from airflow_provider_taskhub.workers.executors.child import invocation
 from airflow_provider_taskhub.workers.executors.child.capture import AttemptLog
-from airflow_provider_taskhub.workers.executors.protocol import Decoder, Done, Failed, Log, Message, Ping, Run, encode
+from airflow_provider_taskhub.workers.executors.protocol import (
+    Decoder,
+    Done,
+    ExecutorMessage,
+    Failed,
+    Log,
+    Ping,
+    Run,
+    encode,
+)
 from airflow_provider_taskhub.workers.executors.scheduling import FairQueue, Lane, choose
 from airflow_provider_taskhub.workers.executors.spawn import describe
 from tests.workers.apps import Job, app
 
-MESSAGES: list[Message] = [
+MESSAGES: list[ExecutorMessage] = [
     Ping(),
     Log(number=3, body=b"\x00\xff\n"),
     Done(number=1, body=b'"' + b"x" * 70_000 + b'"'),
@@ -55,11 +64,11 @@ MESSAGES: list[Message] = [
 
 
 @given(st.lists(st.sampled_from(MESSAGES), max_size=6), st.data())
-def test_messages_survive_any_cut_of_the_stream(messages: list[Message], data: st.DataObject) -> None:
+def test_messages_survive_any_cut_of_the_stream(messages: list[ExecutorMessage], data: st.DataObject) -> None:
     stream = b"".join(piece for message in messages for piece in encode(message))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     decoder = Decoder()
-    read: list[Message] = []
+    read: list[ExecutorMessage] = []
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         read += decoder.feed(stream[start:end])
     assert read == messages

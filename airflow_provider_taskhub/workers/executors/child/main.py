@@ -38,9 +38,9 @@ from airflow_provider_taskhub.workers.executors.protocol import (
     Decoder,
     Done,
     Dying,
+    ExecutorMessage,
     Failed,
     Log,
-    Message,
     Ping,
     Pong,
     Progress,
@@ -68,7 +68,7 @@ class Link:
         self._waiting: deque[tuple[bytes, ...]] = deque()
         self._owner = os.getpid()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: ExecutorMessage) -> None:
         """Send a message to the host. Kill this process if the host has ended.
 
         The call blocks while the host does not read. So output of activities cannot fill the memory.
@@ -86,7 +86,7 @@ class Link:
         except OSError:
             end()
 
-    def receive(self) -> Iterator[Message]:
+    def receive(self) -> Iterator[ExecutorMessage]:
         """Yield messages of the host until the host closes the socket."""
         while data := self._read():
             yield from self._decoder.feed(data)
@@ -158,11 +158,11 @@ class RunningActivity:
             raise activity.ActivityCancelled("the activity was asked to stop before it began")
         return invocation.arguments(self.definition, self.run.body.decode() if self.run.has_input else None)
 
-    def result(self, value: Any) -> Message:
+    def result(self, value: Any) -> ExecutorMessage:
         text = invocation.result_text(self.definition, value, self._max_result)
         return Done(number=self.run.number, body=text)
 
-    def failure(self, error: BaseException) -> Message:
+    def failure(self, error: BaseException) -> ExecutorMessage:
         return Failed(number=self.run.number, failure=failure_of(error), cancelled=self.public.cancelled.is_set())
 
     def flush(self) -> None:
@@ -197,7 +197,7 @@ class Child:
         self._registry = Registry.of(())
         self._spark: WarmSpark | None = None
 
-    def serve(self, messages: Iterator[Message]) -> NoReturn:
+    def serve(self, messages: Iterator[ExecutorMessage]) -> NoReturn:
         """Load the apps, report that the executor is ready, then run activities until the host has ended.
 
         Call it in the main thread.
@@ -248,7 +248,7 @@ class Child:
         self._link.send(Dying(reason=reason))
         end()
 
-    def _read(self, messages: Iterator[Message]) -> None:
+    def _read(self, messages: Iterator[ExecutorMessage]) -> None:
         try:
             for message in messages:
                 self._handle(message)
@@ -256,7 +256,7 @@ class Child:
             os.write(2, traceback.format_exc().encode())
         end()
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, message: ExecutorMessage) -> None:
         match message:
             case Run():
                 self._begin(message)
@@ -309,7 +309,7 @@ class Child:
             answer = attempt.failure(error)
         self._finish(attempt, answer)
 
-    def _call(self, attempt: RunningActivity) -> Message:
+    def _call(self, attempt: RunningActivity) -> ExecutorMessage:
         """Call the activity's function in this thread, and return the message with its result or its failure.
 
         Exceptions are turned into a message here, where the output still goes to the attempt's log.
@@ -337,7 +337,7 @@ class Child:
                 answer = attempt.failure(error)
         self._finish(attempt, answer)
 
-    def _finish(self, attempt: RunningActivity, answer: Message) -> None:
+    def _finish(self, attempt: RunningActivity, answer: ExecutorMessage) -> None:
         self._attempts.pop(attempt.run.number, None)
         attempt.flush()
         try:
