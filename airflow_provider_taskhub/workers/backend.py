@@ -22,7 +22,7 @@ from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.workers.activities.local_queues import LocalQueues
 from airflow_provider_taskhub.workers.activities.processor import Activities
-from airflow_provider_taskhub.workers.activities.recorded import Recorded
+from airflow_provider_taskhub.workers.activities.recorded import RecordedActivities
 from airflow_provider_taskhub.workers.activities.responses import Responses
 from airflow_provider_taskhub.workers.activities.runner import Runner
 from airflow_provider_taskhub.workers.activities.slots import Slots
@@ -114,7 +114,7 @@ class Backend:
             times=times,
             work_items=self.work_items,
             responses=responses,
-            recorded=Recorded(
+            recorded=RecordedActivities(
                 hub=hub,
                 runner=runner,
                 me=me,

@@ -25,7 +25,7 @@ from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.telemetry import Outage
 from airflow_provider_taskhub.workers.activities.cancellation import Fate, fate_of
-from airflow_provider_taskhub.workers.activities.recorded import Recorded
+from airflow_provider_taskhub.workers.activities.recorded import RecordedActivities
 from airflow_provider_taskhub.workers.activities.responses import Responses
 from airflow_provider_taskhub.workers.activities.runner import Runner, request_of, traced, warn_of_crash
 from airflow_provider_taskhub.workers.activities.work_items import WorkItems
@@ -84,7 +84,7 @@ class Activities:
         times: LeaseTimes,
         work_items: WorkItems,
         responses: Responses,
-        recorded: Recorded,
+        recorded: RecordedActivities,
         absences: MissingFunctions,
     ) -> None:
         self._hub, self._registry, self._runner, self._times, self._absences = hub, registry, runner, times, absences

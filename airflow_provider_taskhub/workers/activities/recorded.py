@@ -73,7 +73,7 @@ class Silence:
         return now - self._since >= self._limit
 
 
-class Recorded:
+class RecordedActivities:
     """Processes work items of activities with an activity record.
 
     :param me: the identity of this worker, which it writes into the records that it claims.
