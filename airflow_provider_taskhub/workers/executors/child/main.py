@@ -185,7 +185,7 @@ class RunningActivity:
             self.flush()
 
 
-class Child:
+class ChildExecutor:
     """The executor inside its process: the activities that it has loaded, and the attempts that it runs."""
 
     def __init__(self, link: Link, configure: Configure) -> None:
@@ -357,7 +357,7 @@ def main() -> NoReturn:
     if not isinstance(configure, Configure):
         end()
     capture.install()
-    Child(link, configure).serve(messages)
+    ChildExecutor(link, configure).serve(messages)
 
 
 if __name__ == "__main__":
