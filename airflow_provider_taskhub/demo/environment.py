@@ -18,7 +18,7 @@ import psutil
 
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.demo.azurite import Azurite, install
-from airflow_provider_taskhub.demo.processes import Child, Processes
+from airflow_provider_taskhub.demo.processes import DemoProcess, Processes
 from airflow_provider_taskhub.demo.screen import Screen, months_line, short
 from airflow_provider_taskhub.demo.standalone import Airflow
 from airflow_provider_taskhub.engine.events import TaskScheduled
@@ -115,7 +115,7 @@ class Environment:
         self._examples = examples
         self._azurite = azurite
         self._stack = AsyncExitStack()
-        self._workers: dict[str, Child] = {}
+        self._workers: dict[str, DemoProcess] = {}
         self._killed: set[str] = set()
 
     async def __aenter__(self) -> Self:

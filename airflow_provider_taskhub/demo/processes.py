@@ -30,7 +30,7 @@ LAST = 5.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Child:
+class DemoProcess:
     """A process that the demo has started. It is the leader of its own process group.
 
     :param name: the name of the process, to show to people.
@@ -66,7 +66,7 @@ class Processes:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._mark = uuid4().hex
-        self.children: list[Child] = []
+        self.children: list[DemoProcess] = []
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -93,7 +93,7 @@ class Processes:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def start(self, name: str, command: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> Child:
+    def start(self, name: str, command: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> DemoProcess:
         """Start a program in its own process group, so that Ctrl-C in the terminal reaches only the demo itself.
 
         :param name: the name of the process and of its log file.
@@ -112,15 +112,15 @@ class Processes:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        child = Child(name=name, log=log, process=process)
+        child = DemoProcess(name=name, log=log, process=process)
         self.children.append(child)
         return child
 
-    def ended(self) -> Child | None:
+    def ended(self) -> DemoProcess | None:
         """Return a process that has ended although the demo did not end it; None if there is none."""
         return next((child for child in self.children if not child.expected and not child.alive), None)
 
-    def kill(self, child: Child) -> list[psutil.Process]:
+    def kill(self, child: DemoProcess) -> list[psutil.Process]:
         """Send SIGKILL to one process, and not to the processes that it has started.
 
         :param child: the process.
@@ -136,7 +136,7 @@ class Processes:
         child.process.wait()
         return offspring
 
-    def stop(self, children: Iterable[Child]) -> None:
+    def stop(self, children: Iterable[DemoProcess]) -> None:
         """Send SIGTERM to processes, wait, and send SIGKILL to their process groups. The newest process comes first.
 
         :param children: the processes.

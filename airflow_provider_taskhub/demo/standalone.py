@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from airflow_provider_taskhub.demo.processes import Child, Processes, tail
+from airflow_provider_taskhub.demo.processes import DemoProcess, Processes, tail
 from airflow_provider_taskhub.errors import TaskHubError
 
 COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")
@@ -61,7 +61,7 @@ class Airflow:
         self._dags = dags
         self._extra = env
         self._token = ""
-        self._children: list[Child] = []
+        self._children: list[DemoProcess] = []
         self._ports = free_ports(3)
         self.url = f"http://127.0.0.1:{self._ports[0]}"
 

@@ -21,7 +21,7 @@ from urllib.request import urlopen
 import psutil
 
 from airflow_provider_taskhub.demo.azurite import Azurite
-from airflow_provider_taskhub.demo.processes import Child, Processes
+from airflow_provider_taskhub.demo.processes import DemoProcess, Processes
 from airflow_provider_taskhub.settings import load_settings
 from tests.benchmarks.cpu import CLIENT, EXECUTORS, HOST, SERVICE, Usage, usage
 
@@ -63,7 +63,7 @@ class Stage:
     def __init__(self, store: str, *, workers: int = 1) -> None:
         self.store = store
         self._count = workers
-        self._workers: list[Child] = []
+        self._workers: list[DemoProcess] = []
         self._ports: list[int] = []
         self._stack = ExitStack()
         self._service: list[psutil.Process] = []
@@ -89,7 +89,7 @@ class Stage:
     ) -> None:
         self._stack.close()
 
-    def _start(self, processes: Processes, name: str) -> Child:
+    def _start(self, processes: Processes, name: str) -> DemoProcess:
         command = [str(Path(sys.executable).with_name("taskhub")), "worker", "--app", "tests.benchmarks.app:app"]
         # port 0: the worker's log says which one it got, so that no other process can take it between
         return processes.start(name, [*command, "--health-port", "0", "--log-json"], env={}, cwd=ROOT)
@@ -185,7 +185,7 @@ def _cpu(pid: int) -> float:
     return total
 
 
-def _log(child: Child) -> Iterator[Mapping[str, Any]]:
+def _log(child: DemoProcess) -> Iterator[Mapping[str, Any]]:
     """A worker's log; a line that is no JSON (of a library, of Python) counts as a warning."""
     for line in child.log.read_text(errors="replace").splitlines():
         try:
@@ -195,7 +195,7 @@ def _log(child: Child) -> Iterator[Mapping[str, Any]]:
         yield found if isinstance(found, dict) else {"level": "warning", "event": line}
 
 
-def _port(child: Child) -> int:
+def _port(child: DemoProcess) -> int:
     """The port of a worker's metrics; 0 until its log says it."""
     return next((line["port"] for line in _log(child) if line.get("event") == "health_port"), 0)
 
