@@ -88,12 +88,12 @@ def lacking(whys: Sequence[Why], seconds: float) -> str | None:
     return f"it could not run for {seconds:g} s: {'; '.join(map(str, lacks))}" if lacks else None
 
 
-class Waits:
+class WaitsLog:
     """Logs the reasons for which an instance makes no progress, each change once.
 
     Some reasons are not logged. Timers end by themselves. Running activities and children have their own line
-    (:class:`Progress`). A missing triggerer cannot be the reason, because this process is a triggerer, even if the hub
-    does not list it yet.
+    (:class:`ProgressLog`). A missing triggerer cannot be the reason, because this process is a triggerer, even if the
+    hub does not list it yet.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ _WORK = frozenset({Reason.ACTIVITIES, Reason.CHILDREN})
 _NOT_LOGGED = _WORK | {Reason.TIMER, Reason.NO_TRIGGERER}
 
 
-class Progress:
+class ProgressLog:
     """Logs the progress of an instance: each change once, and at most one line in :data:`PROGRESS_EVERY` seconds.
 
     The first line comes :data:`PROGRESS_EVERY` seconds after the first call, because the other lines say enough about

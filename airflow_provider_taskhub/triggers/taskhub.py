@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.model import InstanceState
     from airflow_provider_taskhub.settings import Settings
     from airflow_provider_taskhub.triggers.sweep import Sweep
-    from airflow_provider_taskhub.triggers.task_log import Presence, Progress, TaskLog, Waits
+    from airflow_provider_taskhub.triggers.task_log import Presence, ProgressLog, TaskLog, WaitsLog
     from airflow_provider_taskhub.triggers.unusable_time import UnusableTime
     from airflow_provider_taskhub.triggers.watcher import WatchedInstance
 
@@ -214,7 +214,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
             return None
 
     async def _watch(self, settings: Settings) -> TriggerEvent:
-        from airflow_provider_taskhub.triggers.task_log import Presence, Progress, TaskLog, Waits
+        from airflow_provider_taskhub.triggers.task_log import Presence, ProgressLog, TaskLog, WaitsLog
         from airflow_provider_taskhub.triggers.unusable_time import UnusableTime
         from airflow_provider_taskhub.triggers.watcher import change, watcher_of
 
@@ -224,7 +224,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         watcher = watcher_of(
             place, lambda: open_client(settings), interval=interval, clock=self.clock, sweep=self._sweep
         )
-        task_log, waits, progress = TaskLog(), Waits(), Progress()
+        task_log, waits, progress = TaskLog(), WaitsLog(), ProgressLog()
         presence, unusable = Presence(), UnusableTime(self.orchestrator, self._no_worker_limit(settings), self.clock)
         with watcher.waiting(self.instance_id) as wait:
             while not self._late():
@@ -249,8 +249,8 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         self,
         seen: WatchedInstance,
         task_log: TaskLog,
-        waits: Waits,
-        progress: Progress,
+        waits: WaitsLog,
+        progress: ProgressLog,
         presence: Presence,
         unusable: UnusableTime,
     ) -> None:
