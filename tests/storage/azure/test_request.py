@@ -19,7 +19,7 @@ from airflow_provider_taskhub.storage.azure.rest.account import (
     Identity,
     Signature,
 )
-from airflow_provider_taskhub.storage.azure.rest.request import Answer, Request, Wire
+from airflow_provider_taskhub.storage.azure.rest.request import Request, Response, Wire
 from airflow_provider_taskhub.storage.azure.rest.tokens import SCOPE, Tokens
 from tests.storage.azure.servers import KEY, FakeCredential, Token, account, ok, serving
 
@@ -133,7 +133,7 @@ async def test_an_answer_of_a_proxy_is_no_answer() -> None:
 
 def test_a_row_with_half_of_a_character_is_read() -> None:
     """Programs of others may have stored one; JSON can say it, and no UTF-8."""
-    assert Answer(status=200, headers={}, body=b'{"Result":"\\ud800"}').json() == {"Result": "\ud800"}
+    assert Response(status=200, headers={}, body=b'{"Result":"\\ud800"}').json() == {"Result": "\ud800"}
 
 
 async def test_a_signature_goes_along_and_is_never_shown() -> None:

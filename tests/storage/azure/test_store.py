@@ -17,7 +17,7 @@ import pytest
 
 from airflow_provider_taskhub.demo.azurite import KEY
 from airflow_provider_taskhub.errors import AccessDenied, Conflict, LeaseLost, Unavailable
-from airflow_provider_taskhub.storage.azure.rest.request import Answer, Request, Wire
+from airflow_provider_taskhub.storage.azure.rest.request import Request, Response, Wire
 from airflow_provider_taskhub.storage.azure.sdk.clients import Clients
 from airflow_provider_taskhub.storage.azure.store import PARALLEL, AzureStore
 from airflow_provider_taskhub.storage.primitives import (
@@ -150,7 +150,7 @@ async def test_rows_that_are_not_there_are_inserted_and_a_wrong_hint_costs_one_r
     sent: list[bytes] = []
     send = store._wire.send
 
-    async def listen(request: Request) -> Answer:
+    async def listen(request: Request) -> Response:
         sent.append(request.body)
         return await send(request)
 

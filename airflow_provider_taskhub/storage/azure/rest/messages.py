@@ -17,7 +17,7 @@ from xml.sax.saxutils import escape
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import Conflict, Unavailable
 from airflow_provider_taskhub.storage import rules
-from airflow_provider_taskhub.storage.azure.rest.request import Answer, Request, Wire
+from airflow_provider_taskhub.storage.azure.rest.request import Request, Response, Wire
 from airflow_provider_taskhub.storage.azure.rest.service_errors import refusal
 from airflow_provider_taskhub.storage.primitives import (
     DeleteMessage,
@@ -53,7 +53,7 @@ def _time(text: str | None) -> Timestamp:
     return Timestamp.from_datetime(parsedate_to_datetime(text))
 
 
-def _elements(answer: Answer) -> Iterator[ElementTree.Element]:
+def _elements(answer: Response) -> Iterator[ElementTree.Element]:
     return iter(answer.xml().findall("QueueMessage"))
 
 

@@ -80,8 +80,8 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The answer to a request. The case of header names does not matter."""
+class Response:
+    """The HTTP response to a request. The case of header names does not matter."""
 
     status: int
     headers: Mapping[str, str]
@@ -181,7 +181,7 @@ class Wire:
             raise RuntimeError("the store is not open: use it in `async with`")
         return self._session
 
-    async def send(self, request: Request) -> Answer:
+    async def send(self, request: Request) -> Response:
         """Send a request. Send it again after an error if that is safe.
 
         :raises StorageError: the error that ``service_errors.refusal`` makes from the answer, or ``Unavailable`` if no
@@ -212,7 +212,7 @@ class Wire:
         self.refusals.accepted(kind)
         return done
 
-    async def _attempt(self, request: Request) -> Answer:
+    async def _attempt(self, request: Request) -> Response:
         self.requests[request.kind] += 1
         try:
             answer = await self._exchange(request)
@@ -230,7 +230,7 @@ class Wire:
             retry_after=seconds_of(answer.headers.get("retry-after")),
         )
 
-    async def _exchange(self, request: Request) -> Answer:
+    async def _exchange(self, request: Request) -> Response:
         url, headers = await self._authorized(request)
         skip = () if "content-type" in headers else ("Content-Type",)
         async with self.session.request(
@@ -241,7 +241,7 @@ class Wire:
             allow_redirects=False,
             skip_auto_headers=skip,
         ) as response:
-            return Answer(status=response.status, headers=response.headers, body=await response.read())
+            return Response(status=response.status, headers=response.headers, body=await response.read())
 
     async def _authorized(self, request: Request) -> tuple[URL, dict[str, str]]:
         endpoint = self.account.endpoints[request.service]

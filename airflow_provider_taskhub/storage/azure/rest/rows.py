@@ -10,7 +10,7 @@ from airflow_provider_taskhub.errors import InputError, Unavailable
 from airflow_provider_taskhub.storage import rules
 from airflow_provider_taskhub.storage.azure.rest.batch import Part, PartAnswer, decode_batch, encode_batch
 from airflow_provider_taskhub.storage.azure.rest.odata import decode_row, encode_filter, encode_row, row_path
-from airflow_provider_taskhub.storage.azure.rest.request import Answer, Request, Wire
+from airflow_provider_taskhub.storage.azure.rest.request import Request, Response, Wire
 from airflow_provider_taskhub.storage.azure.rest.service_errors import error_of, refusal
 from airflow_provider_taskhub.storage.primitives import (
     Entity,
@@ -205,7 +205,7 @@ def _batch_error(operation: Transact, position: int, part: PartAnswer) -> Except
     return error
 
 
-def _continuation(answer: Answer) -> str | None:
+def _continuation(answer: Response) -> str | None:
     keys = [answer.headers.get(name, "") for name in _NEXT_KEYS]
     return json.dumps(keys) if any(keys) else None
 
