@@ -94,7 +94,7 @@ class Counter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class StartRequest:
     """The instance that a task wants to start.
 
     :param task: the try of the Airflow task.
@@ -137,7 +137,7 @@ class Taken(TaskHubError):
 
 
 async def launch(
-    client: Client, request: Request, *, counter: Counter | None, remember: Callable[[Counter], None]
+    client: Client, request: StartRequest, *, counter: Counter | None, remember: Callable[[Counter], None]
 ) -> Launched:
     """Start the instance of this task, or attach to the instance that an earlier try has started.
 
@@ -185,7 +185,7 @@ def found(state: InstanceState | None, task: TaskIdentity, generation: int) -> F
     return FoundInstance.COMPLETED if state.status is Status.COMPLETED else FoundInstance.BROKEN
 
 
-async def _recall(client: Client, request: Request) -> Counter:
+async def _recall(client: Client, request: StartRequest) -> Counter:
     """Find the generation from the instances in the hub, when ``task_state_store`` has no stored value.
 
     No value is stored in a first try, and after somebody deleted the value. If a first try finds instances, the DAG run
@@ -207,7 +207,7 @@ async def _recall(client: Client, request: Request) -> Counter:
     return Counter(generation=last if same else last + 1, max_tries=task.max_tries)
 
 
-async def _react(client: Client, request: Request, generation: int, notes: list[str]) -> Launched:
+async def _react(client: Client, request: StartRequest, generation: int, notes: list[str]) -> Launched:
     from airflow_provider_taskhub.engine.events import Status
     from airflow_provider_taskhub.hub.model import StartPolicy
 
@@ -236,7 +236,7 @@ async def _react(client: Client, request: Request, generation: int, notes: list[
     return Launched(instance_id=instance_id, owner=owner, reaction=reaction, notes=tuple(notes))
 
 
-def _watch(request: Request, instance_id: str, generation: int, *, owner: str) -> Watch:
+def _watch(request: StartRequest, instance_id: str, generation: int, *, owner: str) -> Watch:
     from airflow_provider_taskhub.hub.watches import Watch
 
     task = request.task
@@ -252,7 +252,9 @@ def _watch(request: Request, instance_id: str, generation: int, *, owner: str) -
     )
 
 
-async def _start(client: Client, request: Request, instance_id: str, generation: int, policy: Any) -> InstanceState:
+async def _start(
+    client: Client, request: StartRequest, instance_id: str, generation: int, policy: Any
+) -> InstanceState:
     return await client.start(
         request.orchestrator,
         request.input,

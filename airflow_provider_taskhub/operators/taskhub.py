@@ -31,8 +31,8 @@ from airflow_provider_taskhub.operators.start_or_attach import (
     Counter,
     FoundInstance,
     Launched,
-    Request,
     StartDecision,
+    StartRequest,
     Taken,
     found,
     launch,
@@ -210,7 +210,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
                 self._terminate(instance_id, owner, EXECUTION_TIMEOUT)
             raise AirflowTaskTimeout(f"{self._named(instance_id)}: {OVERDUE}") from error
 
-    def _request(self, context: Context) -> Request:
+    def _request(self, context: Context) -> StartRequest:
         """Check the operator's arguments and return what to start.
 
         :raises AirflowFailException: if an argument is wrong. A retry would not help.
@@ -219,7 +219,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         problem = next(problems(self.orchestrator, given, self.instance_id, self.version or "", self.tags or {}), None)
         if problem is not None:
             raise AirflowFailException(problem)
-        return Request(
+        return StartRequest(
             task=identity.TaskIdentity.of(context["ti"]),
             orchestrator=self.orchestrator,
             input=given,
@@ -263,7 +263,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         )
         raise AssertionError("defer() raises")
 
-    def _overdue(self, request: Request, generation: int | None) -> str:
+    def _overdue(self, request: StartRequest, generation: int | None) -> str:
         """Terminate the instance of this try, because the time limit was over before the task could defer.
 
         :param generation: the generation of the instance; None: the try has started nothing.
