@@ -25,7 +25,7 @@ _LONGEST_LABEL = 31
 
 
 @dataclass(slots=True)
-class Lane:
+class TimelineLane:
     """One horizontal line of the timeline: an activity, a timer, a child, or a wait for an external event.
 
     :param label: the text beside the bars.
@@ -54,7 +54,8 @@ def timeline(
     lanes = {lane.task_id: lane for lane in _scheduled(history, show)}
     for record in records:
         lane = lanes.setdefault(
-            record.task_id, Lane(label=record.name, kind="activity", task_id=record.task_id, begun=record.claimed)
+            record.task_id,
+            TimelineLane(label=record.name, kind="activity", task_id=record.task_id, begun=record.claimed),
         )
         lane.bars.append(_attempt(record, show))
     _answer(history, lanes)
@@ -76,17 +77,17 @@ def milliseconds(time: Timestamp | None) -> float | None:
     return None if time is None else time.ticks / 10_000
 
 
-def _scheduled(history: Sequence[HistoryEvent], show: Callable[[str | None], str]) -> Iterator[Lane]:
+def _scheduled(history: Sequence[HistoryEvent], show: Callable[[str | None], str]) -> Iterator[TimelineLane]:
     for event in history:
         match event:
             case events.TaskScheduled():
                 label = _label(event.name, show(only(event.input)))
-                yield Lane(label=label, kind="activity", task_id=event.event_id, begun=event.timestamp)
+                yield TimelineLane(label=label, kind="activity", task_id=event.event_id, begun=event.timestamp)
             case events.SubOrchestrationInstanceCreated():
                 label = _label(event.name, show(event.input))
-                yield Lane(label=label, kind="child", task_id=event.event_id, begun=event.timestamp)
+                yield TimelineLane(label=label, kind="child", task_id=event.event_id, begun=event.timestamp)
             case events.TimerCreated():
-                lane = Lane(label="timer", kind="timer", task_id=event.event_id, begun=event.timestamp)
+                lane = TimelineLane(label="timer", kind="timer", task_id=event.event_id, begun=event.timestamp)
                 lane.bars.append(
                     {
                         "start": milliseconds(event.timestamp),
@@ -98,7 +99,7 @@ def _scheduled(history: Sequence[HistoryEvent], show: Callable[[str | None], str
                 yield lane
 
 
-def _answer(history: Sequence[HistoryEvent], lanes: dict[int, Lane]) -> None:
+def _answer(history: Sequence[HistoryEvent], lanes: dict[int, TimelineLane]) -> None:
     """Set the ends of timers, and add a bar from start to end to each lane that has no activity record.
 
     A timer ends when it fires or is cancelled. The message of a cancelled timer may still arrive, and is ignored. A
@@ -126,7 +127,7 @@ def _answer(history: Sequence[HistoryEvent], lanes: dict[int, Lane]) -> None:
             lane.bars.append(bar)
 
 
-def _join_retries(history: Sequence[HistoryEvent], lanes: dict[int, Lane]) -> None:
+def _join_retries(history: Sequence[HistoryEvent], lanes: dict[int, TimelineLane]) -> None:
     """Move the bars of a retry into the lane of the first try.
 
     A retry is a new action with a new task id. It is recognized by the same name and input as an action that failed
@@ -151,14 +152,14 @@ def _join_retries(history: Sequence[HistoryEvent], lanes: dict[int, Lane]) -> No
                 failed.setdefault(asked[number], []).append(lane_of[number])
 
 
-def _waits(history: Sequence[HistoryEvent]) -> Iterator[Lane]:
+def _waits(history: Sequence[HistoryEvent]) -> Iterator[TimelineLane]:
     """Yield a lane for each wait for an external event.
 
     Its bar begins with the episode (one run of the orchestrator) that began the wait, and ends with the episode that
     ended the wait. If no episode ended it, the bar ends with the instance, or is open while the instance runs.
     """
-    lanes: list[Lane] = []
-    waiting: dict[tuple[str, int], list[Lane]] = {}
+    lanes: list[TimelineLane] = []
+    waiting: dict[tuple[str, int], list[TimelineLane]] = {}
     time = over = None
     for event in history:
         if isinstance(event, events.OrchestratorStarted):
@@ -168,7 +169,7 @@ def _waits(history: Sequence[HistoryEvent]) -> Iterator[Lane]:
         elif isinstance(event, events.OrchestratorCompleted):
             waits, at = Waits.parse(event.taskhub_waits), time or event.timestamp
             for name in waits.begun:
-                lane = Lane(label=f"wait for {name}", kind="event", task_id=-1, begun=at)
+                lane = TimelineLane(label=f"wait for {name}", kind="event", task_id=-1, begun=at)
                 lane.bars.append({"start": milliseconds(at), "end": None, "state": "waiting", "worker": None})
                 lanes.append(lane)
                 waiting.setdefault((name, at.ticks), []).append(lane)
