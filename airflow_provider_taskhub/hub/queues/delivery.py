@@ -143,7 +143,7 @@ class Delivery:
         return Stamp(inserted=self.inserted, process=process or "", number=self.envelope.sequence_number)
 
     @property
-    def order(self) -> tuple[Timestamp, int]:
+    def sort_key(self) -> tuple[Timestamp, int]:
         """Sort key for the order of processing: the insertion time, then the sender's sequence number."""
         return self.inserted, self.envelope.sequence_number
 

@@ -86,7 +86,7 @@ def _ordered(messages: Sequence[Delivery]) -> list[Delivery]:
     come from two processes, whose sequence numbers cannot be compared. Admission later compares the sequence numbers of
     each process (``facts.precedes``).
     """
-    ordered = sorted(messages, key=lambda held: held.order)
+    ordered = sorted(messages, key=lambda held: held.sort_key)
     suspensions = [held for held in messages if isinstance(held.message.event, SUSPENSIONS)]
     if len(suspensions) > 1:
         places = [place for place, held in enumerate(ordered) if isinstance(held.message.event, SUSPENSIONS)]
