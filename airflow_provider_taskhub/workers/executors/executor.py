@@ -132,7 +132,7 @@ class Executor:
         """
         attempt = self._take(request, listener)
         try:
-            await self._process.send(attempt.order())
+            await self._process.send(attempt.run_message())
             in_time = await within(attempt.ended, request.timeout)
             if not in_time:
                 await self._stop(attempt, "exceeded its timeout")

@@ -45,7 +45,7 @@ class RemoteAttempt:
         self.shared = True
         self._listener = listener
 
-    def order(self) -> Run:
+    def run_message(self) -> Run:
         """Return the message that starts the attempt in the executor."""
         request = self.request
         return Run(
