@@ -35,7 +35,7 @@ from airflow_provider_taskhub.engine.replay import Execution
 from airflow_provider_taskhub.engine.replay_safe_logger import LogLine
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.admission.facts import Facts
-from airflow_provider_taskhub.hub.formats.history_rows import MAX_ENDED
+from airflow_provider_taskhub.hub.formats.history_rows import MAX_ENDED, Sentinel
 from airflow_provider_taskhub.hub.formats.instance_rows import is_newer, lags
 from airflow_provider_taskhub.hub.history.checkpoint import Stored
 from airflow_provider_taskhub.hub.history.load import Loaded, load
@@ -186,7 +186,7 @@ class Loader:
             # A TaskHub client has inserted the instance row, so there is no history. If there is one all the same, the
             # first checkpoint fails, because it inserts the sentinel.
             stored = Stored(row_etag=event.taskhub_row_etag, status=Status.PENDING)
-            return LoadedInstance(self._execution(instance_id, (), None, None), stored, None), None
+            return self._without_history(instance_id, stored), None
         return await self.load(instance_id)
 
     async def load(self, instance_id: str) -> tuple[LoadedInstance, Loaded]:
@@ -204,33 +204,20 @@ class Loader:
         )
         sentinel = loaded.sentinel
         if sentinel is None or not loaded.begun:
-            stored = Stored(
-                sentinel_etag=sentinel.etag if sentinel else None,
-                uncommitted_rows=loaded.uncommitted_rows,
-                consumed=sentinel.consumed if sentinel else (),
-                suspension_stamp=sentinel.suspension_stamp if sentinel else None,
-                ended=sentinel.ended if sentinel else (),
-                suspension=sentinel.suspension if sentinel else None,
-                row_etag=row.etag if row else None,
-                status=row.status if row else None,
+            # A custom status in the row belongs to an earlier run, so the first checkpoint writes its own anew.
+            live = self._without_history(
+                instance_id, replace(_stored(sentinel, row), uncommitted_rows=loaded.uncommitted_rows)
             )
-            live = LoadedInstance(self._execution(instance_id, (), None, None), stored, None)
-            live.remember(stored)
+            live.remember(live.stored)
             return live, loaded
-        stored = Stored(
-            sentinel_etag=sentinel.etag,
+        stored = replace(
+            _stored(sentinel, row),
             rows=len(loaded.past),
             uncommitted_rows=loaded.uncommitted_rows,
             has_old_rows=loaded.has_old_rows,
             completed=sentinel.checkpoint_completed,
-            consumed=sentinel.consumed,
-            suspension_stamp=sentinel.suspension_stamp,
-            ended=sentinel.ended,
-            suspension=sentinel.suspension,
             blobs=loaded.blobs,
             unprojected_events=loaded.past if lags(row, loaded.past) else (),
-            row_etag=row.etag if row else None,
-            status=row.status if row else None,
             custom_status=row.custom_status if row else None,
         )
         inherits = row is not None and same_start(row.execution_id, sentinel.execution_id)
@@ -264,15 +251,11 @@ class Loader:
         named = row.execution_id if row is not None else None
         current = found.execution_id or named or uuid4().hex
         again = OrchestrationInstance(instance_id=instance_id, execution_id=identity.next_execution_id(current))
-        stored = Stored(
+        stored = replace(
+            _stored(found.sentinel, row),
+            # The ETag of a sentinel is known even if the sentinel cannot be read.
             sentinel_etag=found.lock.etag if found.lock else None,
             has_old_rows=True,
-            consumed=found.sentinel.consumed if found.sentinel else (),
-            suspension_stamp=found.sentinel.suspension_stamp if found.sentinel else None,
-            ended=found.sentinel.ended if found.sentinel else (),
-            suspension=found.sentinel.suspension if found.sentinel else None,
-            row_etag=row.etag if row else None,
-            status=row.status if row else None,
             custom_status=row.custom_status if row else None,
         )
         live = LoadedInstance(
@@ -317,6 +300,10 @@ class Loader:
             unprojected_events=(),
             status=None,
         )
+        return self._without_history(instance_id, stored)
+
+    def _without_history(self, instance_id: str, stored: Stored) -> LoadedInstance:
+        """Return an instance with an empty history."""
         return LoadedInstance(self._execution(instance_id, (), None, None), stored, None)
 
     def _execution(
@@ -324,6 +311,27 @@ class Loader:
     ) -> Execution:
         instance = OrchestrationInstance(instance_id=instance_id, execution_id=execution_id)
         return Execution(self._registry, past, instance=instance, custom_status=custom_status, log=_log_line)
+
+
+def _stored(sentinel: Sentinel | None, row: InstanceState | None) -> Stored:
+    """Return what the sentinel and the instance row say, without the custom status in the row.
+
+    The history says the rest.
+
+    :param sentinel: None: there is no sentinel, or it cannot be read.
+    :param row: None: there is no row.
+    """
+    stored = Stored(row_etag=row.etag if row else None, status=row.status if row else None)
+    if sentinel is None:
+        return stored
+    return replace(
+        stored,
+        sentinel_etag=sentinel.etag,
+        consumed=sentinel.consumed,
+        suspension_stamp=sentinel.suspension_stamp,
+        ended=sentinel.ended,
+        suspension=sentinel.suspension,
+    )
 
 
 def _log_line(line: LogLine) -> None:
