@@ -295,6 +295,7 @@ def visible(episode: Episode, stored: Stored, *, now: float, longest: float = 10
 def after(
     stored: Stored,
     episode: Episode,
+    history: Written,
     *,
     sentinel_etag: str,
     completed: Timestamp,
@@ -302,9 +303,10 @@ def after(
     row_etag: str | None,
     now: float,
 ) -> Stored:
-    """Return what is stored after a checkpoint was committed. The caller adds the blobs that the checkpoint wrote.
+    """Return what is stored after a checkpoint was committed.
 
     :param stored: what was stored before the checkpoint.
+    :param history: the new history rows with their blobs.
     :param sentinel_etag: new ETag of the sentinel.
     :param completed: new CheckpointCompletedTimestamp of the sentinel.
     :param consumed: identities of consumed messages that the sentinel now lists.
@@ -322,7 +324,7 @@ def after(
         suspension_stamp=stored.suspension_stamp,
         ended=stored.ended,
         suspension=None if _takes(episode, stored) else stored.suspension,
-        blobs=() if episode.switched else stored.blobs,
+        blobs=(() if episode.switched else stored.blobs) + tuple(blob.name for blob in history.blobs),
         row_etag=row_etag if written else stored.row_etag,
         status=episode.status if written else stored.status,
         custom_status=episode.custom_status if written else stored.custom_status,

@@ -127,16 +127,12 @@ class Committer:
         # All tries have the same id, so that a late write of an earlier try is recognized as this commit.
         hub, commit_id = self._hub, token_hex(16)
         history = checkpoint.written(episode, hub.names)
-        spilled = tuple(blob.name for blob in history.blobs)
 
         def planned(stored: Stored) -> CheckpointPlan:
             taken, check = processed(batch, leave=leave), tenure.check
             return hub.checkpoint(
                 episode, history, stored, outgoing, taken, tags=tags, check=check, commit_id=commit_id
             )
-
-        def whole(done: Done) -> Done:
-            return replace(done, stored=replace(done.stored, blobs=done.stored.blobs + spilled)) if spilled else done
 
         plan = planned(stored)
         put: list[Delivery] = []  # messages that failed tries have put into queues and hidden from other workers
@@ -147,7 +143,7 @@ class Committer:
             try:
                 results = await hub.store.commit(plan.unit)
                 await self._withdraw(put)
-                return whole(self._done(plan, episode, stored, outgoing, batch, results, sent))
+                return self._done(plan, episode, history, stored, outgoing, batch, results, sent)
             except (PayloadTooLarge, InputError, Conflict, NotFound, Throttled, Unavailable) as error:
                 done = error.results if isinstance(error, StorageError) else ()
                 if len(done) > plan.outbound:
@@ -173,7 +169,7 @@ class Committer:
                 except Aborted:
                     await self._withdraw(put)
                     raise
-                return whole(replace(finished, claimed=tuple(put)))
+                return replace(finished, claimed=tuple(put))
             if sentinel is not None and sentinel.commit_id == commit_id:
                 break  # this commit is half done: raise the error; the next load ignores the uncommitted rows
             if (sentinel.etag if sentinel else None) != stored.sentinel_etag:
@@ -206,6 +202,7 @@ class Committer:
         self,
         plan: CheckpointPlan,
         episode: Episode,
+        history: Written,
         stored: Stored,
         outgoing: Sequence[OutboundMessage],
         batch: Sequence[Delivery],
@@ -222,6 +219,7 @@ class Committer:
         after = checkpoint.after(
             stored,
             episode,
+            history,
             sentinel_etag=etags[-1],
             completed=plan.completed,
             consumed=plan.consumed,
@@ -255,6 +253,19 @@ class Committer:
         :raises Conflict: if others have changed the instance row in each of the tries to write it.
         """
         hub, instance_id = self._hub, episode.current.instance_id
+
+        def after(row_etag: str | None) -> Stored:
+            return checkpoint.after(
+                stored,
+                episode,
+                history,
+                sentinel_etag=sentinel.etag,
+                completed=sentinel.checkpoint_completed or hub.clock.utc_now(),
+                consumed=sentinel.consumed,
+                row_etag=row_etag,
+                now=hub.clock.monotonic(),
+            )
+
         for _ in range(TRIES):
             row = await hub.instance(instance_id)
             # The sentinel is read after the row. If another worker commits later than this read, it changes the ETag of
@@ -272,7 +283,7 @@ class Committer:
             if was_replaced(row, episode):
                 steps = checkpoint.tail(hub.names, episode, taken, tags)
                 await hub.store.commit(Unit(steps=steps, check=tenure.check))
-                return Done(stored=replace(self._after(stored, episode, sentinel, None), row_etag=None))
+                return Done(stored=replace(after(None), row_etag=None))
             unit = checkpoint.rest(
                 episode,
                 history,
@@ -290,20 +301,9 @@ class Committer:
                 continue
             merged = results[1][0]
             assert isinstance(merged, tuple)
-            return Done(stored=self._after(stored, episode, sentinel, merged[0]))
+            return Done(stored=after(merged[0]))
         raise Conflict(
             f"the instance row of {instance_id!r} was changed by others in each of {TRIES} tries to write it"
-        )
-
-    def _after(self, stored: Stored, episode: Episode, sentinel: Sentinel, row_etag: str | None) -> Stored:
-        return checkpoint.after(
-            stored,
-            episode,
-            sentinel_etag=sentinel.etag,
-            completed=sentinel.checkpoint_completed or self._hub.clock.utc_now(),
-            consumed=sentinel.consumed,
-            row_etag=row_etag,
-            now=self._hub.clock.monotonic(),
         )
 
     async def _sentinel(self, instance_id: str) -> Sentinel | None:

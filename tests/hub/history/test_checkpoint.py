@@ -23,6 +23,7 @@ from airflow_provider_taskhub.hub.history.checkpoint import (
     CheckpointPlan,
     Processed,
     Stored,
+    Written,
     after,
     build,
     rest,
@@ -47,6 +48,7 @@ INSTANCE = OrchestrationInstance(instance_id="i", execution_id=GEN0)
 PUTS = (PutMessage(queue="unit-workitems", text="{}"),)
 BLOBS = (PutBlob(container="unit-largemessages", name="i/m", data=b"x"),)
 BATCH = (held(raised()), held(raised()))
+NO_ROWS = Written(rows=(), blobs=())
 PROCESSED = Processed(
     deletes=tuple(DeleteMessage(queue="unit-control-00", message=held, quiet=True) for held in BATCH),
     message_ids=("m1", "m2"),
@@ -176,9 +178,9 @@ def test_rows_are_said_to_be_absent_unless_something_may_stand_in_their_place() 
         "row_etag": None,
         "now": 9.0,
     }
-    assert absent(episode(), after(known, episode(), **common)) == {True}
-    switched = after(known, episode(switched=True), **common)
-    assert absent(episode(), switched) == absent(episode(), after(switched, episode(), **common)) == {False}
+    assert absent(episode(), after(known, episode(), NO_ROWS, **common)) == {True}
+    switched = after(known, episode(switched=True), NO_ROWS, **common)
+    assert absent(episode(), switched) == absent(episode(), after(switched, episode(), NO_ROWS, **common)) == {False}
 
 
 @pytest.mark.rows("K28", "K47")
@@ -224,8 +226,10 @@ def test_the_blobs_of_a_generation_go_once_nothing_names_them() -> None:
     assert row.rows[0].entity.properties["Input"] == f"https://here/x/{spilled}"
     assert spilled.endswith("-Input.json.gz")
     kept: dict[str, Any] = {"sentinel_etag": "e2", "completed": NOW, "consumed": (), "row_etag": None, "now": 9.0}
-    assert after(stored, switch, **kept).blobs == ()
-    assert after(stored, episode(), **kept).blobs == stored.blobs
+    assert after(stored, switch, rows, **kept).blobs == (spilled,)
+    assert after(stored, episode(), rows, **kept).blobs == (*stored.blobs, spilled)
+    assert after(stored, switch, NO_ROWS, **kept).blobs == ()
+    assert after(stored, episode(), NO_ROWS, **kept).blobs == stored.blobs
 
 
 @pytest.mark.rows("K27")
@@ -271,10 +275,10 @@ def test_the_row_is_written_when_a_reader_can_see_a_difference(fields: Any, stor
 def test_what_is_stored_afterwards() -> None:
     stored = Stored(sentinel_etag="e1", rows=10, uncommitted_rows=5, row_etag="r1", custom_status="old", merged=1.0)
     common: dict[str, Any] = {"sentinel_etag": "e2", "completed": NOW, "consumed": ("x",), "now": 9.0}
-    kept = after(stored, episode(custom_status="new"), row_etag=None, **common)
+    kept = after(stored, episode(custom_status="new"), NO_ROWS, row_etag=None, **common)
     assert (kept.sentinel_etag, kept.rows, kept.uncommitted_rows, kept.consumed) == ("e2", 14, 0, ("x",))
     assert (kept.row_etag, kept.custom_status, kept.merged) == ("r1", "old", 1.0), "the row was not written"
-    merged = after(stored, episode(custom_status="new", switched=True), row_etag="r2", **common)
+    merged = after(stored, episode(custom_status="new", switched=True), NO_ROWS, row_etag="r2", **common)
     assert (merged.rows, merged.row_etag, merged.custom_status, merged.merged) == (4, "r2", "new", 9.0)
 
 
