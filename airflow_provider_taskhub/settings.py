@@ -224,6 +224,11 @@ class Settings(BaseSettings):
         return tuple(name.strip() for name in self.withheld.split(",") if name.strip())
 
     @property
+    def secret(self) -> str | None:
+        """The text of ``connection``, which may contain a secret: never show it. None if ``connection`` is not set."""
+        return self.connection.get_secret_value() if self.connection else None
+
+    @property
     def embedded(self) -> bool:
         """Whether the hub lives in an SQLite file."""
         return _embedded(self.connection)

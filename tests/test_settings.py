@@ -184,3 +184,12 @@ def test_a_misspelt_key_of_the_file_is_refused_with_the_nearest_name(tmp_path: P
         load_settings()
     assert says in str(caught.value)
     assert "config.toml" in str(caught.value)
+
+
+def test_the_secret_is_the_text_of_the_connection_and_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TASKHUB_CONNECTION", raising=False)
+    assert load_settings().secret is None
+    settings = load_settings(connection=SECRET)
+    assert settings.secret == SECRET
+    for shown in (repr(settings), str(settings), settings.model_dump_json(), repr(settings.model_dump())):
+        assert SECRET not in shown

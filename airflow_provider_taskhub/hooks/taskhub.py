@@ -169,7 +169,7 @@ def settings_of(connection: Connection) -> Settings:
 
 def served_at(settings: Settings) -> str:
     """Return where the hub is stored, to show to people: the file or the account's name. It contains no secret."""
-    secret = settings.connection.get_secret_value() if settings.connection else ""
+    secret = settings.secret or ""
     if settings.embedded:
         from airflow_provider_taskhub.settings import home
 

@@ -163,7 +163,7 @@ _CACHES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, ClientCache]]
 def client_cache_of(settings: Settings) -> ClientCache:
     """Return the cache of a hub for the running event loop. :param settings: the hub's name and storage."""
     caches = _CACHES.setdefault(asyncio.get_running_loop(), {})
-    key = settings.hub, settings.connection.get_secret_value() if settings.connection else None
+    key = settings.hub, settings.secret
     return caches.setdefault(key, ClientCache(settings))
 
 

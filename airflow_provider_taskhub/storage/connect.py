@@ -22,7 +22,7 @@ def open_store(settings: Settings, *, create: bool = True, holder: str = "") -> 
     :raises ConfigurationError: if the connection cannot work, or if a package is missing. The error text names the pip
         extra of the package. No part of a secret is ever in the text.
     """
-    connection = settings.connection.get_secret_value().strip() if settings.connection else ""
+    connection = (settings.secret or "").strip()
     if not connection or connection.lower().startswith("sqlite:"):
         from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 

@@ -219,7 +219,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         from airflow_provider_taskhub.triggers.watcher import change, watcher_of
 
         self.log.info("waiting for %s in hub %s (%s)", self.instance_id, settings.hub, served_at(settings))
-        place = settings.hub, settings.connection.get_secret_value() if settings.connection else None
+        place = settings.hub, settings.secret
         interval = _EMBEDDED_INTERVAL if settings.embedded else _AZURE_INTERVAL
         watcher = watcher_of(
             place, lambda: open_client(settings), interval=interval, clock=self.clock, sweep=self._sweep

@@ -220,7 +220,7 @@ class Host:
             max_result=settings.max_result,
             environment=child_environment(
                 os.environ,
-                connection=settings.connection.get_secret_value() if settings.connection else None,
+                connection=settings.secret,
                 withheld=settings.withheld_names,
             ),
         )
