@@ -67,7 +67,7 @@ class Supervisor:
     ) -> asyncio.Task[None]:
         """Run a loop in a task until it returns, or until :meth:`end` or :meth:`close` is called.
 
-        If the loop raises an error, it is started again after a pause.
+        If the loop raises an error, or a task that it awaits was cancelled, the loop is started again after a pause.
 
         :param name: name of the loop in logs, metrics and /live. If another loop has this name, that loop is ended.
         :param loop: called for each start of the loop. It must be able to continue after an earlier call has failed.

@@ -118,8 +118,8 @@ _NOT_LOGGED = _WORK | {Reason.TIMER, Reason.NO_TRIGGERER}
 class ProgressLog:
     """Logs the progress of an instance: each change once, and at most one line in :data:`PROGRESS_EVERY` seconds.
 
-    The first line comes :data:`PROGRESS_EVERY` seconds after the first call, because the other lines say enough about
-    an instance that ends sooner.
+    The first line comes at the earliest :data:`PROGRESS_EVERY` seconds after the first call, because the other lines
+    say enough about an instance that ends sooner.
     """
 
     def __init__(self) -> None:

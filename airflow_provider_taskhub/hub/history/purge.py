@@ -65,7 +65,7 @@ class StoredParts:
 
 
 async def purge(store: Store, names: HubNames, row: InstanceState) -> None:
-    """Delete an ended instance.
+    """Delete an ended instance. The caller has checked that the instance has ended.
 
     :param row: the instance row, just read.
     :raises Conflict: the instance was started again, rewound or purged since the row was read.

@@ -53,6 +53,8 @@ async def salvage(store: Store, names: HubNames, instance_id: str, *, growing: b
     :param growing: True for a reader that only shows the history: the owner may append rows meanwhile (see
         :func:`table_rows`). If other processes change the history during each reading, such a reader gets the last
         reading, with a line in ``unreadable``.
+    :returns: the readable parts. If a part was unreadable in each reading because a new generation began meanwhile, the
+        result is the last reading.
     :raises Conflict: other processes changed the history during each reading, and ``growing`` is False.
     :raises StorageError: the store has failed.
     """

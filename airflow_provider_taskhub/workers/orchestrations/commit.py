@@ -121,8 +121,9 @@ class Committer:
         :raises LeaseLost: if this worker no longer serves the partition.
         :raises PayloadTooLarge: if the store refuses a row or message as too large.
         :raises InputError: if the store refuses a value as invalid.
-        :raises StorageError: if the store does not answer for too long. Then nobody knows whether the checkpoint was
-            committed; the next delivery of the messages reads the history and finds out.
+        :raises StorageError: if all tries have failed, or a try has written only a part of the history. Then it may be
+            unknown whether the checkpoint was committed; the next delivery of the messages reads the history and finds
+            out.
         """
         # All tries have the same id, so that a late write of an earlier try is recognized as this commit.
         hub, commit_id = self._hub, token_hex(16)

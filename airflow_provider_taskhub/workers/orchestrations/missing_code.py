@@ -1,7 +1,8 @@
 """What happens to a batch of messages if this worker does not have the code of the orchestrator.
 
 The messages wait in their queue, because another worker may have the code. If no live worker has the code for the
-no-worker timeout, the instance fails. A terminate needs no code, so the worker processes a terminate at once.
+no-worker timeout, the instance fails. A terminate needs no code, so the worker processes a terminate at once. A
+suspension or resume that came together with a start is stored at once too.
 """
 
 from __future__ import annotations
