@@ -50,6 +50,20 @@ def problems(
             yield f"tag {name!r} is reserved: names that start with {reserved} are TaskHub's. Use another name"
 
 
+def check_on_retry(where: str, on_retry: str) -> None:
+    """Check the parameter ``on_retry``, when Airflow parses the DAG.
+
+    :param where: the operator and its task id, for the error.
+    :param on_retry: the operator's argument.
+    :raises InputError: if it is none of the known values.
+    """
+    from airflow_provider_taskhub.errors import InputError
+    from airflow_provider_taskhub.operators.reactions import OnRetry
+
+    if on_retry not in list(OnRetry):
+        raise InputError(f"{where}: on_retry is {on_retry!r}: choose from {', '.join(OnRetry)}")
+
+
 def evaluated(value: Any) -> Any:
     """Return the value with lists in place of Airflow's lazy sequences, which are the results of mapped tasks."""
     from airflow.sdk.execution_time.lazy_sequence import LazyXComSequence

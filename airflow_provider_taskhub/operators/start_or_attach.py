@@ -1,7 +1,7 @@
-"""Starts the instance of an Airflow task, or attaches to the instance that the task has started before.
+"""Starts the instance of an Airflow task, or continues with the instance that the task has started before.
 
-:func:`launch` reads the instance with the wanted id, looks the decision up in the table :data:`REACTIONS`, and carries
-the decision out.
+:func:`launch` reads the instance with the wanted id, looks the decision up in the table of :mod:`.reactions`, and
+carries the decision out. The decision depends on what is found and on the operator's parameter ``on_retry``.
 
 The generation of a task is a counter that rises when a user clears the task. All tries of one generation use the same
 instance.
@@ -12,11 +12,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_taskhub.errors import InstanceExists, TaskHubError
+from airflow_provider_taskhub.errors import (
+    Conflict,
+    InputError,
+    InstanceExists,
+    InstanceNotFound,
+    InvalidStateError,
+    TaskHubError,
+)
 from airflow_provider_taskhub.hooks.identity import GENERATION_TAG, MAX_TRIES_TAG, TaskIdentity
+from airflow_provider_taskhub.operators.reactions import (
+    REACTIONS,
+    STARTS,
+    FoundInstance,
+    OnRetry,
+    StartDecision,
+    difference,
+    found,
+)
 from airflow_provider_taskhub.tags import OWNER_TAG
 
 if TYPE_CHECKING:
@@ -29,45 +44,8 @@ TERMINATE_DEADLINE = 60.0
 worker is alive, the old instance cannot end, but nothing of it runs either."""
 _GENERATIONS = 10_000
 """The largest number of generations that are read from the hub to find the newest."""
-
-
-class FoundInstance(StrEnum):
-    """What a task finds under the instance id that it wants.
-
-    "Mine" means: this task started the instance in this DAG run, in its current generation.
-    """
-
-    NOTHING = "nothing"
-    LIVE = "mine, live"
-    COMPLETED = "mine, completed"
-    BROKEN = "mine, failed or terminated"
-    OLDER_LIVE = "an older generation, live"
-    OLDER_ENDED = "an older generation, ended"
-    FOREIGN_LIVE = "another's, live"
-    FOREIGN_ENDED = "another's, ended"
-
-
-class StartDecision(StrEnum):
-    """What the task does about the instance that it finds."""
-
-    START = "start"
-    ATTACH = "attach"
-    RETURN = "return"
-    REPLACE = "replace"
-    TERMINATE_AND_REPLACE = "terminate and replace"
-    REFUSE = "refuse"
-
-
-REACTIONS: Mapping[FoundInstance, StartDecision] = {
-    FoundInstance.NOTHING: StartDecision.START,
-    FoundInstance.LIVE: StartDecision.ATTACH,
-    FoundInstance.COMPLETED: StartDecision.RETURN,
-    FoundInstance.BROKEN: StartDecision.REPLACE,
-    FoundInstance.OLDER_LIVE: StartDecision.TERMINATE_AND_REPLACE,
-    FoundInstance.OLDER_ENDED: StartDecision.REPLACE,
-    FoundInstance.FOREIGN_LIVE: StartDecision.REFUSE,
-    FoundInstance.FOREIGN_ENDED: StartDecision.REPLACE,
-}
+_TRIES = 4
+"""How often a start is tried if another client starts, purges or rewinds the same instance at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +83,7 @@ class StartRequest:
     :param tags: the user's tags and those of the run's dates. The tags that name the task are added to them.
     :param deployment: the name of this Airflow deployment, from
         :func:`airflow_provider_taskhub.hooks.deployment.deployment`.
+    :param on_retry: what to do with an instance of this task that has ended without a result.
     """
 
     task: TaskIdentity
@@ -114,6 +93,7 @@ class StartRequest:
     instance_id: str | None
     tags: Mapping[str, str]
     deployment: str
+    on_retry: OnRetry = OnRetry.REWIND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +101,8 @@ class Launched:
     """The instance for which the task now waits.
 
     :param instance_id: the id of the instance.
-    :param owner: the instance's owner tag: the id of the task instance that started it.
+    :param owner: the instance's owner tag: the id of the task instance that started it. After a rewind this is still
+        the id of the earlier try.
     :param reaction: what the task did.
     :param notes: lines for the task's log.
     """
@@ -134,6 +115,10 @@ class Launched:
 
 class Taken(TaskHubError):
     """An instance with the wanted id runs, and another task or program started it."""
+
+
+class _CannotRewind(TaskHubError):
+    """The instance cannot be rewound, or another client has changed it. The text says why."""
 
 
 async def launch(
@@ -156,33 +141,15 @@ async def launch(
         state = await client.get(older, payloads=False)
         if state is not None and not state.status.is_final:
             notes.append(await _terminate(client, older))
-    # Another client may start the same id between our read and our start. Then read again, three times more at most.
-    for _ in range(3):
+    obstacle: str | None = None
+    for _ in range(_TRIES - 1):
         try:
-            return await _react(client, request, counter.generation, notes)
-        except InstanceExists:
+            return await _react(client, request, counter.generation, notes, obstacle)
+        except _CannotRewind as error:
+            obstacle = str(error)
+        except (InstanceExists, InstanceNotFound, Conflict):
             continue
-    return await _react(client, request, counter.generation, notes)
-
-
-def found(state: InstanceState | None, task: TaskIdentity, generation: int) -> FoundInstance:
-    """Return what an instance row means for this task.
-
-    :param state: the row; None: there is no instance with the id.
-    :param task: the Airflow task.
-    :param generation: the task's current generation.
-    """
-    from airflow_provider_taskhub.engine.events import Status
-
-    if state is None:
-        return FoundInstance.NOTHING
-    if not task.started(state.tags):
-        return FoundInstance.FOREIGN_ENDED if state.status.is_final else FoundInstance.FOREIGN_LIVE
-    if (state.tags or {}).get(GENERATION_TAG) != str(generation):
-        return FoundInstance.OLDER_ENDED if state.status.is_final else FoundInstance.OLDER_LIVE
-    if not state.status.is_final:
-        return FoundInstance.LIVE
-    return FoundInstance.COMPLETED if state.status is Status.COMPLETED else FoundInstance.BROKEN
+    return await _react(client, request, counter.generation, notes, obstacle)
 
 
 async def _recall(client: Client, request: StartRequest) -> Counter:
@@ -207,14 +174,27 @@ async def _recall(client: Client, request: StartRequest) -> Counter:
     return Counter(generation=last if same else last + 1, max_tries=task.max_tries)
 
 
-async def _react(client: Client, request: StartRequest, generation: int, notes: list[str]) -> Launched:
+async def _react(
+    client: Client, request: StartRequest, generation: int, notes: list[str], obstacle: str | None
+) -> Launched:
+    """Read the instance, decide, and carry the decision out.
+
+    :param obstacle: why the instance cannot be rewound, if an earlier call found that; else None.
+    :raises _CannotRewind: the instance that this call wanted to rewind cannot be rewound.
+    """
     from airflow_provider_taskhub.engine.events import Status
     from airflow_provider_taskhub.hub.model import StartPolicy
 
     task = request.task
     instance_id = request.instance_id or task.instance_id(generation)
     state = await client.get(instance_id, payloads=False)
-    reaction = REACTIONS[found(state, task, generation)]
+    finding = found(state, task, generation)
+    if finding is FoundInstance.FAILED and request.on_retry is OnRetry.REWIND:
+        obstacle = obstacle or await _changed(client, instance_id, request)
+        finding = found(state, task, generation, otherwise=obstacle is not None)
+        if obstacle is not None:
+            notes.append(f"instance {instance_id} is not rewound: {obstacle}. It starts from its beginning")
+    reaction = REACTIONS[finding][request.on_retry]
     if reaction is StartDecision.REFUSE:
         raise Taken(
             f"instance id {instance_id!r} belongs to another run or program, whose instance is "
@@ -222,18 +202,44 @@ async def _react(client: Client, request: StartRequest, generation: int, notes: 
         )
     if reaction is StartDecision.TERMINATE_AND_REPLACE:
         notes.append(await _terminate(client, instance_id))
-    starts = reaction in (StartDecision.START, StartDecision.REPLACE, StartDecision.TERMINATE_AND_REPLACE)
+    starts = reaction in STARTS
     if reaction is not StartDecision.RETURN:  # before the start, so that the sweep knows each started instance
         tags = {} if starts or state is None else state.tags or {}
         await client.watches.add(_watch(request, instance_id, generation, owner=tags.get(OWNER_TAG, task.owner)))
     if starts:
         policy = StartPolicy.ATTACH if reaction is StartDecision.START else StartPolicy.REPLACE_FINISHED
         state = await _start(client, request, instance_id, generation, policy)
+    elif reaction is StartDecision.REWIND:
+        state = await _rewind(client, instance_id, task)
     elif state is not None and state.status is Status.PENDING:
-        # This puts the start message of the Pending instance again.
-        state = await _start(client, request, instance_id, generation, StartPolicy.ATTACH)
+        # An earlier try may have died in the middle of its rewind or of its start. A second rewind completes the first
+        # one. If no rewind is open, the start message of the Pending instance is put again.
+        try:
+            state = await _rewind(client, instance_id, task)
+        except _CannotRewind:
+            state = await _start(client, request, instance_id, generation, StartPolicy.ATTACH)
     owner = ((state.tags if state else None) or {}).get(OWNER_TAG, task.owner)
     return Launched(instance_id=instance_id, owner=owner, reaction=reaction, notes=tuple(notes))
+
+
+async def _changed(client: Client, instance_id: str, request: StartRequest) -> str | None:
+    """Read a failed instance with its input, and return how it differs from what the task asks for now."""
+    try:
+        state = await client.get(instance_id)
+    except InputError as error:
+        return f"its input cannot be read ({error})"
+    if state is None:
+        raise InstanceNotFound(f"instance {instance_id!r} was purged meanwhile")
+    return difference(state, orchestrator=request.orchestrator, version=request.version, given=request.input)
+
+
+async def _rewind(client: Client, instance_id: str, task: TaskIdentity) -> InstanceState:
+    from airflow_provider_taskhub.hub.history.load import HistoryUnreadable
+
+    try:
+        return await client.rewind(instance_id, f"from Airflow: try {task.try_number} of the task")
+    except (InvalidStateError, HistoryUnreadable) as error:
+        raise _CannotRewind(str(error)) from error
 
 
 def _watch(request: StartRequest, instance_id: str, generation: int, *, owner: str) -> Watch:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from airflow.sdk import NEVER_EXPIRE, BaseOperator  # type: ignore[attr-defined]  # exported lazily
 from airflow.sdk.exceptions import (
@@ -26,17 +26,15 @@ from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hooks.deployment import deployment, swept_connections
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
-from airflow_provider_taskhub.operators.arguments import date_tags, evaluated, problems, seconds
-from airflow_provider_taskhub.operators.start_or_attach import (
-    Counter,
-    FoundInstance,
-    Launched,
-    StartDecision,
-    StartRequest,
-    Taken,
-    found,
-    launch,
+from airflow_provider_taskhub.operators.arguments import (
+    check_on_retry,
+    date_tags,
+    evaluated,
+    problems,
+    seconds,
 )
+from airflow_provider_taskhub.operators.reactions import REACTION_TEXTS, FoundInstance, OnRetry, found
+from airflow_provider_taskhub.operators.start_or_attach import Counter, Launched, StartRequest, Taken, launch
 from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, terminate_owned
 from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, OWNER_KEY, needs_worker
@@ -66,20 +64,14 @@ _CONFIRM = 10.0
 worker slot during this time."""
 _LOOK = 0.5
 """The longest pause between two readings of the instance in the short wait, in seconds."""
-_REACTION_TEXTS = {
-    StartDecision.START: "started",
-    StartDecision.ATTACH: "runs already: attached to it",
-    StartDecision.RETURN: "has completed already: returning its result",
-    StartDecision.REPLACE: "had ended without a result for this run: started again",
-    StartDecision.TERMINATE_AND_REPLACE: "belonged to an older run of this task: terminated and started again",
-}
 
 
 class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not followed by mypy
     """Runs an orchestration in a task hub; its output is the task's XCom.
 
     A retry of the task reads its instance. If the instance still runs, the retry waits for it. If the instance has
-    completed, the retry returns its result. If the instance has failed or was terminated, the retry starts it again.
+    completed, the retry returns its result. If the instance has failed, ``on_retry`` says what the retry does: by
+    default the instance goes on from before its failure, and activities that have completed do not run again.
     A clear of the task terminates an instance that still runs, and starts a new generation. The error of the
     orchestration fails the task; an error with ``retryable=False`` fails the task without retries.
     ``execution_timeout`` covers the whole wait: after this time the instance is terminated.
@@ -95,6 +87,12 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
     :param no_worker_timeout: a timedelta, or seconds. The task fails if for this time no live worker could run the
         instance: none has its orchestrator in its version or an activity that it awaits, or the owner of its partition
         cannot run it. None: the setting ``no_worker_timeout`` of the triggerer, 10 minutes by default.
+    :param on_retry: what a retry of the task does with its instance. ``"rewind"``: a failed instance goes on from
+        before its failure. It starts from its beginning if it was terminated, cannot be rewound, or was started with
+        another orchestrator, version or input; the task's log then says why. ``"restart"``: the instance starts from
+        its beginning. ``"attach"``: the retry starts nothing. It takes the result or the error of the instance, which
+        somebody can rewind in the meantime.
+    :raises InputError: if an argument that is no template is wrong.
     """
 
     template_fields: Sequence[str] = ("orchestrator", "input", "taskhub_conn_id", "instance_id", "version", "tags")
@@ -112,6 +110,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         version: str = "",
         tags: Mapping[str, str] | None = None,
         no_worker_timeout: timedelta | float | None = None,
+        on_retry: Literal["rewind", "restart", "attach"] = "rewind",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -122,6 +121,8 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         self.version = version
         self.tags = tags
         self.no_worker_timeout = no_worker_timeout
+        self.on_retry = on_retry
+        check_on_retry(f"TaskHubOperator {self.task_id!r}", on_retry)
 
     def execute(self, context: Context) -> Any:
         """Start the instance or attach to it. If it ends at once, return its output; else defer to the triggerer.
@@ -146,7 +147,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             launched = await launch(client, request, counter=Counter.of(store.get(COUNTER_KEY)), remember=remember)
             for note in launched.notes:
                 self.log.warning(note)
-            self.log.info("instance %s %s", launched.instance_id, _REACTION_TEXTS[launched.reaction])
+            self.log.info("instance %s %s", launched.instance_id, REACTION_TEXTS[launched.reaction])
             ti.xcom_push(key=INSTANCE_KEY, value=launched.instance_id)
             return launched, await self._short_wait(client, launched.instance_id, deadline)
 
@@ -227,6 +228,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             instance_id=self.instance_id or None,
             tags={**(self.tags or {}), **date_tags(context)},
             deployment=deployment(),
+            on_retry=OnRetry(self.on_retry),
         )
 
     def _deadline(self) -> Timestamp | None:

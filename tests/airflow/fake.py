@@ -16,7 +16,7 @@ import pytest
 from airflow_provider_taskhub.codec import Timestamp, dumps
 from airflow_provider_taskhub.engine.events import FailureDetails, HistoryEvent, OrchestrationInstance, Status
 from airflow_provider_taskhub.engine.pending_waits import Awaits
-from airflow_provider_taskhub.errors import InputError, InstanceExists, InstanceNotFound
+from airflow_provider_taskhub.errors import InputError, InstanceExists, InstanceNotFound, InvalidStateError
 from airflow_provider_taskhub.hub.model import (
     ActivityRecord,
     HubInfo,
@@ -67,6 +67,7 @@ class FakeHub:
     """:param failed: attempts to blame. :param down: raised by every request while set. :param requests: by method.
     :param unwatched: no triggerer is listed. :param damaged: by instance id, raised by requests for its records.
     :param ordered: what a handle was told to do: operation, instance id, arguments. :param refuses: raised instead.
+    :param rewound: each rewind's instance and reason. :param half_rewound: Pending ones whose rewind was interrupted.
     :param damaged_payloads, unreadable: by instance id, what cannot be read of its row's payloads and its history.
     """
 
@@ -88,6 +89,8 @@ class FakeHub:
     terminated: list[tuple[str, str]] = field(default_factory=list)
     ordered: list[tuple[Any, ...]] = field(default_factory=list)
     refuses: Exception | None = None
+    rewound: list[tuple[str, str]] = field(default_factory=list)
+    half_rewound: set[str] = field(default_factory=set)
     opened: int = 0
     created: bool = False
     open_now: int = 0
@@ -102,6 +105,8 @@ class FakeHub:
             "name": "flights_delays",
             "status": status,
             "tags": old.tags if old else None,
+            "input": old.input if old else None,
+            "version": old.version if old else "",
         }
         self.instances[instance_id] = InstanceState(**(fields | more))
         return self.instances[instance_id]
@@ -175,6 +180,21 @@ class FakeClient(Fake):
         if not state.status.is_final:
             raise TimeoutError(f"{instance_id} is {state.status} after {timeout}")
         return state
+
+    async def rewind(self, instance_id: str, reason: str = "") -> InstanceState:
+        """As the real one: the tags and the execution stay, and the row reads Pending until the next end."""
+        hub = self._count("rewind")
+        state = hub.instances.get(instance_id)
+        if state is None:
+            raise InstanceNotFound(instance_id)
+        if instance_id in hub.damaged:
+            raise hub.damaged[instance_id]
+        if state.status is not Status.FAILED and instance_id not in hub.half_rewound:
+            raise InvalidStateError(f"instance {instance_id!r} is {state.status}: only a failed one can be rewound")
+        hub.rewound.append((instance_id, reason))
+        hub.half_rewound.discard(instance_id)
+        hub.instances[instance_id] = replace(state, status=Status.PENDING)
+        return hub.instances[instance_id]
 
     async def terminate(self, instance_id: str, reason: str = "", *, wait: bool = False) -> None:
         hub = self._count("terminate")

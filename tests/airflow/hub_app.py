@@ -6,8 +6,9 @@ import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
-from airflow_provider_taskhub.app import App, OrchestrationContext, OrchestrationError
+from airflow_provider_taskhub.app import App, OrchestrationContext, OrchestrationError, TaskFailedError
 
 app = App("tests", version="7")
 
@@ -45,6 +46,31 @@ def second_time(marker: str) -> str:
         raise ValueError("not the first time")
     print("this is another time", flush=True)
     return "at last"
+
+
+@app.activity(record=True)
+def counted(place: list[Any]) -> int:
+    """Leaves a file for each of its runs. Number 7 fails in its first run."""
+    folder, number = place
+    again = any(Path(folder).glob(f"{number}-*"))
+    Path(folder, f"{number}-{uuid4().hex}").touch()
+    if number == 7 and not again:
+        raise ValueError("number 7 fails once")
+    return int(number)
+
+
+@app.orchestrator
+async def twelve(ctx: OrchestrationContext, folder: str) -> int:
+    """Runs twelve activities, and fails when all of them have ended if one has failed."""
+    failure, total = None, 0
+    for call in [ctx.call_activity(counted, [folder, number]) for number in range(12)]:
+        try:
+            total += await call
+        except TaskFailedError as error:
+            failure = error
+    if failure is not None:
+        raise failure
+    return total
 
 
 @app.orchestrator

@@ -24,7 +24,6 @@ from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
 from airflow_provider_taskhub.hub.model import RecordState, StartPolicy
 from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.operators.arguments import evaluated
-from airflow_provider_taskhub.operators.start_or_attach import REACTIONS, FoundInstance
 from airflow_provider_taskhub.operators.taskhub import SHORT_WAIT, short_wait
 from airflow_provider_taskhub.settings import load_settings
 from tests.airflow.conftest import Ti
@@ -201,18 +200,6 @@ def test_listeners_are_called_by_a_worker(make_task, monkeypatch) -> None:
     assert make_task().start(Ti()).trigger.end_from_trigger is False
 
 
-@pytest.mark.parametrize("status", [Status.FAILED, Status.TERMINATED, Status.CANCELED])
-def test_a_retry_starts_again_what_failed_or_was_terminated(make_task, hub, status) -> None:
-    task, ti = make_task(), Ti()
-    task.start(ti)
-    hub.end(ID.format(1), "no", status=status)
-    second = ti.next_try()
-    deferred = task.start(second)
-    assert hub.starts[-1] == (ID.format(1), StartPolicy.REPLACE_FINISHED)
-    assert deferred.trigger.owner == str(second.id)
-    assert hub.instances[ID.format(1)].tags["airflow.try_number"] == "2"
-
-
 def test_a_clear_makes_a_new_generation_also_after_success(make_task, hub) -> None:
     task, ti = make_task(), Ti()
     task.start(ti)
@@ -298,10 +285,6 @@ def test_own_instance_id_of_another_run_that_has_ended_is_replaced(make_task, hu
     task.store.values.clear()
     task.start(Ti())
     assert hub.starts[-1] == ("mine", StartPolicy.REPLACE_FINISHED)
-
-
-def test_every_find_has_a_reaction() -> None:
-    assert set(REACTIONS) == set(FoundInstance)
 
 
 def test_the_orchestrations_own_error_and_the_failed_attempts_log(make_task, hub, capsys) -> None:

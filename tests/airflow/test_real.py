@@ -58,11 +58,11 @@ def test_a_failure_is_the_orchestrations_own_with_the_failed_log(real: RealAirfl
     assert "broken line 29\n" not in log, "the last 50 lines, not all 80"
 
 
-def test_a_retry_starts_a_failed_orchestration_again(real: RealAirflow, tmp_path: Path) -> None:
+def test_a_retry_goes_on_with_a_failed_orchestration(real: RealAirflow, tmp_path: Path) -> None:
     run = real.trigger("flaky", marker=str(tmp_path / "marker"))
     assert real.reaches("flaky", run, "success")["try_number"] == 2
     assert real.xcom("flaky", run) == "at last"
-    assert real.instance(hub_id("flaky", run))["instance"]["airflow"]["try"] == "2", "same id, a new start"
+    assert real.instance(hub_id("flaky", run))["instance"]["airflow"]["try"] == "1", "same id, same start"
 
 
 def test_an_error_that_forbids_retries_ends_the_task_at_once(real: RealAirflow) -> None:
@@ -77,7 +77,7 @@ def test_without_a_worker_that_knows_the_orchestrator_the_task_fails_and_says_so
     real.reaches("nobody", run, "failed")
     log = real.log("nobody", run)
     assert re.search(r"no live worker has known orchestrator 'unheard_of' for 5 s. Alive: first", log)
-    assert "they know: fails, fails_plainly, flaky, pause, refuses, slow, sums, told, waits" in log
+    assert "they know: fails, fails_plainly, flaky, pause, refuses, slow, sums, told, twelve, waits" in log
 
 
 def test_execution_timeout_terminates_and_fails(real: RealAirflow) -> None:

@@ -54,6 +54,20 @@ with DAG("fails_plainly", schedule=None, default_args=AT_ONCE):
 with DAG("flaky", schedule=None, default_args=AT_ONCE, params={"marker": ""}):
     TaskHubOperator(task_id="hub", orchestrator="flaky", input="{{ params.marker }}", retries=2)
 
+RETRIED = {"input": "{{ params.folder }}", "retries": 2}
+
+for name, more in {
+    "rewound": {},
+    "restarted": {"on_retry": "restart"},
+    "attached": {"on_retry": "attach", "retries": 1},
+    "other_version": {"version": "{{ '7' if ti.try_number == 1 else '' }}"},
+}.items():
+    with DAG(name, schedule=None, default_args=AT_ONCE, params={"folder": ""}):
+        TaskHubOperator(task_id="hub", orchestrator="twelve", **(RETRIED | more))
+
+with DAG("told_again", schedule=None, default_args=AT_ONCE):
+    TaskHubOperator(task_id="hub", orchestrator="told", retries=1)
+
 with DAG("refuses", schedule=None, default_args=AT_ONCE):
     TaskHubOperator(task_id="hub", orchestrator="refuses", retries=3)
 

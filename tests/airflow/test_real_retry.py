@@ -1,0 +1,68 @@
+"""Retries inside a real Airflow: what runs again is counted by files that the activities leave."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.airflow.real import RealAirflow, started, until
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="session")
+def real() -> Iterator[RealAirflow]:
+    return started()
+
+
+def runs(folder: Path) -> Counter[int]:
+    """How often each of the twelve activities has run."""
+    return Counter(int(path.name.split("-")[0]) for path in folder.iterdir())
+
+
+def hub_id(dag_id: str, run_id: str) -> str:
+    return f"{dag_id}:hub:{run_id}:g1"
+
+
+@pytest.mark.parametrize(
+    ("dag_id", "total", "first_try_owns"),
+    [("rewound", 13, True), ("restarted", 24, False), ("other_version", 24, False)],
+)
+def test_twelve_activities_of_which_one_fails_once(
+    real: RealAirflow, tmp_path: Path, dag_id: str, total: int, first_try_owns: bool
+) -> None:
+    run = real.trigger(dag_id, folder=str(tmp_path))
+    assert real.reaches(dag_id, run, "success")["try_number"] == 2
+    assert real.xcom(dag_id, run) == sum(range(12))
+    counts = runs(tmp_path)
+    assert counts.total() == total
+    assert counts[7] == 2
+    instance = real.instance(hub_id(dag_id, run))["instance"]
+    assert instance["status"] == "Completed"
+    assert instance["tags"]["airflow.try_number"] == ("1" if first_try_owns else "2")
+    log = real.log(dag_id, run, attempt=2)
+    assert ("goes on from before its failure" in log) == (dag_id == "rewound")
+    other = "is not rewound: it was started with version '7', and the task now asks for ''"
+    assert (other in log) == (dag_id == "other_version")
+
+
+def test_an_attached_retry_runs_nothing_and_fails_with_the_same_error(real: RealAirflow, tmp_path: Path) -> None:
+    run = real.trigger("attached", folder=str(tmp_path))
+    assert real.reaches("attached", run, "failed")["try_number"] == 2
+    assert runs(tmp_path).total() == 12
+    assert "number 7 fails once" in real.log("attached", run, attempt=2)
+
+
+def test_a_terminated_instance_starts_from_its_beginning(real: RealAirflow) -> None:
+    run = real.trigger("told_again")
+    real.reaches("told_again", run, "deferred")
+    until("the trigger's log", lambda: "told is Running" in real.log("told_again", run))
+    real.taskhub("instances", "terminate", hub_id("told_again", run), "--reason", "by hand")
+    until("the second try", lambda: real.task("told_again", run)["try_number"] == 2)
+    until("started again", lambda: "started again" in real.log("told_again", run, attempt=2))
+    real.tell(hub_id("told_again", run), 5)
+    real.reaches("told_again", run, "success")
+    assert real.xcom("told_again", run) == 5
