@@ -116,7 +116,14 @@ class HubAdmin:
         An administrator can make the owner hand a partition over, prohibit a partition to workers, take a partition
         offline, limit how many partitions a worker holds, drain a worker, and check the whole hub.
         """
-        return PartitionOperations(self._hub.store, self._hub.names, times=self._times, clock=self._hub.clock)
+        return self.partition_operations_by(None)
+
+    def partition_operations_by(self, by: str | None) -> PartitionOperations:
+        """Like :attr:`partition_operations`, with the name of another author of the orders.
+
+        :param by: who gives the orders, to show to people; None: ``user@host`` of this process.
+        """
+        return PartitionOperations(self._hub.store, self._hub.names, by=by, times=self._times, clock=self._hub.clock)
 
     # operations that say why instances make no progress
 

@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.errors import (
-    InputError,
-    InstanceExists,
-    InstanceNotFound,
-    InvalidStateError,
-    Unavailable,
-)
+from airflow_provider_taskhub.errors import InstanceNotFound, InvalidStateError
 from airflow_provider_taskhub.hooks.masking import masked
 from airflow_provider_taskhub.hub.model import InstanceState
 from airflow_provider_taskhub.plugins import access, audit, orders
@@ -171,20 +165,8 @@ def routes() -> Any:
         who = user.get_name()
         facts = {"hub": head["hub"], "instance_id": order.id, "execution_id": state.execution_id} | _extra(order)
         await asyncio.to_thread(audit.record, who, name, facts, state.tags)
-        try:
+        with orders.answered(cache):
             shown = await action.do(client.instance(order.id), order, signed(order.reason, who), who)
-        except InstanceNotFound as error:
-            raise HTTPException(404, masked(str(error))) from error
-        except (InvalidStateError, InstanceExists) as error:
-            raise HTTPException(409, f"{masked(str(error))}. Load the page again to see its state") from error
-        except InputError as error:
-            raise HTTPException(422, masked(str(error))) from error
-        except Unavailable as error:
-            known = "" if error.maybe_done else "; nothing was done"
-            text = known or "; perhaps the order was carried out: load the page again before you repeat it"
-            raise HTTPException(503, f"{masked(str(error))}{text}") from error
-        finally:  # also after an error, because the store may have done what it did not confirm
-            cache.changed()
         return {"id": shown, "text": action.done}
 
     return router

@@ -6,12 +6,26 @@ JSON: for such a request it asks Airflow first, and Airflow refuses. So every or
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from airflow_provider_taskhub.errors import (
+    InputError,
+    InstanceExists,
+    InstanceNotFound,
+    InvalidStateError,
+    PartitionNotFound,
+    Unavailable,
+)
+from airflow_provider_taskhub.hooks.masking import masked
+
 if TYPE_CHECKING:
     from fastapi import Request
+
+    from airflow_provider_taskhub.plugins.client_cache import ClientCache
 
 MOST_BYTES = 256 * 1024
 """The largest body of an order, in bytes."""
@@ -67,6 +81,31 @@ def check_sender(request: Request) -> None:
     sender = request.headers.get("sec-fetch-site", "same-origin")
     if sender != "same-origin" and "authorization" not in request.headers:
         raise HTTPException(403, "another web site has sent this order: open TaskHub's page in Airflow and repeat it")
+
+
+@contextmanager
+def answered(cache: ClientCache) -> Iterator[None]:
+    """Turn the hub's refusals of an order into answers with the way out, and forget what the cache knows.
+
+    :param cache: the cache of the hub that gets the order.
+    :raises HTTPException: with status 404, 409, 422 or 503 instead of an error of the client.
+    """
+    from fastapi import HTTPException
+
+    try:
+        yield
+    except (InstanceNotFound, PartitionNotFound) as error:
+        raise HTTPException(404, masked(str(error))) from error
+    except (InvalidStateError, InstanceExists) as error:
+        raise HTTPException(409, f"{masked(str(error))}. Load the page again to see its state") from error
+    except InputError as error:
+        raise HTTPException(422, masked(str(error))) from error
+    except Unavailable as error:
+        known = "" if error.maybe_done else "; nothing was done"
+        text = known or "; perhaps the order was carried out: load the page again before you repeat it"
+        raise HTTPException(503, f"{masked(str(error))}{text}") from error
+    finally:  # also after an error, because the store may have done what it did not confirm
+        cache.changed()
 
 
 def _wrong(error: Any) -> str:

@@ -26,7 +26,7 @@ from airflow_provider_taskhub.hub.model import InstanceState, Member
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.hub.waiting.reasons import Why
 from airflow_provider_taskhub.links.taskhub import base_path
-from airflow_provider_taskhub.plugins import actions, json_views, task_instances
+from airflow_provider_taskhub.plugins import actions, administration, json_views, task_instances
 from airflow_provider_taskhub.plugins.access import may_edit, require, rights_of
 from airflow_provider_taskhub.plugins.client_cache import ClientCache
 from airflow_provider_taskhub.plugins.listing import Scan, listing, scan, visible
@@ -65,6 +65,7 @@ def make_app() -> Any:
     app.include_router(_pages())
     app.include_router(_data())
     app.include_router(actions.routes())
+    app.include_router(administration.routes())
 
     @app.exception_handler(ConfigurationError)
     @app.exception_handler(StorageError)

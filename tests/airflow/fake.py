@@ -16,9 +16,17 @@ import pytest
 from airflow_provider_taskhub.codec import Timestamp, dumps
 from airflow_provider_taskhub.engine.events import FailureDetails, HistoryEvent, OrchestrationInstance, Status
 from airflow_provider_taskhub.engine.pending_waits import Awaits
-from airflow_provider_taskhub.errors import InputError, InstanceExists, InstanceNotFound, InvalidStateError
+from airflow_provider_taskhub.errors import (
+    InputError,
+    InstanceExists,
+    InstanceNotFound,
+    InvalidStateError,
+    PartitionNotFound,
+)
 from airflow_provider_taskhub.hub.model import (
     ActivityRecord,
+    Control,
+    ControlKind,
     HubInfo,
     InstanceState,
     Member,
@@ -26,6 +34,7 @@ from airflow_provider_taskhub.hub.model import (
     RecordState,
     StartPolicy,
 )
+from airflow_provider_taskhub.hub.queues.quarantine import Quarantined
 from airflow_provider_taskhub.hub.waiting.reasons import Snapshot, Why, unwatched, why
 from airflow_provider_taskhub.hub.watches import Watch
 
@@ -91,6 +100,8 @@ class FakeHub:
     refuses: Exception | None = None
     rewound: list[tuple[str, str]] = field(default_factory=list)
     half_rewound: set[str] = field(default_factory=set)
+    controls: tuple[Control, ...] = ()
+    quarantine: tuple[Quarantined, ...] = ()
     opened: int = 0
     created: bool = False
     open_now: int = 0
@@ -302,6 +313,71 @@ class FakeAdmin(Fake):
 
     async def partitions(self) -> tuple[PartitionState, ...]:
         return self._count("partitions").serving
+
+    @property
+    def partition_operations(self) -> FakeOperations:
+        return self.partition_operations_by("somebody")
+
+    def partition_operations_by(self, by: str) -> FakeOperations:
+        return FakeOperations(self._hub, by)
+
+    async def quarantined(self, *, bodies: bool = True, limit: int | None = None) -> tuple[Quarantined, ...]:
+        assert not bodies, "the list does not need the contents"
+        assert limit, "the list is bounded"
+        return self._count("quarantined").quarantine[:limit]
+
+    async def put_back(self, message_id: str) -> bool:
+        return self._take("put_back", message_id)
+
+    async def drop_quarantined(self, message_id: str) -> bool:
+        return self._take("drop", message_id)
+
+    def _take(self, operation: str, message_id: str) -> bool:
+        hub = self._count(operation)
+        if all(item.message_id != message_id for item in hub.quarantine):
+            return False
+        hub.ordered.append((operation, message_id))
+        return True
+
+
+class FakeOperations(Fake):
+    """Orders about the four partitions of the hub. :param by: who gives them."""
+
+    def __init__(self, hub: FakeHub, by: str) -> None:
+        super().__init__(hub)
+        self.by = by
+
+    def _order(self, operation: str, *arguments: Any) -> None:
+        self._count(operation).ordered.append((operation, self.by, *arguments))
+
+    async def controls(self) -> tuple[Control, ...]:
+        return self._count("controls").controls
+
+    async def kick(self, partition: int, *, reason: str = "") -> str | None:
+        if partition >= FakeAdmin.info.partitions:
+            raise PartitionNotFound(f"hub 'TaskHub' has partitions 0 to 3, not {partition}")
+        owner = next((one.owner for one in self._hub.serving if one.partition == partition), None)
+        if owner is not None:
+            self._order("kick", partition, reason)
+        return owner
+
+    async def offline(self, partitions: Sequence[int], reason: str = "") -> None:
+        self._order("offline", partitions, reason)
+
+    async def online(self, partitions: Sequence[int]) -> int:
+        found = [one for one in self._hub.controls if one.kind is ControlKind.OFFLINE and one.partition in partitions]
+        if found:
+            self._order("online", partitions)
+        return len(found)
+
+    async def drain_node(self, node: str, reason: str = "") -> None:
+        self._order("drain", node, reason)
+
+    async def undrain_node(self, node: str) -> bool:
+        found = any(one.kind is ControlKind.DRAIN and one.node == node for one in self._hub.controls)
+        if found:
+            self._order("undrain", node)
+        return found
 
 
 class FakeWatches(Fake):
