@@ -66,12 +66,12 @@ async def test_a_spark_activity_says_where_it_runs_and_may_not_stop_spark(pool: 
     assert known == {
         "group": "taskhub-7f-2-1",
         "mode": "FAIR",
-        "application": outcome.application_id,
+        "application": heard[0].application_id,
         "ui": None,
         "key": "7f",
     }
-    assert heard[0].job_group == outcome.job_group == "taskhub-7f-2-1"
-    assert heard[0].application_id == outcome.application_id
+    assert heard[0].job_group == "taskhub-7f-2-1"
+    assert heard[-1].application_id == heard[0].application_id
     assert (heard[-1].fraction, heard[-1].message, heard[-1].job_group) == (0.5, "half", "taskhub-7f-2-1")
     for how in ("session", "context", "with"):
         failure = (await pool.run(spark("stop", how))).failure
@@ -80,9 +80,10 @@ async def test_a_spark_activity_says_where_it_runs_and_may_not_stop_spark(pool: 
         assert "spark.stop() inside an activity: the Spark context is shared" in failure.error_message
     assert value(await pool.run(spark("count", 7))) == 7
     assert value(await pool.run(spark("count_async", 8))) == 8
-    plain = await pool.run(request("plain", input=None))
-    assert plain.executor.startswith("plain-")
-    assert plain.application_id is None
+    plain: list[ActivityProgress] = []
+    await pool.run(request("plain", input=None), progress=plain.append)
+    assert plain[0].executor.startswith("plain-")
+    assert plain[0].application_id is None
 
 
 async def test_cancelling_ends_the_job_and_spares_the_executor(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:

@@ -99,9 +99,6 @@ class ActivityOutcome:
     :param shared: True if other attempts ran in the executor when it died, so that any of them may be the cause.
     :param log_tail: the last 50 lines of the attempt's output.
     :param executor: name of the executor that ran the attempt; empty if no executor ran it.
-    :param application_id: Spark's application id; None for an activity without Spark.
-    :param job_group: Spark's job group of the attempt; None for an activity without Spark.
-    :param spark_ui: URL of Spark's UI; None if there is no UI.
     """
 
     result: str | None = None
@@ -110,9 +107,6 @@ class ActivityOutcome:
     shared: bool = False
     log_tail: tuple[str, ...] = ()
     executor: str = ""
-    application_id: str | None = None
-    job_group: str | None = None
-    spark_ui: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

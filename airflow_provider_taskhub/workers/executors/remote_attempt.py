@@ -127,7 +127,4 @@ class RemoteAttempt:
             failure=failure,
             log_tail=self.output.tail,
             executor=self.state.executor,
-            application_id=self.state.application_id,
-            job_group=self.state.job_group,
-            spark_ui=self.state.spark_ui,
         )
