@@ -136,8 +136,8 @@ ACTIONS: Mapping[str, Action] = {
 def actions_of(state: InstanceState) -> tuple[str, ...]:
     """Return the names of the actions that the state of an instance allows. :param state: the instance."""
     if not state.status.is_final:
-        steer = "resume" if state.status is Status.SUSPENDED else "suspend"
-        return "raise-event", steer, "terminate"
+        opposite = "resume" if state.status is Status.SUSPENDED else "suspend"
+        return "raise-event", opposite, "terminate"
     return ("rewind", "restart", "purge") if state.status is Status.FAILED else ("restart", "purge")
 
 
