@@ -6,10 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks import identity
+from airflow_provider_taskhub.operators.at_parse import check_choice, check_name, is_template
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+_NAME = "__taskhub_name__"
+"""The attribute in which an ``App`` stores the name of a declared function. It has the same value as the engine's
+constant ``NAME``, which a DAG file must not import."""
+_ORCHESTRATOR = "give the name that an App declares"
 
 
 def problems(
@@ -22,10 +29,9 @@ def problems(
     from airflow_provider_taskhub.codec import dumps, loads
     from airflow_provider_taskhub.engine.identity import check_new_instance_id
     from airflow_provider_taskhub.engine.validation import check_column, check_tags
-    from airflow_provider_taskhub.errors import InputError
 
     if not orchestrator or not isinstance(orchestrator, str):
-        yield f"orchestrator is {orchestrator!r}: give the name that an App declares"
+        yield f"orchestrator is {orchestrator!r}: {_ORCHESTRATOR}"
     try:
         text = dumps(given, what=f"input of orchestrator {orchestrator!r}")
         if instance_id:
@@ -44,24 +50,85 @@ def problems(
     except InputError as error:
         yield str(error)
         return
+    yield from _reserved(tags)
+
+
+def _reserved(tags: Mapping[str, str]) -> Iterator[str]:
+    """Yield an error text for each tag name that the user may not use."""
     for name in tags:
-        if name.startswith(identity.RESERVED):
+        if isinstance(name, str) and name.startswith(identity.RESERVED):
             reserved = " or ".join(identity.RESERVED)
             yield f"tag {name!r} is reserved: names that start with {reserved} are TaskHub's. Use another name"
 
 
-def check_on_retry(where: str, on_retry: str) -> None:
-    """Check the parameter ``on_retry``, when Airflow parses the DAG.
+def orchestrator_name(where: str, orchestrator: Any) -> Any:
+    """Return the name of an orchestrator that is given as a function. Return every other value unchanged.
 
     :param where: the operator and its task id, for the error.
-    :param on_retry: the operator's argument.
-    :raises InputError: if it is none of the known values.
+    :param orchestrator: a name, a template, or a function that ``@app.orchestrator`` has declared.
+    :raises InputError: if it is a function that no app has declared.
     """
-    from airflow_provider_taskhub.errors import InputError
+    if not callable(orchestrator) or is_template(orchestrator):
+        return orchestrator
+    name = getattr(orchestrator, _NAME, None)
+    if not isinstance(name, str):
+        shown = getattr(orchestrator, "__qualname__", repr(orchestrator))
+        raise InputError(
+            f"{where}: orchestrator is {shown}, which no App has declared: decorate it with @app.orchestrator, "
+            "or give the name of an orchestrator"
+        )
+    return name
+
+
+def check_at_parse(where: str, **given: Any) -> None:
+    """Check the arguments of ``TaskHubOperator`` as far as they are no templates, when Airflow parses the DAG.
+
+    :param where: the operator and its task id, for the error.
+    :param given: the arguments of the operator.
+    :raises InputError: if an argument is wrong. The text names the argument, its value and the way out.
+    """
+    from airflow_provider_taskhub.codec import dumps
+    from airflow_provider_taskhub.engine.validation import check_column, check_tags
     from airflow_provider_taskhub.operators.reactions import OnRetry
 
-    if on_retry not in list(OnRetry):
-        raise InputError(f"{where}: on_retry is {on_retry!r}: choose from {', '.join(OnRetry)}")
+    orchestrator, version, tags = given["orchestrator"], given["version"], given["tags"]
+    check_name(where, "orchestrator", orchestrator, _ORCHESTRATOR)
+    check_name(where, "taskhub_conn_id", given["taskhub_conn_id"], "give the id of a connection of type 'taskhub'")
+    try:
+        if not is_template(given["input"]):
+            dumps(evaluated(given["input"]), what="input")
+        if given["instance_id"] and not is_template(given["instance_id"]):
+            from airflow_provider_taskhub.engine.identity import check_new_instance_id
+
+            check_new_instance_id(given["instance_id"])
+        if version and not is_template(version):
+            check_column(version, "version")
+        if tags is not None and not is_template(tags):
+            if not isinstance(tags, Mapping):
+                raise InputError(f"tags is {tags!r}: give a dict of texts by name")
+            check_tags(tags, "the task")
+        if isinstance(tags, Mapping):
+            for problem in _reserved(tags):
+                raise InputError(problem)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    check_choice(where, "on_retry", given["on_retry"], list(OnRetry))
+    check_duration(where, "no_worker_timeout", given["no_worker_timeout"])
+
+
+def check_duration(where: str, parameter: str, value: Any) -> None:
+    """Check a parameter that must be None, a timedelta or a number of seconds, and not below 0.
+
+    :param where: the operator and its task id, for the error.
+    :param parameter: the parameter's name.
+    :param value: the value.
+    :raises InputError: if the value is another one.
+    """
+    if value is None:
+        return
+    number = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < float("inf"):
+        raise InputError(f"{where}: {parameter} is {value!r}: give a timedelta, or seconds, of 0 or more")
 
 
 def evaluated(value: Any) -> Any:

@@ -9,7 +9,7 @@ checks whether a user has killed the task.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -21,19 +21,20 @@ from airflow.sdk.exceptions import (
     TaskDeferralTimeout,
 )
 
-from airflow_provider_taskhub.errors import TaskHubError
 from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hooks.deployment import deployment, swept_connections
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
 from airflow_provider_taskhub.operators.arguments import (
-    check_on_retry,
+    check_at_parse,
     date_tags,
     evaluated,
+    orchestrator_name,
     problems,
     seconds,
 )
 from airflow_provider_taskhub.operators.reactions import REACTION_TEXTS, FoundInstance, OnRetry, found
+from airflow_provider_taskhub.operators.short_wait import ends_soon, log_progress
 from airflow_provider_taskhub.operators.start_or_attach import Counter, Launched, StartRequest, Taken, launch
 from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, terminate_owned
@@ -53,17 +54,9 @@ COUNTER_KEY = "taskhub"
 """Key under which Airflow's ``task_state_store`` keeps the task's generation, a counter that a clear raises."""
 _BACKSTOP = timedelta(minutes=5)
 """Time from the trigger's deadline to Airflow's own timeout of the deferral, which acts if no triggerer was running."""
-SHORT_WAIT = timedelta(seconds=1.5)
-"""How long the Airflow worker waits for the end of the instance before it defers the task."""
-_BEFORE_DEADLINE = timedelta(seconds=0.5)
-"""Time between the end of the short wait and the task's deadline, so that the task can still defer."""
-_SLACK = 1.5
-"""Seconds that the short wait is allowed to take longer if the hub answers slowly."""
 _CONFIRM = 10.0
 """Seconds for which the Airflow worker waits until a terminated instance has ended. Short, because the task holds a
 worker slot during this time."""
-_LOOK = 0.5
-"""The longest pause between two readings of the instance in the short wait, in seconds."""
 
 
 class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not followed by mypy
@@ -76,7 +69,8 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
     orchestration fails the task; an error with ``retryable=False`` fails the task without retries.
     ``execution_timeout`` covers the whole wait: after this time the instance is terminated.
 
-    :param orchestrator: name that an ``App`` of the hub's workers declares.
+    :param orchestrator: name that an ``App`` of the hub's workers declares, or the function that ``@app.orchestrator``
+        has declared. With a name, the DAG file imports neither the app nor Spark. Templated.
     :param input: one value that JSON can express, templated (XComArgs included); never a secret.
     :param taskhub_conn_id: connection of type ``taskhub``. Without such a connection, the environment and the settings
         file name the hub, and the embedded hub is the default.
@@ -103,7 +97,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
     def __init__(
         self,
         *,
-        orchestrator: str,
+        orchestrator: str | Callable[..., Any],
         input: Any = None,
         taskhub_conn_id: str = DEFAULT_CONNECTION,
         instance_id: str | None = None,
@@ -114,7 +108,8 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.orchestrator = orchestrator
+        where = f"{type(self).__name__} {self.task_id!r}"
+        self.orchestrator = orchestrator_name(where, orchestrator)
         self.input = input
         self.taskhub_conn_id = taskhub_conn_id
         self.instance_id = instance_id
@@ -122,7 +117,17 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         self.tags = tags
         self.no_worker_timeout = no_worker_timeout
         self.on_retry = on_retry
-        check_on_retry(f"TaskHubOperator {self.task_id!r}", on_retry)
+        check_at_parse(
+            where,
+            orchestrator=self.orchestrator,
+            input=input,
+            taskhub_conn_id=taskhub_conn_id,
+            instance_id=instance_id,
+            version=version,
+            tags=tags,
+            no_worker_timeout=no_worker_timeout,
+            on_retry=on_retry,
+        )
 
     def execute(self, context: Context) -> Any:
         """Start the instance or attach to it. If it ends at once, return its output; else defer to the triggerer.
@@ -149,7 +154,10 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
                 self.log.warning(note)
             self.log.info("instance %s %s", launched.instance_id, REACTION_TEXTS[launched.reaction])
             ti.xcom_push(key=INSTANCE_KEY, value=launched.instance_id)
-            return launched, await self._short_wait(client, launched.instance_id, deadline)
+            if not await ends_soon(client, launched.instance_id, deadline):
+                return launched, None
+            await log_progress(client, launched.instance_id, self.orchestrator, self.log)
+            return launched, await self._ended(client, launched.instance_id)
 
         try:
             launched, state = self._hook().run(use, create=True)
@@ -290,39 +298,6 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             result = f"cannot terminate: {type(error).__name__}: {error}"
         return f"{self._named(instance_id)}: {OVERDUE}; {result}"
 
-    async def _short_wait(self, client: Client, instance_id: str, deadline: Timestamp | None) -> InstanceState | None:
-        """Wait a moment for the instance. Return its state if it ends in this time, else None.
-
-        A short instance ends sooner than a deferral and a resume of the task would take.
-        """
-        from airflow_provider_taskhub.clock import SYSTEM_CLOCK
-
-        limit = short_wait(deadline - SYSTEM_CLOCK.utc_now() if deadline else None)
-        if not limit:
-            return None
-        try:
-            async with asyncio.timeout(limit.total_seconds() + (0 if limit < SHORT_WAIT else _SLACK)):
-                await client.wait(instance_id, timeout=limit, longest=_LOOK)
-        except (TimeoutError, TaskHubError):  # after an error of the hub the trigger tries again, for a longer time
-            return None
-        await self._log_end(client, instance_id)
-        return await self._ended(client, instance_id)
-
-    async def _log_end(self, client: Client, instance_id: str) -> None:
-        """Write the lines about the instance into the task's log that the trigger writes after a deferral."""
-        from airflow_provider_taskhub.triggers.task_log import TaskLog, served_by
-
-        try:
-            state = await client.get(instance_id, payloads=False)
-            members, records = await client.admin.workers(), await client.instance(instance_id).activities()
-        except TaskHubError as error:
-            self.log.warning("the progress of the instance cannot be read: %s", error)
-            return
-        self.log.info(served_by(members, self.orchestrator))
-        if state is not None:
-            for line in TaskLog().lines(state, records):
-                self.log.info(line)
-
     async def _ended(self, client: Client, instance_id: str) -> InstanceState | None:
         """Read the ended instance with its output, log the cause of a failure, and delete the completion hint.
 
@@ -386,11 +361,3 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
 
     def _hook(self) -> TaskHubHook:
         return TaskHubHook(self.taskhub_conn_id)
-
-
-def short_wait(left: timedelta | None) -> timedelta:
-    """Return how long the Airflow worker waits before it defers.
-
-    :param left: the time until the task's deadline; None: there is no deadline.
-    """
-    return SHORT_WAIT if left is None else max(timedelta(0), min(SHORT_WAIT, left - _BEFORE_DEADLINE))

@@ -13,7 +13,7 @@ from airflow_provider_taskhub.hub.partitions.balance import HYSTERESIS
 from airflow_provider_taskhub.hub.partitions.held_partitions import DRAIN
 from airflow_provider_taskhub.hub.queues.pacing import FIRST_POLL
 from airflow_provider_taskhub.hub.queues.quarantine import MAX_DELIVERIES, MAX_FAILURES
-from airflow_provider_taskhub.operators.taskhub import SHORT_WAIT
+from airflow_provider_taskhub.operators.short_wait import SHORT_WAIT
 from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE, LEASE_DRIFT, LEASE_MARGIN, Settings
 from airflow_provider_taskhub.storage.sqlite.file import RETRY
 from airflow_provider_taskhub.storage.sqlite.process_wakeups import FALLBACK

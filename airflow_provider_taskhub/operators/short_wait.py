@@ -1,0 +1,77 @@
+"""Waits a moment in the Airflow worker for the end of an instance, before the task defers.
+
+A short instance ends sooner than a deferral and a resume of the task would take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_taskhub.errors import TaskHubError
+
+if TYPE_CHECKING:
+    from airflow_provider_taskhub.client import Client
+    from airflow_provider_taskhub.codec import Timestamp
+
+SHORT_WAIT = timedelta(seconds=1.5)
+"""How long the Airflow worker waits for the end of the instance before it defers the task."""
+_BEFORE_DEADLINE = timedelta(seconds=0.5)
+"""Time between the end of the short wait and the task's deadline, so that the task can still defer."""
+_SLACK = 1.5
+"""Seconds that the short wait is allowed to take longer if the hub answers slowly."""
+_LOOK = 0.5
+"""The longest pause between two readings of the instance in the short wait, in seconds."""
+
+
+def short_wait(left: timedelta | None) -> timedelta:
+    """Return how long the Airflow worker waits before it defers.
+
+    :param left: the time until the task's deadline; None: there is no deadline.
+    """
+    return SHORT_WAIT if left is None else max(timedelta(0), min(SHORT_WAIT, left - _BEFORE_DEADLINE))
+
+
+async def ends_soon(client: Client, instance_id: str, deadline: Timestamp | None) -> bool:
+    """Wait a moment for the end of an instance.
+
+    :param client: a client of the hub.
+    :param instance_id: the instance.
+    :param deadline: the time by which the task must end; None: there is no time limit.
+    :returns: True if the instance has ended. False also after an error of the hub: the trigger tries again, for a
+        longer time.
+    """
+    from airflow_provider_taskhub.clock import SYSTEM_CLOCK
+
+    limit = short_wait(deadline - SYSTEM_CLOCK.utc_now() if deadline else None)
+    if not limit:
+        return False
+    try:
+        async with asyncio.timeout(limit.total_seconds() + (0 if limit < SHORT_WAIT else _SLACK)):
+            await client.wait(instance_id, timeout=limit, longest=_LOOK)
+    except (TimeoutError, TaskHubError):
+        return False
+    return True
+
+
+async def log_progress(client: Client, instance_id: str, orchestrator: str, log: Any) -> None:
+    """Write the lines about an instance into the task's log that the trigger writes after a deferral.
+
+    :param client: a client of the hub.
+    :param instance_id: the instance.
+    :param orchestrator: the name of its orchestrator.
+    :param log: the task's logger.
+    """
+    from airflow_provider_taskhub.triggers.task_log import TaskLog, served_by
+
+    try:
+        state = await client.get(instance_id, payloads=False)
+        members, records = await client.admin.workers(), await client.instance(instance_id).activities()
+    except TaskHubError as error:
+        log.warning("the progress of the instance cannot be read: %s", error)
+        return
+    log.info(served_by(members, orchestrator))
+    if state is not None:
+        for line in TaskLog().lines(state, records):
+            log.info(line)

@@ -1,0 +1,109 @@
+"""Which arguments of the operator are refused while Airflow parses the DAG, and which are left to the task."""
+
+from __future__ import annotations
+
+import runpy
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, task
+
+from airflow_provider_taskhub.app import App, OrchestrationContext
+from airflow_provider_taskhub.engine.tasks import NAME
+from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.operators import arguments
+from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
+
+EXAMPLE = Path(__file__).parents[2] / "dags_examples" / "by_function.py"
+
+app = App("flights")
+
+
+@app.orchestrator
+async def plain(ctx: OrchestrationContext) -> None: ...
+
+
+@app.orchestrator(name="named_otherwise")
+async def renamed(ctx: OrchestrationContext) -> None: ...
+
+
+async def undeclared(ctx: OrchestrationContext) -> None: ...
+
+
+def operator(**given: Any) -> TaskHubOperator:
+    return TaskHubOperator(**({"task_id": "t", "orchestrator": "o"} | given))
+
+
+@pytest.mark.parametrize(
+    ("orchestrator", "name"),
+    [(plain, "plain"), (renamed, "named_otherwise"), ("by_name", "by_name"), ("{{ params.o }}", "{{ params.o }}")],
+)
+def test_an_orchestrator_is_a_function_or_a_name(orchestrator: Any, name: str) -> None:
+    assert operator(orchestrator=orchestrator).orchestrator == name
+    assert arguments._NAME == NAME
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"orchestrator": undeclared}, "orchestrator is undeclared, which no App has declared: decorate it with @app"),
+        ({"orchestrator": ""}, "orchestrator is '': give the name that an App declares"),
+        ({"orchestrator": 7}, "orchestrator is 7: give the name that an App declares"),
+        ({"input": object()}, "input of type object cannot be written as JSON"),
+        ({"input": {"a": [object()]}}, "input of type dict cannot be written as JSON"),
+        ({"taskhub_conn_id": ""}, "taskhub_conn_id is '': give the id of a connection of type 'taskhub'"),
+        ({"taskhub_conn_id": None}, "taskhub_conn_id is None: give the id"),
+        ({"instance_id": "x" * 300}, "is 300 characters once escaped: at most 256"),
+        ({"instance_id": 5}, "instance id 5: give a text"),
+        ({"version": 3}, "version is 3: give a text"),
+        ({"tags": "team"}, "tags is 'team': give a dict of texts by name"),
+        ({"tags": {"team": 1}}, "tag 'team' of the task is 1: give a text"),
+        ({"tags": {"airflow.dag_id": "{{ dag.dag_id }}"}}, "tag 'airflow.dag_id' is reserved"),
+        ({"no_worker_timeout": -1}, "no_worker_timeout is -1: give a timedelta, or seconds, of 0 or more"),
+        ({"no_worker_timeout": timedelta(-1)}, "no_worker_timeout is datetime.timedelta(days=-1): give a timedelta"),
+        ({"no_worker_timeout": "5"}, "no_worker_timeout is '5': give a timedelta"),
+        ({"no_worker_timeout": True}, "no_worker_timeout is True: give a timedelta"),
+        ({"no_worker_timeout": float("nan")}, "no_worker_timeout is nan: give a timedelta"),
+        ({"on_retry": "again"}, "on_retry is 'again': choose from rewind, restart, attach"),
+        ({"on_retry": None}, "on_retry is None: choose from"),
+    ],
+)
+def test_a_wrong_argument_is_refused_at_parse(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError) as error:
+        operator(**given)
+    assert str(error.value).startswith("TaskHubOperator 't': ")
+    assert says in str(error.value)
+
+
+def test_templates_and_outputs_of_tasks_are_left_to_the_task() -> None:
+    with DAG("d", schedule=None):
+
+        @task
+        def numbers() -> list[int]:
+            return [1]
+
+        given = {
+            "orchestrator": "{{ params.o }}",
+            "input": {"n": numbers(), "day": "{{ ds }}"},
+            "instance_id": "{{ run_id }}" + "x" * 300,
+            "version": "{{ params.v }}",
+            "tags": {"team": "{{ params.team }}"},
+            "taskhub_conn_id": "{{ params.conn }}",
+            "no_worker_timeout": timedelta(minutes=1),
+        }
+        assert operator(**given).input == given["input"]
+        assert operator(task_id="u", input=numbers()).task_id == "u"
+
+
+def test_a_mapped_operator_takes_the_function_too() -> None:
+    with DAG("d", schedule=None):
+        mapped = TaskHubOperator.partial(task_id="t", orchestrator=plain).expand(input=[1, 2])
+    assert mapped.unmap({"input": 1}).orchestrator == "plain"
+
+
+def test_the_example_dag_gives_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
+    (only,) = runpy.run_path(str(EXAMPLE))["dag"].tasks
+    assert only.orchestrator == "greetings"
