@@ -40,7 +40,10 @@ def get_provider_info() -> dict[str, Any]:
         "versions": _versions(),
         "integrations": [{"integration-name": "TaskHub", "external-doc-url": "", "tags": ["service"]}],
         "hooks": _modules(module, "hooks"),
-        "operators": _modules(module, "operators"),
+        "operators": [
+            {**entry, "python-modules": [f"{_ROOT}.operators.{name}" for name in ("control", "repair", "taskhub")]}
+            for entry in module
+        ],
         "sensors": _modules(module, "sensors"),
         "triggers": _modules(module, "triggers"),
         "connection-types": [

@@ -39,7 +39,7 @@ def problems(
     except InputError as error:
         yield str(error)
         return
-    if _holds_secret(loads(text)):
+    if holds_secret(loads(text)):
         yield (
             "the input contains a value that Airflow masks as a secret, and the hub stores inputs as plain text: "
             "pass the name of a connection, and read the secret in the activity"
@@ -160,7 +160,7 @@ def date_tags(context: Context) -> dict[str, str]:
     return {name: value.isoformat() for name, value in named.items() if value is not None}
 
 
-def _holds_secret(value: Any) -> bool:
+def holds_secret(value: Any) -> bool:
     """Return whether a text inside a JSON value contains a secret that Airflow's masker knows."""
     from airflow.sdk.log import redact
 

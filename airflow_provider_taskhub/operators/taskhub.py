@@ -303,18 +303,11 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
 
         :returns: the instance's state; None if the instance is not in the hub any more.
         """
-        from airflow_provider_taskhub.engine.events import Status
-        from airflow_provider_taskhub.triggers.outcome import causes, failed_log
+        from airflow_provider_taskhub.triggers.outcome import log_failure
 
         state = await client.get(instance_id)
-        if state is not None and state.status is Status.FAILED:
-            for cause in causes(state.failure):
-                self.log.error(cause)
-            if (log := await failed_log(client, instance_id)) is not None:
-                title, lines = log
-                self.log.error("last %s of %s:", "line" if len(lines) == 1 else f"{len(lines)} lines", title)
-                for line in lines:
-                    self.log.info(line)
+        if state is not None:
+            await log_failure(client, state, self.log)
         await client.watches.forget([instance_id])
         return state
 

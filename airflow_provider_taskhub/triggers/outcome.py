@@ -65,6 +65,25 @@ async def failed_log(client: Client, instance_id: str) -> tuple[str, list[str]] 
     return title, (await client.instance(instance_id).log(attempt.log, last=LOG_LINES)).splitlines()
 
 
+async def log_failure(client: Client, state: InstanceState, log: Any) -> None:
+    """Write the causes of a failed instance and the failed attempt's last lines to the task's log.
+
+    :param state: the state of an ended instance; one that has not failed is ignored.
+    :param log: the task's logger.
+    """
+    from airflow_provider_taskhub.engine.events import Status
+
+    if state.status is not Status.FAILED:
+        return
+    for cause in causes(state.failure):
+        log.error(cause)
+    if (found := await failed_log(client, state.instance_id)) is not None:
+        title, lines = found
+        log.error("last %s of %s:", "line" if len(lines) == 1 else f"{len(lines)} lines", title)
+        for line in lines:
+            log.info(line)
+
+
 def reason(state: InstanceState) -> str:
     """Return one line about a failed or terminated instance: its error, or the reason of its termination."""
     from airflow_provider_taskhub.engine.failures import headline  # not at the top: it would slow down DAG parsing

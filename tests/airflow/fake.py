@@ -78,6 +78,8 @@ class FakeHub:
     :param ordered: what a handle was told to do: operation, instance id, arguments. :param refuses: raised instead.
     :param rewound: each rewind's instance and reason. :param half_rewound: Pending ones whose rewind was interrupted.
     :param damaged_payloads, unreadable: by instance id, what cannot be read of its row's payloads and its history.
+    :param events: raised events. :param reasons: what was asked of an instance, and why.
+    :param asked, purges: what purge_many was asked for, and its answer. :param slow: nothing asked takes effect.
     """
 
     instances: dict[str, InstanceState] = field(default_factory=dict)
@@ -102,10 +104,15 @@ class FakeHub:
     half_rewound: set[str] = field(default_factory=set)
     controls: tuple[Control, ...] = ()
     quarantine: tuple[Quarantined, ...] = ()
+    events: list[tuple[str, str, Any]] = field(default_factory=list)
+    reasons: list[tuple[str, str]] = field(default_factory=list)
+    slow: bool = False
     opened: int = 0
     created: bool = False
     open_now: int = 0
     attending: int = 0
+    asked: dict[str, Any] = field(default_factory=dict)
+    purges: Any = None
     unwatched: bool = False
 
     def put(self, instance_id: str, status: Status, **more: Any) -> InstanceState:
@@ -197,23 +204,81 @@ class FakeClient(Fake):
         hub = self._count("rewind")
         state = hub.instances.get(instance_id)
         if state is None:
-            raise InstanceNotFound(instance_id)
+            raise InstanceNotFound(f"no instance {instance_id!r} in hub Fake")
         if instance_id in hub.damaged:
             raise hub.damaged[instance_id]
         if state.status is not Status.FAILED and instance_id not in hub.half_rewound:
             raise InvalidStateError(f"instance {instance_id!r} is {state.status}: only a failed one can be rewound")
         hub.rewound.append((instance_id, reason))
+        hub.reasons.append(("rewind", reason))
         hub.half_rewound.discard(instance_id)
         hub.instances[instance_id] = replace(state, status=Status.PENDING)
         return hub.instances[instance_id]
 
-    async def terminate(self, instance_id: str, reason: str = "", *, wait: bool = False) -> None:
+    async def terminate(
+        self,
+        instance_id: str,
+        reason: str = "",
+        *,
+        wait: bool = False,
+        recurse: bool = True,
+        timeout: timedelta | None = None,
+    ) -> InstanceState:
         hub = self._count("terminate")
-        if instance_id not in hub.instances:
-            raise InstanceNotFound(instance_id)
+        state = self._existing(instance_id)
         assert wait or reason.startswith("from Airflow: ")
+        if hub.slow:
+            if wait:
+                raise TimeoutError(f"instance {instance_id!r} is {state.status} after {timeout}")
+            return state
+        if timeout is not None and state.status.is_final:  # as the real one: nothing is sent
+            return state
         hub.terminated.append((instance_id, reason))
         hub.end(instance_id, reason, status=Status.TERMINATED)
+        return hub.instances[instance_id] if wait else state
+
+    def _existing(self, instance_id: str) -> InstanceState:
+        if instance_id not in self._hub.instances:
+            raise InstanceNotFound(f"no instance {instance_id!r} in hub Fake")
+        return self._hub.instances[instance_id]
+
+    def _open(self, instance_id: str) -> InstanceState:
+        state = self._existing(instance_id)
+        if state.status.is_final:
+            raise InvalidStateError(f"instance {instance_id!r} has ended ({state.status})")
+        return state
+
+    async def raise_event(self, instance_id: str, name: str, data: Any = None) -> None:
+        hub = self._count("raise_event")
+        self._open(instance_id)
+        hub.events.append((instance_id, name, data))
+
+    async def suspend(self, instance_id: str, reason: str = "", *, by: str | None = None) -> InstanceState:
+        return self._change("suspend", self._open(instance_id), Status.SUSPENDED, f"{reason} by {by}")
+
+    async def resume(self, instance_id: str, reason: str = "") -> InstanceState:
+        return self._change("resume", self._open(instance_id), Status.RUNNING, reason)
+
+    def _change(self, name: str, state: InstanceState, status: Status, reason: str) -> InstanceState:
+        hub = self._count(name)
+        hub.reasons.append((name, reason))
+        if not hub.slow:
+            hub.put(state.instance_id, status, execution_id=state.execution_id)
+        return state
+
+    async def purge(self, instance_id: str) -> bool:
+        hub = self._count("purge")
+        if instance_id not in hub.instances:
+            return False
+        if not hub.instances[instance_id].status.is_final:
+            raise InvalidStateError(f"instance {instance_id!r} is Running: terminate it first, then purge it")
+        del hub.instances[instance_id]
+        return True
+
+    async def purge_many(self, **asked: Any) -> Any:
+        hub = self._count("purge_many")
+        hub.asked = asked
+        return hub.purges
 
     async def list(self, **asked: Any) -> SimpleNamespace:
         hub = self._count("list")

@@ -31,6 +31,8 @@ T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 COMPONENTS = ("api-server", "scheduler", "triggerer", "dag-processor")
+APPS = ("tests.airflow.hub_app:app", "dags_examples.control_app:app")
+"""What the worker serves: the tests' own app, and those of the examples that the tests run."""
 USERS = {"admin": "admin", "vera": "viewer", "olga": "viewer:ops", "uma": "user", "otto": "op"}
 """Vera is of no team, Olga of the team that owns the DAG ``secret``."""
 START = 240.0
@@ -153,12 +155,13 @@ class RealAirflow:
         for command in (["db", "migrate"], ["teams", "create", "ops"]):
             done = subprocess.run(["airflow", *command], env=self.env, capture_output=True, text=True, timeout=180)
             assert done.returncode == 0, done.stdout + done.stderr
-        app = ["taskhub", "worker", "--app", "tests.airflow.hub_app:app", "--name", "first", "--drain-timeout", "1"]
+        apps = [part for name in APPS for part in ("--app", name)]
+        app = ["taskhub", "worker", *apps, "--name", "first", "--drain-timeout", "1"]
         self.processes["worker"] = Process("worker", app, self.env | {"PYTHONPATH": str(ROOT)}, self.home)
         for name in COMPONENTS:
             self.processes[name] = Process(name, ["airflow", name], self.env, self.home)
         until("a healthy Airflow", self.healthy, seconds=START)
-        until("all DAGs parsed", lambda: len(self.get("/api/v2/dags")["dags"]) >= 11, seconds=START)
+        until("all DAGs parsed", lambda: len(self.get("/api/v2/dags")["dags"]) >= 18, seconds=START)
 
     def stop(self) -> None:
         for process in self.processes.values():

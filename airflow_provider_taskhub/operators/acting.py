@@ -1,0 +1,220 @@
+"""The base class of the operators that act on one instance: arguments, errors, the link, and the wait for the effect.
+
+Such an operator sends its request in an Airflow worker and stays there for :data:`WORKER_WAIT` at most. If the effect
+takes longer, the task waits in the triggerer, without a worker slot. A repeat (a retry of the task, or a clear) reads
+the instance first and does not do again what is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
+
+from airflow_provider_taskhub.errors import InputError, InstanceNotFound, InvalidStateError
+from airflow_provider_taskhub.hooks import identity
+from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
+from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
+from airflow_provider_taskhub.operators.at_parse import check_name
+from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, OWNER_KEY, needs_worker
+from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_taskhub.client import Client
+    from airflow_provider_taskhub.codec import Timestamp
+    from airflow_provider_taskhub.hub.model import InstanceState
+
+WORKER_WAIT = timedelta(seconds=10)
+"""How long the Airflow worker waits for the effect before it defers the task. Longer than ``TaskHubOperator`` waits: a
+worker of the hub usually carries out such a request within seconds, and a task that was deferred is resumed 30 s after
+the start of its trigger at the earliest."""
+_BACKSTOP = timedelta(minutes=5)
+"""Time from the trigger's deadline to Airflow's own timeout of the deferral, which acts if no triggerer was running."""
+_PAUSE = 0.25
+"""Seconds between two readings of the instance in the worker."""
+GIVE_ID = (
+    "give the id of an instance, for example {{ ti.xcom_pull(task_ids='...', key='instance_id') }} of the task of a "
+    "TaskHubOperator"
+)
+NOT_THERE = (
+    "check instance_id and the connection. If another program starts the instance, let a TaskHubSensor wait for it "
+    "before this task. If the instance was purged, start it again"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """What a deferred task waits for.
+
+    :param instance_id: the id of the instance.
+    :param statuses: names of statuses that end the wait, besides the final statuses, which always end it.
+    :param orchestrator: the name of the instance's orchestrator: the wait ends when no worker can run it.
+    :param owner: the owner tag that the instance must have so that a kill of the task terminates it; None: never.
+    """
+
+    instance_id: str
+    statuses: Sequence[str]
+    orchestrator: str
+    owner: str | None
+
+
+class NotYet(Exception):
+    """The request was sent, and its effect takes longer than the Airflow worker waits.
+
+    :param wait: what to wait for.
+    """
+
+    def __init__(self, wait: Wait) -> None:
+        super().__init__(wait.instance_id)
+        self.wait = wait
+
+
+class ActingOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not followed by mypy
+    """Acts on one instance. A subclass says how in :meth:`_act`."""
+
+    template_fields: Sequence[str] = ("instance_id", "taskhub_conn_id")
+    operator_extra_links = (TaskHubInstanceLink(),)
+    ui_color = "#fef3c7"
+
+    def __init__(self, *, instance_id: str, taskhub_conn_id: str = DEFAULT_CONNECTION, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.instance_id = instance_id
+        self.taskhub_conn_id = taskhub_conn_id
+        check_name(self._where(), "instance_id", instance_id, GIVE_ID)
+        check_name(self._where(), "taskhub_conn_id", taskhub_conn_id, "give the id of a connection of type taskhub")
+
+    def execute(self, context: Context) -> Any:
+        """Send the request, and wait for its effect if the operator's arguments say so.
+
+        :param context: Airflow's context of the task.
+        """
+        from airflow_provider_taskhub.clock import SYSTEM_CLOCK
+
+        self._check()
+        ti, link = context["ti"], self.operator_extra_links[0]
+        ti.xcom_push(key=link.xcom_key, value=link.get_link(self, ti_key=ti))  # first, so that the link soon works
+        until = SYSTEM_CLOCK.utc_now() + self.execution_timeout if self.execution_timeout else None
+        return self._attempt(lambda client: self._act(client, context), context, until)
+
+    def execute_complete(
+        self,
+        context: Context,
+        event: dict[str, Any],
+        waits_for: dict[str, Any] | None = None,
+        deadline: str | None = None,
+    ) -> Any:
+        """Return the result after the wait. Airflow calls this method after the trigger has fired.
+
+        :param context: Airflow's context of the task.
+        :param event: the content of the trigger's event.
+        :param waits_for: what this try waits for; ``dag.test()`` does not pass it.
+        :param deadline: the time, in ISO 8601, by which this try must end; ``dag.test()`` does not pass it.
+        """
+        from airflow_provider_taskhub.codec import Timestamp
+
+        until = Timestamp.parse(deadline) if deadline else None
+        wait = Wait(**waits_for) if waits_for is not None else None
+        if wait is not None and (event["instance_id"], event["owner"]) != (wait.instance_id, wait.owner):
+            self.log.info("the trigger of another wait (for %s) resumed this task: waiting again", event["instance_id"])
+            self._defer(wait, context, until)
+        if event["reason"] == "timeout":
+            raise AirflowTaskTimeout(f"instance {self.instance_id}: {event['message']}; {self._late()}")
+        if event["reason"] != "reached":
+            raise AirflowException(f"instance {self.instance_id}: {event['message']}; {self._late()}")
+        return self._attempt(lambda client: self._reached(client, context, event["status"]), context, until)
+
+    async def _act(self, client: Client, context: Context) -> Any:
+        """Send the request, and return the task's result.
+
+        :raises NotYet: if the task must wait for the effect.
+        """
+        raise NotImplementedError
+
+    async def _reached(self, client: Client, context: Context, status: str) -> Any:
+        """Return the task's result after the wait. :param status: the status with which the wait ended."""
+        self.log.info("instance %s is %s", self.instance_id, status)
+        return status
+
+    def _late(self) -> str:
+        """Return the part of an error that says what happens to the request when the task stops waiting."""
+        return "the request is stored: it takes effect as soon as a worker of the hub can carry it out"
+
+    def _check(self) -> None:
+        """Check the rendered arguments. :raises AirflowFailException: if one is wrong. A retry would not help."""
+        if not self.instance_id or self.instance_id == "None":  # what Jinja makes of an XCom that is not there
+            raise AirflowFailException(f"{self._where()}: instance_id is empty after rendering: {GIVE_ID}")
+
+    def _attempt(self, act: Callable[[Client], Any], context: Context, until: Timestamp | None) -> Any:
+        try:
+            return TaskHubHook(self.taskhub_conn_id).run(act)
+        except NotYet as sent:
+            wait = sent.wait
+        except InstanceNotFound as error:
+            raise AirflowException(f"{error}: {NOT_THERE}") from error
+        except InvalidStateError as error:
+            raise AirflowException(str(error)) from error
+        except InputError as error:
+            raise AirflowFailException(f"{self._where()}: {error}") from error
+        return self._defer(wait, context, until)
+
+    def _defer(self, wait: Wait, context: Context, until: Timestamp | None) -> NoReturn:
+        from airflow_provider_taskhub.clock import SYSTEM_CLOCK
+
+        ti, text = context["ti"], until.text() if until else None
+        ti.xcom_push(key=INSTANCE_KEY, value=wait.instance_id)
+        if wait.owner is not None:
+            ti.xcom_push(key=OWNER_KEY, value=wait.owner)
+        self.log.info("a triggerer now waits for instance %s: one must run (airflow triggerer)", wait.instance_id)
+        self.defer(
+            trigger=TaskHubTrigger(
+                instance_id=wait.instance_id,
+                taskhub_conn_id=self.taskhub_conn_id,
+                orchestrator=wait.orchestrator,
+                owner=wait.owner,
+                statuses=wait.statuses,
+                deadline=text,
+                end_from_trigger=wait.owner is not None and not needs_worker(self),
+                push_output=self.do_xcom_push,
+            ),
+            method_name="execute_complete",
+            kwargs={"waits_for": asdict(wait) | {"statuses": [*wait.statuses]}, "deadline": text},
+            timeout=max(until - SYSTEM_CLOCK.utc_now(), timedelta(0)) + _BACKSTOP if until else None,
+        )
+        raise AssertionError("defer() raises")
+
+    def _where(self) -> str:
+        return f"{type(self).__name__} {self.task_id!r}"
+
+
+async def becomes(client: Client, instance_id: str, ends: Callable[[InstanceState], bool]) -> InstanceState | None:
+    """Read an instance until it is as wanted, for :data:`WORKER_WAIT` at most.
+
+    :param ends: returns whether the state is as wanted.
+    :returns: the state; None: the time is over.
+    :raises InstanceNotFound: if the instance is not in the hub.
+    """
+    from airflow_provider_taskhub.clock import SYSTEM_CLOCK
+
+    until = SYSTEM_CLOCK.monotonic() + WORKER_WAIT.total_seconds()
+    while True:
+        state = await client.get(instance_id, payloads=False)
+        if state is None:
+            raise InstanceNotFound(f"instance {instance_id!r} is not in the hub any more")
+        if ends(state):
+            return state
+        if SYSTEM_CLOCK.monotonic() >= until:
+            return None
+        await SYSTEM_CLOCK.sleep(_PAUSE)
+
+
+def source(context: Context) -> str:
+    """Return the DAG, run and task of a context, for the reason of a request: people must find who has sent it."""
+    task = identity.TaskIdentity.of(context["ti"])
+    index = f"[{task.map_index}]" if task.map_index >= 0 else ""
+    return f"DAG {task.dag_id}, run {task.run_id}, task {task.task_id}{index}"

@@ -1,0 +1,12 @@
+"""The DAGs of dags_examples/ that the tests run in a real Airflow."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+from airflow.sdk import DAG
+
+for name in ("control",):
+    found = runpy.run_path(str(Path(__file__).parents[3] / "dags_examples" / f"{name}.py"))
+    globals().update({one.dag_id: one for one in found.values() if isinstance(one, DAG)})
