@@ -1,17 +1,10 @@
 """Orchestrators that the DAGs in ``control.py`` control: one waits for an event, one fails until a folder is there."""
 
 from pathlib import Path
-from typing import TypedDict
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 
 app = App("control")
-
-
-class Ready(TypedDict):
-    """What the event ``source_ready`` says."""
-
-    day: str
 
 
 @app.activity
@@ -22,7 +15,7 @@ def load(part: str) -> str:
 @app.orchestrator
 async def nightly_load(ctx: OrchestrationContext, tables: list[str]) -> list[str]:
     """Load the tables as soon as the source is ready."""
-    ready = await ctx.wait_for_external_event("source_ready", Ready)
+    ready = await ctx.wait_for_external_event("source_ready", dict)
     return await ctx.when_all([ctx.call_activity(load, f"{table} of {ready['day']}") for table in tables])
 
 
