@@ -17,9 +17,9 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 
 from airflow_provider_taskhub.errors import InputError, InstanceNotFound, InvalidStateError
 from airflow_provider_taskhub.hooks import identity
+from airflow_provider_taskhub.hooks.at_parse import check_name
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
-from airflow_provider_taskhub.operators.at_parse import check_name
 from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, OWNER_KEY, needs_worker
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # exported lazily
 from airflow.sdk.exceptions import AirflowFailException
 
+from airflow_provider_taskhub.hooks.at_parse import check_flag, check_name, check_text, is_template
 from airflow_provider_taskhub.operators.acting import WORKER_WAIT, ActingOperator, NotYet, Wait, becomes, source
 from airflow_provider_taskhub.operators.arguments import evaluated, holds_secret
-from airflow_provider_taskhub.operators.at_parse import check_flag, check_name, check_text, is_template
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -10,9 +10,9 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks import identity
+from airflow_provider_taskhub.hooks.at_parse import check_choice, check_flag, check_text, is_template
 from airflow_provider_taskhub.hooks.deployment import deployment
 from airflow_provider_taskhub.operators.acting import WORKER_WAIT, ActingOperator, NotYet, Wait, source
-from airflow_provider_taskhub.operators.at_parse import check_choice, check_flag, check_text, is_template
 from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers.outcome import log_failure, plain, reason, retryable
 

@@ -13,7 +13,8 @@ from airflow.sdk.execution_time.secrets_masker import mask_secret
 from airflow_provider_taskhub.client.purging import PurgeResult
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import InputError
-from airflow_provider_taskhub.operators import acting, at_parse, control, repair
+from airflow_provider_taskhub.hooks import at_parse
+from airflow_provider_taskhub.operators import acting, control, repair
 from airflow_provider_taskhub.operators.control import (
     TaskHubRaiseEventOperator,
     TaskHubResumeOperator,
