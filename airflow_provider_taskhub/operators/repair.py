@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.errors import InputError, InvalidStateError
 from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hooks.at_parse import check_choice, check_flag, check_text, is_template
 from airflow_provider_taskhub.hooks.deployment import deployment
@@ -60,12 +60,12 @@ class TaskHubRewindOperator(ActingOperator):
 
         state = await client.get(self.instance_id, payloads=False)
         owner = (state.tags or {}).get(OWNER_TAG) if state is not None else None
-        if state is None or state.status is Status.FAILED:
-            if state is not None:
-                await self._take_over(client, context, owner)
-            why = f"{self.reason} ({source(context)})" if self.reason else source(context)
-            state = await client.rewind(self.instance_id, f"from Airflow: {why}")
-            self.log.info("instance %s is rewound", self.instance_id)
+        if state is not None and state.status is Status.FAILED:
+            await self._take_over(client, context, owner)
+        elif context["ti"].try_number == 1:
+            owner = None  # not this task has rewound it: the task that waits for it may end it, and this one may not
+        if state is None or state.status in (Status.FAILED, Status.PENDING):
+            state = await self._rewind(client, context, state)
         elif state.status.is_final and state.status is not Status.COMPLETED:
             raise AirflowException(
                 f"instance {self.instance_id!r} is {state.status}: only a failed instance can be rewound. "
@@ -73,8 +73,6 @@ class TaskHubRewindOperator(ActingOperator):
             )
         else:
             self.log.info("instance %s is %s already: nothing to rewind", self.instance_id, state.status)
-            if self.wait_for_completion and not state.status.is_final:
-                await self._take_over(client, context, owner)
         if not self.wait_for_completion:
             return str(state.status)
         try:
@@ -83,6 +81,22 @@ class TaskHubRewindOperator(ActingOperator):
             raise NotYet(
                 Wait(instance_id=self.instance_id, statuses=(), orchestrator=state.name or "", owner=owner)
             ) from None
+
+    async def _rewind(self, client: Client, context: Context, state: InstanceState | None) -> InstanceState:
+        """Rewind the instance, and return its new state.
+
+        A Pending instance may be one whose rewind was interrupted: then the rewind goes on. Else it is left as it is.
+        """
+        why = f"{self.reason} ({source(context)})" if self.reason else source(context)
+        try:
+            rewound = await client.rewind(self.instance_id, f"from Airflow: {why}")
+        except InvalidStateError:
+            if state is None or state.status.is_final:
+                raise
+            self.log.info("instance %s is %s already: nothing to rewind", self.instance_id, state.status)
+            return state
+        self.log.info("instance %s is rewound", self.instance_id)
+        return rewound
 
     async def _reached(self, client: Client, context: Context, status: str) -> Any:
         state = await client.get(self.instance_id)

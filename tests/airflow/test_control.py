@@ -307,6 +307,13 @@ def test_nobody_waits_for_an_instance_that_is_only_rewound(hub: FakeHub) -> None
     assert not hub.watched
 
 
+def test_what_another_task_waits_for_stays_that_tasks(hub: FakeHub) -> None:
+    hub.put("i", Status.RUNNING, tags={"taskhub.owner": "o"})
+    assert task(TaskHubRewindOperator).start(Ti()).trigger.owner is None
+    assert not hub.watched
+    assert task(TaskHubRewindOperator).start(Ti().next_try()).trigger.owner == "o", "an earlier try has rewound it"
+
+
 def test_what_no_airflow_task_has_started_is_not_ended_by_a_kill(hub: FakeHub) -> None:
     failed(hub)
     assert task(TaskHubRewindOperator).start(Ti()).trigger.owner is None
@@ -318,12 +325,17 @@ def test_a_repeated_rewind_looks_first(hub: FakeHub) -> None:
     one = task(TaskHubRewindOperator)
     for _ in range(2):
         one.start(Ti())
-    assert hub.requests["rewind"] == 1
+    assert len(hub.rewound) == 1
+    hub.half_rewound.add("i")
+    one.start(Ti())
+    assert len(hub.rewound) == 2, "one that was interrupted goes on"
+    hub.put("i", Status.RUNNING)
+    one.start(Ti())
     hub.end("i", 7)
     assert one.run(Ti()) == 7
     failed(hub)
     one.start(Ti())
-    assert hub.requests["rewind"] == 2
+    assert len(hub.rewound) == 3
     hub.end("i", "no", status=Status.TERMINATED)
     with pytest.raises(AirflowException, match=r"is Terminated: only a failed instance can be rewound. Clear the task"):
         one.run(Ti())
