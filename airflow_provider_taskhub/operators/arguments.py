@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks import identity
-from airflow_provider_taskhub.operators.at_parse import check_choice, check_name, is_template
+from airflow_provider_taskhub.hooks.at_parse import check_choice, check_name, is_template
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
