@@ -41,8 +41,10 @@ LOG_LINES = 2_000
 MOST_EARLIER = 200
 """The largest number of attempts of earlier generations that an instance's page lists: the newest ones."""
 _ASSETS = {"page.css": "text/css", "page.js": "text/javascript", "instances.js": "text/javascript",
-           "instance.js": "text/javascript", "timeline.js": "text/javascript", "icon.svg": "image/svg+xml"}  # fmt: skip
-_PAGES = ("instances", "instance")
+           "instance.js": "text/javascript", "timeline.js": "text/javascript", "icon.svg": "image/svg+xml",
+           "dialog.js": "text/javascript", "actions.js": "text/javascript", "partitions.js": "text/javascript",
+           "workers.js": "text/javascript", "quarantine.js": "text/javascript"}  # fmt: skip
+_PAGES = ("instances", "instance", "partitions", "workers", "quarantine")
 _HIDDEN = "(needs the right to read task instances of this DAG)"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "

@@ -205,3 +205,12 @@ def test_an_order_that_is_no_longer_right_is_refused(
 
 def test_a_kick_of_the_owner_that_the_user_saw_is_carried_out(page: Page, full: FakeHub) -> None:
     assert post(page, "partition/kick", {"partition": 0, "epoch": 7})[0] == 200
+
+
+def test_the_three_tabs_are_pages(page: Page, hub: FakeHub) -> None:
+    with page.as_("viewer") as client:
+        for name in ("partitions", "workers", "quarantine"):
+            text = client.get(f"/page/{name}").text
+            assert f"/taskhub/page/assets/{name}.js" in text
+            assert client.get(f"/page/assets/{name}.js").status_code == 200
+        assert client.get("/page/secrets").status_code == 404

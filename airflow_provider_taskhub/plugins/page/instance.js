@@ -1,6 +1,8 @@
 // The page of one instance: its state, its timeline, the details of the selected attempt, and its history.
 
-import { airflowLink, ask, bar, base, duration, el, exactTime, fullTime, instanceHref, pretty, query, refresh, status, taskPath, time, triggererTrouble, trouble, worker } from "./page.js";
+import { airflowLink, ask, bar, base, duration, el, exactTime, fullTime, instanceHref, keepFocus, pretty, query, refresh, status, taskPath, time, triggererTrouble, trouble, worker } from "./page.js";
+import { buttons } from "./actions.js";
+import { told } from "./dialog.js";
 import { colour, draw, workersOf } from "./timeline.js";
 
 const main = document.getElementById("main");
@@ -82,7 +84,7 @@ function show(answer) {
   last = answer;
   bar(answer);
   if (!parts.head.isConnected)
-    main.replaceChildren(parts.head, parts.note, el("h2", {}, "Timeline"), parts.time, el("div", { class: "two" }, parts.detail, parts.history), parts.more);
+    main.replaceChildren(parts.head, told, parts.note, el("h2", {}, "Timeline"), parts.time, el("div", { class: "two" }, parts.detail, parts.history), parts.more);
   paint();
 }
 
@@ -91,9 +93,9 @@ function paint() {
   if (chosen && ![...activities, ...last.earlier].some(isChosen) && chosen.execution !== instance.execution) [chosen, log] = [null, null];
   const live = instance.ended == null;
   document.title = `${instance.id} · TaskHub`;
-  parts.head.replaceChildren(
+  keepFocus(() => parts.head.replaceChildren(
     el("div", { class: "head" }, el("div", {}, el("div", { class: "small mute" }, el("a", { href: `${base}/taskhub/page/instances?${new URLSearchParams({ conn: last.conn })}` }, "Instances"), " ›"),
-      el("h1", { class: "mono", style: "font-size:17px" }, instance.id)), siblings?.length > 1 ? chooser() : null),
+      el("h1", { class: "mono", style: "font-size:17px" }, instance.id)), siblings?.length > 1 ? chooser() : null, buttons(last, again)),
     el("dl", { class: "facts" },
       fact("Status", status(instance.status)),
       fact("Orchestrator", instance.name, instance.version ? el("span", { class: "mute" }, ` version ${instance.version}`) : ""),
@@ -101,7 +103,7 @@ function paint() {
       fact("Activities", counts(tally)),
       fact("Served by", `partition ${served.partition}`, served.owner && live ? el("span", { title: served.owner }, ` · ${worker(served.owner)}`) : "", served.epoch != null && live ? el("span", { class: "mute" }, ` epoch ${served.epoch}${served.draining ? ", moving" : ""}`) : "", live ? standing(served) : ""),
       instance.airflow ? fact("Airflow", airflowLink(taskPath(instance.airflow), `${instance.airflow.dag} ▸ ${instance.airflow.run} ▸ ${instance.airflow.task}${instance.airflow.index >= 0 ? `[${instance.airflow.index}]` : ""}`),
-        el("span", { class: "mute" }, ` generation ${instance.airflow.generation}, started by try ${instance.airflow.try}`)) : null));
+        el("span", { class: "mute" }, ` generation ${instance.airflow.generation}, started by try ${instance.airflow.try}`)) : null)));
   const broken = last.unreadable.length ? [el("div", { class: "note bad" }, el("b", {}, "Some parts of this instance cannot be read. "), "The other parts are shown.",
     el("details", {}, el("summary", { class: "small" }, `parts that cannot be read (${last.unreadable.length})`), el("pre", {}, last.unreadable.join("\n"))))] : [];
   const alone = last.triggerer ? [el("div", { class: "note" }, last.triggerer)] : [];
@@ -246,7 +248,7 @@ function paintMore(instance) {
     el("dl", { class: "pairs", style: "margin-top:8px" }, ...tags.flatMap(([name, value]) => [el("dt", { class: "mono" }, name), el("dd", { class: "mono" }, value)])))] : []));
 }
 
-refresh(load, show, (error) => {
+const again = refresh(load, show, (error) => {
   if (last && (!error.code || error.code >= 500)) return false;
   main.replaceChildren(trouble(error));
   return error.code === 404 && Boolean(query.get("id"));

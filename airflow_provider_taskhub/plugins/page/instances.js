@@ -1,6 +1,6 @@
 // The list of instances. Running and failed instances come first. The counts by status are buttons that filter the list.
 
-import { airflowLink, ask, bar, base, duration, el, instanceHref, query, refresh, runPath, status, time, triggererTrouble, trouble } from "./page.js";
+import { airflowLink, ask, bar, chip, duration, el, ghosts, instanceHref, keepFocus, query, refresh, runPath, status, time, triggererTrouble, trouble } from "./page.js";
 
 const STATUSES = ["Running", "Pending", "Suspended", "Failed", "Completed", "Terminated"];
 const WINDOWS = [["hour", "last hour"], ["day", "last 24 hours"], ["week", "last 7 days"], ["month", "last 31 days"], ["all", "all time"]];
@@ -15,7 +15,7 @@ const chips = el("div", { class: "chips", style: "margin:0", role: "group", "ari
 const search = el("input", { type: "search", placeholder: "Id, name or tag=value", value: filter.text, "aria-label": "Filter by id, name or tag" });
 const since = el("select", { "aria-label": "Started" }, WINDOWS.map(([value, text]) => el("option", { value, selected: value === filter.window }, text)));
 const hubs = el("select", { "aria-label": "Hub", hidden: true });
-const body = el("tbody", {}, ghosts());
+const body = el("tbody", {}, ghosts(8, [60, 260, 110, 60, 50, 130, 160]));
 const table = el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {},
   ...["Status", "Instance and its Airflow run", "Orchestrator", "Started"].map((text) => el("th", {}, text)),
   el("th", { class: "n" }, "Duration"), el("th", {}, "Activities"), el("th", {}, "Now"))), body));
@@ -23,10 +23,6 @@ const foot = el("div", { class: "foot" });
 const notes = el("div");
 main.replaceChildren(el("div", { class: "head", style: "margin:0" }, el("h1", {}, "Instances")),
   el("div", { class: "chips" }, chips, el("span", { class: "space" }), search, since, hubs), notes, table, foot);
-
-function ghosts() {
-  return Array.from({ length: 8 }, () => el("tr", { class: "ghost" }, [60, 260, 110, 60, 50, 130, 160].map((width) => el("td", {}, el("i", { style: `width:${width}px` })))));
-}
 
 function change(values) {
   Object.assign(filter, { offset: 0 }, values);
@@ -39,11 +35,11 @@ function show(answer) {
   if (answer.asked !== JSON.stringify(filter)) { again(); return; }
   bar(answer);
   const all = Object.values(answer.counts).reduce((sum, count) => sum + count, 0);
-  chips.replaceChildren(chip("All", "", all), ...STATUSES.filter((name) => answer.counts[name] || ["Running", "Failed", "Completed"].includes(name) || name === filter.status)
-    .map((name) => chip(name, name, answer.counts[name] ?? 0)));
+  keepFocus(() => chips.replaceChildren(statusChip("All", "", all), ...STATUSES.filter((name) => answer.counts[name] || ["Running", "Failed", "Completed"].includes(name) || name === filter.status)
+    .map((name) => statusChip(name, name, answer.counts[name] ?? 0))));
   notes.replaceChildren(...(answer.triggerer ? [el("div", { class: "note" }, answer.triggerer)] : []), ...(answer.capped ? [el("div", { class: "note" }, "This time has more than 5,000 instances: only 5,000 of them are counted and shown. Choose a shorter time.")] : []));
   const narrowed = filter.text || filter.status || filter.window !== "all";
-  body.replaceChildren(...answer.rows.map((row) => line(row, answer)));
+  keepFocus(() => body.replaceChildren(...answer.rows.map((row) => line(row, answer))));
   table.hidden = !answer.rows.length;
   if (!answer.rows.length) {
     foot.replaceChildren(el("div", { class: "empty", style: "flex:1" },
@@ -58,15 +54,13 @@ function show(answer) {
     el("button", { disabled: last >= answer.total, onclick: () => change({ offset: filter.offset + LIMIT }) }, "Next ›")));
 }
 
-function chip(text, value, count) {
-  return el("button", { class: "chip", "aria-pressed": String(filter.status === value), onclick: () => change({ status: value }) }, text, " ", el("b", {}, count.toLocaleString("en")));
-}
+const statusChip = (text, value, count) => chip(text, count, filter.status === value, () => change({ status: value }));
 
 function line(row, answer) {
   const quiet = row.status !== "Failed" && !row.fault;
   return el("tr", {},
     el("td", {}, status(row.status)),
-    el("td", { class: "id" }, el("a", { class: "mono", href: instanceHref(row.id, answer.conn) }, row.id), " ",
+    el("td", { class: "id" }, el("a", { class: "mono", href: instanceHref(row.id, answer.conn), "data-key": `instance ${row.id}` }, row.id), " ",
       row.airflow ? el("span", { class: "small", style: "white-space:nowrap" }, airflowLink(runPath(row.airflow), "↗ run")) : ""),
     el("td", {}, row.name), el("td", {}, time(row.created)),
     el("td", { class: "n" }, row.created == null || row.status === "Pending" ? "" : duration((row.ended ?? answer.time) - row.created)),

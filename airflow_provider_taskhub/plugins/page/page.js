@@ -25,6 +25,22 @@ export function svg(tag, attributes = {}, ...children) {
 
 export const status = (name) => el("span", { class: `s ${KIND[name] ?? ""}` }, el("i", { "aria-hidden": "true" }), name);
 
+export function chip(text, count, pressed, onclick) {
+  return el("button", { class: "chip", "aria-pressed": String(pressed), "data-key": `chip ${text}`, onclick }, text, " ", el("b", {}, count.toLocaleString("en")));
+}
+
+/** Rows of a table that has no data yet. */
+export function ghosts(rows, widths) {
+  return Array.from({ length: rows }, () => el("tr", { class: "ghost" }, widths.map((width) => el("td", {}, el("i", { style: `width:${width}px` })))));
+}
+
+/** Draw again, and give the focus back to the element with the same data-key, so that the keyboard can be used. */
+export function keepFocus(draw) {
+  const key = document.activeElement?.dataset?.key;
+  draw();
+  if (key && document.activeElement?.dataset?.key !== key) document.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
+}
+
 // --- times, in the time zone of the browser
 
 const clock = new Intl.DateTimeFormat("sv-SE", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
@@ -67,14 +83,28 @@ export class Refused extends Error {
   constructor(code, text) { super(text); this.code = code; }
 }
 
-export async function ask(path, parameters = {}) {
+export function ask(path, parameters = {}) {
   const url = new URL(`${base}/taskhub/api/${path}`, location.origin);
   for (const [name, value] of Object.entries(parameters)) if (value !== "" && value != null) url.searchParams.set(name, value);
-  const answer = await fetch(url, { headers: { Accept: "application/json" } });
+  return answerOf(url, {});
+}
+
+/** Send an order. The server takes orders only as JSON, because other web sites cannot send JSON in the user's name. */
+export function send(path, order) {
+  return answerOf(`${base}/taskhub/api/${path}`, { method: "POST", body: JSON.stringify(order) }, { "Content-Type": "application/json" });
+}
+
+async function answerOf(url, request, headers = {}) {
+  const answer = await fetch(url, { ...request, headers: { Accept: "application/json", ...headers } });
   if (answer.ok) return answer.json();
   let text = "";
   try { const { detail } = await answer.json(); text = typeof detail === "string" ? detail : JSON.stringify(detail); } catch { /* no JSON */ }
   throw new Refused(answer.status, text || answer.statusText);
+}
+
+/** Keep the filters of a page in its address, without those that have no value. */
+export function keepQuery(filter) {
+  history.replaceState({}, "", `${location.pathname}?${new URLSearchParams(Object.entries(filter).filter(([, value]) => value))}`);
 }
 
 let health = { asked: -Infinity, text: "" };
@@ -124,6 +154,7 @@ export function refresh(load, show, failed) {
 
 // --- the bar on top
 
+const TABS = [["instances", "Instances"], ["partitions", "Partitions"], ["workers", "Workers"], ["quarantine", "Quarantine"]];
 let updated = 0, place = null, wrong = null;
 
 export function bar(answer) {
@@ -138,8 +169,10 @@ function paint() {
   const where = place && [" hub ", el("b", {}, place.hub), ` · ${place.place} · `];
   const age = Math.round((Date.now() - updated) / 1000);
   const when = wrong ? el("span", { class: "stale", title: wrong.message }, `no answer for ${age} s`) : `updated ${age < 2 ? "now" : `${age} s ago`}`;
-  const list = el("a", { href: `${base}/taskhub/page/instances${place?.conn ? `?conn=${encodeURIComponent(place.conn)}` : ""}`, class: location.pathname.endsWith("/instances") ? "here" : "" }, "Instances");
-  document.getElementById("bar").replaceChildren(list, el("span", { class: "hub" }, ...(where ?? []), place ? when : ""));
+  const of = place?.conn ? `?conn=${encodeURIComponent(place.conn)}` : "";
+  const here = location.pathname.replace(/.*\//, "");
+  const tabs = TABS.map(([page, name]) => el("a", { href: `${base}/taskhub/page/${page}${of}`, "data-key": `tab ${page}`, class: page === here ? "here" : "", "aria-current": page === here ? "page" : null }, name));
+  keepFocus(() => document.getElementById("bar").replaceChildren(el("nav", { "aria-label": "TaskHub" }, tabs), el("span", { class: "hub" }, ...(where ?? []), place ? when : "")));
 }
 setInterval(() => { if (place) paint(); }, 1000);
 paint();

@@ -1,0 +1,39 @@
+// The buttons of an instance, and what each of them says before it does something.
+
+import { askFirst, REASON, tell } from "./dialog.js";
+import { base, el, instanceHref, send } from "./page.js";
+
+const NO_TASK = "No Airflow task waits for this instance any more. To let the DAG go on, clear the task in Airflow instead.";
+const ACTIONS = {
+  "raise-event": { name: "Raise event…", button: "Send the event", fields: [{ name: "name", label: "Name of the event", kind: "text", required: true }, { name: "data", label: "Data: a JSON value, or nothing", kind: "json" }],
+    says: () => ["The orchestrator receives the event now, or when it waits for it."] },
+  suspend: { name: "Suspend…", button: "Suspend", fields: [REASON],
+    says: (task) => ["The orchestrator does not run before somebody resumes the instance. Running activities continue.", task && "The Airflow task goes on waiting, and its time limits go on."] },
+  resume: { name: "Resume…", button: "Resume", fields: [REASON], says: () => ["The instance goes on, with everything that arrived while it was suspended."] },
+  terminate: { name: "Terminate…", button: "Terminate", danger: true, fields: [REASON],
+    says: (task) => ["The instance and its children end now, and so do their activities.",
+      task && "The Airflow task that waits for it fails. If the task has retries left, a retry starts the instance again: to end it for good, mark the task failed in Airflow."] },
+  rewind: { name: "Rewind…", button: "Rewind", fields: [REASON], says: (task) => ["The instance goes on from before its failure: what failed runs again, what completed does not.", task && NO_TASK] },
+  restart: { name: "Restart…", button: "Restart", fields: [{ name: "new_id", label: "with a new id: keep this instance and its history", kind: "check" }],
+    says: (task) => ["The orchestrator starts again from the beginning, with the same input, version and tags. Without a new id, the history and the result of this run are replaced.", task && NO_TASK] },
+  purge: { name: "Purge…", button: "Delete", danger: true,
+    says: (task) => ["The instance is deleted with its history, payloads, activity records and logs. Its children stay. This cannot be undone.",
+      task && "If its Airflow task is retried later, the retry starts from the beginning."] },
+};
+
+/** Return the buttons for the actions that the server names. `again` loads the data of the page. */
+export function buttons({ instance, actions, conn }, again) {
+  const order = { id: instance.id, conn, execution: instance.execution, status: instance.status };
+  const done = (action) => (answer) => {
+    if (action === "purge") { location.href = `${base}/taskhub/page/instances?${new URLSearchParams({ conn })}`; return; }
+    if (answer.id !== instance.id) { location.href = instanceHref(answer.id, conn); return; }
+    tell(answer.text);
+    again();
+  };
+  return el("div", { class: "actions" }, actions.map((action) => {
+    const { name, button, fields, says, danger } = ACTIONS[action];
+    return el("button", { class: danger ? "danger" : "", "data-key": action, onclick: () => askFirst({
+      title: `${name.replace("…", "")}: ${instance.id}`, says: says(instance.airflow), fields, button, danger,
+      act: (values) => send(`instance/${action}`, { ...order, ...values }), done: done(action) }) }, name);
+  }));
+}
