@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ from tests.airflow.fake import NOW, FakeHub
 from tests.airflow.test_page_actions import TAGS, audit_log, entries
 from tests.airflow.test_page_actions import page as app
 from tests.airflow.test_page_tabs import full
+from tests.browser.conftest import PICTURES
 
 __all__ = ["app", "audit_log", "entries", "full", "hub"]  # the fixtures
 
@@ -24,8 +26,8 @@ Open = Callable[..., Page]
 
 
 @pytest.fixture
-def shown(browser: Browser, app: Any) -> Iterator[Open]:
-    """Open a page as a user of some role. Everything but the page's application answers 404."""
+def shown(browser: Browser, app: Any, request: pytest.FixtureRequest) -> Iterator[Open]:
+    """Open a page as a user of some role. Everything but the application of the page answers 404."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, locale="en-GB")
     complaints: list[str] = []
 
@@ -33,13 +35,13 @@ def shown(browser: Browser, app: Any) -> Iterator[Open]:
         client = app.as_(role)
 
         def answer(route: Route) -> None:
-            parts, request = urlsplit(route.request.url), route.request
+            parts, sent = urlsplit(route.request.url), route.request
             if not parts.path.startswith("/taskhub/"):
                 route.fulfill(status=404, json={"detail": "not here"})
                 return
             address = parts.path.removeprefix("/taskhub") + (f"?{parts.query}" if parts.query else "")
-            headers = {name: value for name, value in request.headers.items() if name in ("content-type", "accept")}
-            got = client.request(request.method, address, content=request.post_data_buffer, headers=headers)
+            headers = {name: value for name, value in sent.headers.items() if name in ("content-type", "accept")}
+            got = client.request(sent.method, address, content=sent.post_data_buffer, headers=headers)
             route.fulfill(status=got.status_code, body=got.content, headers=dict(got.headers))
 
         page = context.new_page()
@@ -51,6 +53,9 @@ def shown(browser: Browser, app: Any) -> Iterator[Open]:
         return page
 
     yield open_page
+    if PICTURES:
+        Path(PICTURES).mkdir(parents=True, exist_ok=True)
+        context.pages[-1].screenshot(path=f"{PICTURES}/{request.node.name}.png")
     context.close()
     assert complaints == [], "errors of scripts"
 

@@ -12,7 +12,7 @@ export function askFirst({ title, says, fields = [], button, danger = false, act
   const go = el("button", { type: "submit", class: danger ? "danger" : "primary" }, button);
   const cancel = el("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
   const form = el("form", { onsubmit: (event) => { event.preventDefault(); send(); } },
-    el("h1", { id: "asked" }, title), says.filter(Boolean).map((text) => el("p", {}, text)),
+    el("h2", { id: "asked", class: "code" }, title), says.filter(Boolean).map((text) => el("p", {}, text)),
     inputs.map(({ label, kind, input }) => el("label", { class: kind }, kind === "check" ? [input, " ", label] : [label, input])),
     error, el("div", { class: "buttons" }, cancel, go));
   const dialog = el("dialog", { "aria-labelledby": "asked" }, form);
