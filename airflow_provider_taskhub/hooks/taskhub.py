@@ -100,7 +100,7 @@ class TaskHubHook(BaseHook):  # type: ignore[misc]  # Airflow is not followed by
             async with open_client(settings, create=create and settings.embedded) as client:
                 return await use(client)
 
-        return _run(call)
+        return run_async(call)
 
     def test_connection(self) -> tuple[bool, str]:
         """Return whether the hub answers, and a text about the hub or about the error.
@@ -243,7 +243,7 @@ async def _describe(client: Client) -> str:
     return f"Hub with {info.partitions} partitions, served by {', '.join(live) if live else 'no worker now'}."
 
 
-def _run(call: Callable[[], Awaitable[R]]) -> R:
+def run_async(call: Callable[[], Awaitable[R]]) -> R:
     """Call ``asyncio.run``. If this thread already runs an event loop, as in a notebook, use another thread."""
 
     async def main() -> R:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks import identity
-from airflow_provider_taskhub.hooks.at_parse import check_choice, check_name, is_template
+from airflow_provider_taskhub.hooks.at_parse import check_choice, check_flag, check_name, is_template
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -114,6 +114,39 @@ def check_at_parse(where: str, **given: Any) -> None:
         raise InputError(f"{where}: {error}") from None
     check_choice(where, "on_retry", given["on_retry"], list(OnRetry))
     check_duration(where, "no_worker_timeout", given["no_worker_timeout"])
+    check_duration(where, "poll_interval", given["poll_interval"])
+    if given["poll_interval"] is not None and not seconds(given["poll_interval"]):
+        raise InputError(f"{where}: poll_interval is {given['poll_interval']!r}: give more than 0 seconds")
+    check_flag(where, "wait_for_completion", given["wait_for_completion"])
+    check_flag(where, "deferrable", given["deferrable"])
+    if not is_template(given["start_at"]):
+        try:
+            moment(given["start_at"])
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+
+
+def moment(start_at: Any) -> datetime | None:
+    """Return the time of the parameter ``start_at``; None: no time is given.
+
+    :param start_at: a datetime, or a text in ISO 8601 as a template renders it. A time without a zone is UTC.
+    :raises InputError: if it is another value, or a time that the hub cannot store.
+    """
+    from airflow_provider_taskhub.codec import Timestamp
+    from airflow_provider_taskhub.engine.validation import check_time
+
+    if start_at is None or start_at in ("", "None"):  # Jinja renders None as "None"
+        return None
+    try:
+        time = datetime.fromisoformat(start_at) if isinstance(start_at, str) else start_at
+        if not isinstance(time, datetime):
+            raise ValueError
+    except ValueError:
+        raise InputError(
+            f"start_at is {start_at!r}: give a datetime, or a text such as '2026-01-31T06:00:00+00:00'"
+        ) from None
+    check_time(Timestamp.from_datetime(time), f"start_at {time}")
+    return time
 
 
 def check_duration(where: str, parameter: str, value: Any) -> None:

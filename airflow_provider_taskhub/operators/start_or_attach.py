@@ -32,9 +32,11 @@ from airflow_provider_taskhub.operators.reactions import (
     difference,
     found,
 )
-from airflow_provider_taskhub.tags import OWNER_TAG
+from airflow_provider_taskhub.tags import OWNER_TAG, WATCH_TAG
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from airflow_provider_taskhub.client import Client
     from airflow_provider_taskhub.hub.model import InstanceState
     from airflow_provider_taskhub.hub.watches import Watch
@@ -84,6 +86,9 @@ class StartRequest:
     :param deployment: the name of this Airflow deployment, from
         :func:`airflow_provider_taskhub.hooks.deployment.deployment`.
     :param on_retry: what to do with an instance of this task that has ended without a result.
+    :param start_at: the instance does not begin before this time; None: it begins at once.
+    :param waits: False: the task ends when the instance is started. Then nothing may terminate the instance because the
+        task has ended, so the instance gets no watch row.
     """
 
     task: TaskIdentity
@@ -94,6 +99,8 @@ class StartRequest:
     tags: Mapping[str, str]
     deployment: str
     on_retry: OnRetry = OnRetry.REWIND
+    start_at: datetime | None = None
+    waits: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +210,9 @@ async def _react(
     if reaction is StartDecision.TERMINATE_AND_REPLACE:
         notes.append(await _terminate(client, instance_id))
     starts = reaction in STARTS
-    if reaction is not StartDecision.RETURN:  # before the start, so that the sweep knows each started instance
+    if not request.waits:
+        await _unwatch(client, request, instance_id)
+    elif reaction is not StartDecision.RETURN:  # before the start, so that the sweep knows each started instance
         tags = {} if starts or state is None else state.tags or {}
         await client.watches.add(_watch(request, instance_id, generation, owner=tags.get(OWNER_TAG, task.owner)))
     if starts:
@@ -258,15 +267,27 @@ def _watch(request: StartRequest, instance_id: str, generation: int, *, owner: s
     )
 
 
+async def _unwatch(client: Client, request: StartRequest, instance_id: str) -> None:
+    """Delete the watch row of an earlier try, if the DAG was changed to ``wait_for_completion=False`` in between."""
+    if request.task.try_number > 1:
+        for watch in await client.watches.of(request.deployment):
+            if watch.instance_id == instance_id:
+                await client.watches.remove(watch)
+
+
 async def _start(
     client: Client, request: StartRequest, instance_id: str, generation: int, policy: Any
 ) -> InstanceState:
+    tags = {**request.tags, **request.task.tags(generation)}
+    if not request.waits:
+        del tags[WATCH_TAG]  # with this tag, the end of the instance would leave a hint that nobody reads
     return await client.start(
         request.orchestrator,
         request.input,
         instance_id=instance_id,
         version=request.version,
-        tags={**request.tags, **request.task.tags(generation)},
+        tags=tags,
+        start_at=request.start_at,
         policy=policy,
     )
 

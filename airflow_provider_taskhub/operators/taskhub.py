@@ -4,14 +4,17 @@
 orchestration runs. A successful task ends in the triggerer if nothing in it needs an Airflow worker. The operator has
 no ``on_kill``, because Airflow also calls ``on_kill`` when it only shuts a worker down. The trigger's ``on_kill`` first
 checks whether a user has killed the task.
+
+The module has more than 400 lines, because Airflow reads the parameters, their description and its methods from one
+class.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.sdk import NEVER_EXPIRE, BaseOperator  # type: ignore[attr-defined]  # exported lazily
 from airflow.sdk.exceptions import (
@@ -21,6 +24,7 @@ from airflow.sdk.exceptions import (
     TaskDeferralTimeout,
 )
 
+from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hooks.deployment import deployment, swept_connections
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
@@ -29,6 +33,7 @@ from airflow_provider_taskhub.operators.arguments import (
     check_at_parse,
     date_tags,
     evaluated,
+    moment,
     orchestrator_name,
     problems,
     seconds,
@@ -36,6 +41,7 @@ from airflow_provider_taskhub.operators.arguments import (
 from airflow_provider_taskhub.operators.reactions import REACTION_TEXTS, FoundInstance, OnRetry, found
 from airflow_provider_taskhub.operators.short_wait import ends_soon, log_progress
 from airflow_provider_taskhub.operators.start_or_attach import Counter, Launched, StartRequest, Taken, launch
+from airflow_provider_taskhub.operators.worker_wait import default_deferrable, wait_in_worker
 from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, terminate_owned
 from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, OWNER_KEY, needs_worker
@@ -86,10 +92,26 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         another orchestrator, version or input; the task's log then says why. ``"restart"``: the instance starts from
         its beginning. ``"attach"``: the retry starts nothing. It takes the result or the error of the instance, which
         somebody can rewind in the meantime.
+    :param wait_for_completion: False: the task ends when the instance is started. Its XCom is the instance id. Nothing
+        in Airflow terminates the instance then, except a clear of the task.
+    :param deferrable: True: the task waits in the triggerer and holds no worker slot. False: it waits in its Airflow
+        worker. None: the option ``[operators] default_deferrable`` if it is set, else True.
+    :param poll_interval: a timedelta, or seconds: how often a wait in the Airflow worker asks the hub. None: every 1 s
+        on SQLite and every 3 s on Azure, as triggerers do.
+    :param start_at: the instance does not begin before this time: a datetime, or a text in ISO 8601. A time without a
+        zone is UTC. Templated. None: the instance begins at once.
     :raises InputError: if an argument that is no template is wrong.
     """
 
-    template_fields: Sequence[str] = ("orchestrator", "input", "taskhub_conn_id", "instance_id", "version", "tags")
+    template_fields: Sequence[str] = (
+        "orchestrator",
+        "input",
+        "taskhub_conn_id",
+        "instance_id",
+        "version",
+        "tags",
+        "start_at",
+    )
     template_fields_renderers = {"input": "json", "tags": "json"}  # noqa: RUF012  # as Airflow declares it
     operator_extra_links = (TaskHubInstanceLink(),)
     ui_color = "#dbeafe"
@@ -105,6 +127,10 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         tags: Mapping[str, str] | None = None,
         no_worker_timeout: timedelta | float | None = None,
         on_retry: Literal["rewind", "restart", "attach"] = "rewind",
+        wait_for_completion: bool = True,
+        deferrable: bool | None = None,
+        poll_interval: timedelta | float | None = None,
+        start_at: datetime | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -117,6 +143,10 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         self.tags = tags
         self.no_worker_timeout = no_worker_timeout
         self.on_retry = on_retry
+        self.wait_for_completion = wait_for_completion
+        self.deferrable = default_deferrable() if deferrable is None else deferrable
+        self.poll_interval = poll_interval
+        self.start_at = start_at
         check_at_parse(
             where,
             orchestrator=self.orchestrator,
@@ -127,6 +157,10 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             tags=tags,
             no_worker_timeout=no_worker_timeout,
             on_retry=on_retry,
+            wait_for_completion=wait_for_completion,
+            deferrable=self.deferrable,
+            poll_interval=poll_interval,
+            start_at=start_at,
         )
 
     def execute(self, context: Context) -> Any:
@@ -154,6 +188,8 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
                 self.log.warning(note)
             self.log.info("instance %s %s", launched.instance_id, REACTION_TEXTS[launched.reaction])
             ti.xcom_push(key=INSTANCE_KEY, value=launched.instance_id)
+            if not self.wait_for_completion:
+                return launched, None
             if not await ends_soon(client, launched.instance_id, deadline):
                 return launched, None
             await log_progress(client, launched.instance_id, self.orchestrator, self.log)
@@ -161,14 +197,18 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
 
         try:
             launched, state = self._hook().run(use, create=True)
+            if self.wait_for_completion and not self.deferrable and state is None:
+                return self._wait(context, launched.instance_id, launched.owner, deadline)
         except Taken as error:
             raise AirflowException(str(error)) from error
         except AirflowTaskTimeout:  # Airflow raises this error at the timeout, whatever code is running
             raise AirflowTaskTimeout(self._overdue(request, generation)) from None
+        if not self.wait_for_completion:
+            return launched.instance_id
         if state is not None:
-            return self._result(state, launched.instance_id, deadline)
+            return self._result(context, state, launched.instance_id, deadline)
         ti.xcom_push(key=OWNER_KEY, value=launched.owner)
-        return self._wait(launched.instance_id, launched.owner, deadline)
+        return self._wait(context, launched.instance_id, launched.owner, deadline)
 
     def execute_complete(
         self,
@@ -191,7 +231,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         until = Timestamp.parse(deadline) if deadline else self._deadline()
         if waits_for is not None and [instance_id, event["owner"]] != [*waits_for]:
             self.log.info("the trigger of another wait (for %s) resumed this task: waiting again", instance_id)
-            self._wait(waits_for[0], waits_for[1], until)
+            return self._wait(context, waits_for[0], waits_for[1], until)
         if why == "timeout":
             self._terminate(instance_id, event["owner"], EXECUTION_TIMEOUT)  # the trigger may have failed to do so
             raise AirflowTaskTimeout(f"{self._named(instance_id)}: {event['message']}")
@@ -200,7 +240,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         if why != "reached":
             raise AirflowException(f"{self._named(instance_id)}: {event['message']}")
         state = self._hook().run(lambda client: self._ended(client, instance_id))
-        return self._result(state, instance_id, until)
+        return self._result(context, state, instance_id, until)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Resume the task as Airflow does. If the deferral timed out, first terminate the instance.
@@ -228,6 +268,10 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         problem = next(problems(self.orchestrator, given, self.instance_id, self.version or "", self.tags or {}), None)
         if problem is not None:
             raise AirflowFailException(problem)
+        try:
+            start_at = moment(self.start_at)
+        except InputError as error:
+            raise AirflowFailException(str(error)) from None
         return StartRequest(
             task=identity.TaskIdentity.of(context["ti"]),
             orchestrator=self.orchestrator,
@@ -237,6 +281,8 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             tags={**(self.tags or {}), **date_tags(context)},
             deployment=deployment(),
             on_retry=OnRetry(self.on_retry),
+            start_at=start_at,
+            waits=self.wait_for_completion,
         )
 
     def _deadline(self) -> Timestamp | None:
@@ -245,10 +291,17 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
 
         return SYSTEM_CLOCK.utc_now() + self.execution_timeout if self.execution_timeout else None
 
-    def _wait(self, instance_id: str, owner: str, deadline: Timestamp | None) -> NoReturn:
+    def _wait(self, context: Context, instance_id: str, owner: str, deadline: Timestamp | None) -> Any:
+        """Defer the task until the instance has ended. With ``deferrable=False``, wait here and return the output."""
         from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 
         text = deadline.text() if deadline else None
+        if not self.deferrable:
+            self.log.info("this Airflow worker waits for instance %s, because deferrable is False", instance_id)
+            here = self._trigger(instance_id, owner, None)  # Airflow itself interrupts this wait at the deadline
+            pause = seconds(self.poll_interval)
+            here.interval = timedelta(seconds=pause) if pause else None
+            return self.execute_complete(context, wait_in_worker(here), [instance_id, owner], text)
         self.log.info("a triggerer now waits for instance %s: one must run (airflow triggerer)", instance_id)
         if self.taskhub_conn_id not in swept_connections():
             self.log.info(
@@ -257,21 +310,24 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
                 self.taskhub_conn_id,
             )
         self.defer(
-            trigger=TaskHubTrigger(
-                instance_id=instance_id,
-                taskhub_conn_id=self.taskhub_conn_id,
-                orchestrator=self.orchestrator,
-                owner=owner,
-                deadline=text,
-                no_worker_timeout=seconds(self.no_worker_timeout),
-                end_from_trigger=not needs_worker(self),
-                push_output=self.do_xcom_push,
-            ),
+            trigger=self._trigger(instance_id, owner, text),
             method_name="execute_complete",
             kwargs={"waits_for": [instance_id, owner], "deadline": text},
             timeout=max(deadline - SYSTEM_CLOCK.utc_now(), timedelta(0)) + _BACKSTOP if deadline else None,
         )
         raise AssertionError("defer() raises")
+
+    def _trigger(self, instance_id: str, owner: str, deadline: str | None) -> TaskHubTrigger:
+        return TaskHubTrigger(
+            instance_id=instance_id,
+            taskhub_conn_id=self.taskhub_conn_id,
+            orchestrator=self.orchestrator,
+            owner=owner,
+            deadline=deadline,
+            no_worker_timeout=seconds(self.no_worker_timeout),
+            end_from_trigger=self.deferrable and not needs_worker(self),
+            push_output=self.do_xcom_push,
+        )
 
     def _overdue(self, request: StartRequest, generation: int | None) -> str:
         """Terminate the instance of this try, because the time limit was over before the task could defer.
@@ -311,14 +367,16 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         await client.watches.forget([instance_id])
         return state
 
-    def _result(self, state: InstanceState | None, instance_id: str, deadline: Timestamp | None) -> Any:
+    def _result(
+        self, context: Context, state: InstanceState | None, instance_id: str, deadline: Timestamp | None
+    ) -> Any:
         from airflow_provider_taskhub.engine.events import Status
         from airflow_provider_taskhub.triggers.outcome import plain, reason, retryable
 
         if state is None:
             raise AirflowException(f"{self._named(instance_id)} is not in the hub any more")
         if not state.status.is_final:  # another client has started the instance again after the trigger's event
-            self._wait(instance_id, (state.tags or {}).get(OWNER_TAG, ""), deadline)
+            return self._wait(context, instance_id, (state.tags or {}).get(OWNER_TAG, ""), deadline)
         if state.status is Status.COMPLETED:
             return plain(state.output)
         text = f"{self._named(instance_id)} {state.status.lower()}: {reason(state)}"

@@ -87,6 +87,9 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
     """
 
     clock: Clock = SYSTEM_CLOCK
+    interval: timedelta | None = None
+    """The pause between two polls of the hub; None: 1 s on SQLite, 3 s on Azure. Only a wait in an Airflow worker sets
+    it, because all waits of a triggerer share one watcher."""
 
     def __init__(
         self,
@@ -220,7 +223,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
 
         self.log.info("waiting for %s in hub %s (%s)", self.instance_id, settings.hub, served_at(settings))
         place = settings.hub, settings.secret
-        interval = _EMBEDDED_INTERVAL if settings.embedded else _AZURE_INTERVAL
+        interval = self.interval or (_EMBEDDED_INTERVAL if settings.embedded else _AZURE_INTERVAL)
         watcher = watcher_of(
             place, lambda: open_client(settings), interval=interval, clock=self.clock, sweep=self._sweep
         )

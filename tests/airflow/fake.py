@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -172,6 +172,7 @@ class FakeClient(Fake):
         instance_id: str,
         version: str = "",
         tags: Mapping[str, str] | None = None,
+        start_at: datetime | None = None,
         policy: StartPolicy = StartPolicy.REFUSE,
     ) -> InstanceState:
         hub = self._count("start")
@@ -182,7 +183,13 @@ class FakeClient(Fake):
         if old is not None and (policy is StartPolicy.REFUSE or not old.status.is_final):
             raise InstanceExists(instance_id)
         return hub.put(
-            instance_id, Status.PENDING, name=orchestrator, input=dumps(input), version=version, tags=dict(tags or {})
+            instance_id,
+            Status.PENDING,
+            name=orchestrator,
+            input=dumps(input),
+            version=version,
+            tags=dict(tags or {}),
+            scheduled_start=Timestamp.from_datetime(start_at) if start_at else None,
         )
 
     async def get(self, instance_id: str, *, payloads: bool = True) -> InstanceState | None:

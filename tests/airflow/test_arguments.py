@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import runpy
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,13 @@ def test_an_orchestrator_is_a_function_or_a_name(orchestrator: Any, name: str) -
         ({"no_worker_timeout": float("nan")}, "no_worker_timeout is nan: give a timedelta"),
         ({"on_retry": "again"}, "on_retry is 'again': choose from rewind, restart, attach"),
         ({"on_retry": None}, "on_retry is None: choose from"),
+        ({"poll_interval": 0}, "poll_interval is 0: give more than 0 seconds"),
+        ({"poll_interval": "1"}, "poll_interval is '1': give a timedelta"),
+        ({"wait_for_completion": "no"}, "wait_for_completion is 'no': give True or False"),
+        ({"deferrable": 1}, "deferrable is 1: give True or False"),
+        ({"start_at": "tomorrow"}, "start_at is 'tomorrow': give a datetime, or a text such as '2026-01-31T06:00"),
+        ({"start_at": 5}, "start_at is 5: give a datetime"),
+        ({"start_at": datetime(1500, 1, 1, tzinfo=UTC)}, "is out of range: give a time in the years 1601 to 9999"),
     ],
 )
 def test_a_wrong_argument_is_refused_at_parse(given: dict[str, Any], says: str) -> None:
@@ -92,6 +99,7 @@ def test_templates_and_outputs_of_tasks_are_left_to_the_task() -> None:
             "tags": {"team": "{{ params.team }}"},
             "taskhub_conn_id": "{{ params.conn }}",
             "no_worker_timeout": timedelta(minutes=1),
+            "start_at": "{{ data_interval_end }}",
         }
         assert operator(**given).input == given["input"]
         assert operator(task_id="u", input=numbers()).task_id == "u"

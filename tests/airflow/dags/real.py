@@ -68,6 +68,20 @@ for name, more in {
 with DAG("told_again", schedule=None, default_args=AT_ONCE):
     TaskHubOperator(task_id="hub", orchestrator="told", retries=1)
 
+with DAG("in_worker", schedule=None, default_args=AT_ONCE):
+    TaskHubOperator(task_id="hub", orchestrator="pause", input=4, deferrable=False, poll_interval=0.5)
+
+with DAG("in_worker_late", schedule=None, default_args=AT_ONCE):
+    TaskHubOperator(task_id="hub", orchestrator="waits", deferrable=False, execution_timeout=timedelta(seconds=5))
+
+with DAG("not_waiting", schedule=None, default_args=AT_ONCE):
+    TaskHubOperator(
+        task_id="hub",
+        orchestrator="told",
+        wait_for_completion=False,
+        start_at="{{ dag_run.run_after + macros.timedelta(seconds=8) }}",
+    )
+
 with DAG("refuses", schedule=None, default_args=AT_ONCE):
     TaskHubOperator(task_id="hub", orchestrator="refuses", retries=3)
 

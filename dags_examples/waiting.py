@@ -1,0 +1,28 @@
+"""Where a task waits for its orchestration, and when the orchestration begins.
+
+While Airflow runs this DAG, also run ``taskhub worker --app first_app:app``.
+"""
+
+from datetime import timedelta
+
+from airflow.sdk import DAG
+
+from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
+
+with DAG(dag_id="waiting", schedule=None) as dag:
+    names = ["Ada", "Grace", "Katherine"]
+    TaskHubOperator(task_id="in_the_triggerer", orchestrator="greetings", input=names)
+    TaskHubOperator(
+        task_id="in_the_worker",
+        orchestrator="greetings",
+        input=names,
+        deferrable=False,
+        poll_interval=timedelta(seconds=5),
+    )
+    TaskHubOperator(task_id="not_at_all", orchestrator="greetings", input=names, wait_for_completion=False)
+    TaskHubOperator(
+        task_id="begins_later",
+        orchestrator="greetings",
+        input=names,
+        start_at="{{ dag_run.run_after + macros.timedelta(seconds=30) }}",
+    )

@@ -1,0 +1,49 @@
+"""Waits in an Airflow worker, and no wait at all, inside a real Airflow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.airflow.real import RealAirflow, started, until
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="session")
+def real() -> Iterator[RealAirflow]:
+    return started()
+
+
+def hub_id(dag_id: str, run_id: str) -> str:
+    return f"{dag_id}:hub:{run_id}:g1"
+
+
+def test_a_task_waits_in_its_worker(real: RealAirflow) -> None:
+    run = real.trigger("in_worker")
+    real.reaches("in_worker", run, "running")
+    real.reaches("in_worker", run, "success")
+    assert real.xcom("in_worker", run) == 4
+    log = real.log("in_worker", run)
+    assert "this Airflow worker waits for instance" in log
+    assert "pause is Completed" in log
+    assert "a triggerer now waits" not in log
+
+
+def test_the_time_limit_of_a_wait_in_the_worker_terminates(real: RealAirflow) -> None:
+    run = real.trigger("in_worker_late")
+    real.reaches("in_worker_late", run, "failed")
+    assert "the instance is terminated, nothing of it runs" in real.log("in_worker_late", run)
+    assert real.status(hub_id("in_worker_late", run)) == "Terminated"
+
+
+def test_a_task_that_does_not_wait_leaves_its_instance_running(real: RealAirflow) -> None:
+    run = real.trigger("not_waiting")
+    real.reaches("not_waiting", run, "success")
+    instance = hub_id("not_waiting", run)
+    assert real.xcom("not_waiting", run) == instance
+    assert real.status(instance) == "Pending", "it begins 8 s after the run"
+    until("running", lambda: real.status(instance) == "Running")
+    real.tell(instance, 9)
+    until("completed", lambda: real.status(instance) == "Completed")
