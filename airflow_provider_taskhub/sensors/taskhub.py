@@ -1,17 +1,25 @@
-"""``TaskHubSensor``: waits, without an Airflow worker slot, until an instance has ended or has a given status."""
+"""``TaskHubSensor``: waits, without an Airflow worker slot, until an instance has ended or reached a given moment."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseSensorOperator
-from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, AirflowSkipException
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowSensorTimeout,
+    AirflowSkipException,
+)
 
-from airflow_provider_taskhub.errors import HubError, StorageError, TaskHubError
+from airflow_provider_taskhub.errors import HubError, InputError, StorageError, TaskHubError
+from airflow_provider_taskhub.hooks.at_parse import check_choice, check_name, is_template
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
+from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, needs_worker
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 
 if TYPE_CHECKING:
@@ -19,29 +27,42 @@ if TYPE_CHECKING:
 
     from airflow_provider_taskhub.client import Client
     from airflow_provider_taskhub.hub.model import InstanceState
+    from airflow_provider_taskhub.triggers.awaited_moment import AwaitedMoment
 
 __all__ = ["TaskHubSensor"]
 
 _BACKSTOP = timedelta(minutes=5)
+STATUSES = ("Pending", "Running", "Suspended", "ContinuedAsNew", "Completed", "Failed", "Terminated", "Canceled")
+"""All statuses. The engine has them too, but a DAG's parse must not load the engine."""
 
 
 class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not followed by mypy
     """Waits for an instance that another task or program starts. The sensor never cancels the instance.
 
-    Without ``statuses``, the sensor waits until the instance has completed. An instance that failed or was terminated
-    fails the sensor. With ``statuses``, the sensor waits until the instance has one of them. Another final status fails
-    the sensor. The sensor returns the output of a completed instance.
+    Without ``statuses``, ``custom_status`` and ``event_name``, the sensor waits until the instance has completed. An
+    instance that failed or was terminated fails the sensor. With one or more of them, the sensor waits until the first
+    of these conditions is met. An instance that ends before that fails the sensor. The sensor returns the output of a
+    completed instance.
+
+    The sensor sees the instance from time to time. A status, custom status or awaited event that lasts only a moment
+    may pass unseen.
 
     :param instance_id: the id of the instance; templated.
     :param statuses: names of statuses, for example ``["Running"]`` or ``["Failed", "Terminated"]``; templated. Empty:
         wait for Completed.
+    :param custom_status: a condition on the custom status that the orchestrator sets: an expression of Jinja without
+        braces, such as ``"custom_status.rows > 1000"``, or the path of a function, ``"package.module:function"``, which
+        gets the custom status and returns True or False. The triggerer must be able to import the function. A custom
+        status of more than about 30,000 characters does not meet a condition.
+    :param event_name: wait until the instance awaits an event of this name; templated.
     :param taskhub_conn_id: connection of type ``taskhub``; templated. Without such a connection, the environment and
         the settings file name the hub, and the embedded hub is the default.
     :param timeout: longest time of the whole wait, in seconds. It also ends the wait for an instance that never
         appears.
+    :raises InputError: while the DAG file is parsed, if an argument cannot be right.
     """
 
-    template_fields: Sequence[str] = ("instance_id", "statuses", "taskhub_conn_id")
+    template_fields: Sequence[str] = ("instance_id", "statuses", "event_name", "taskhub_conn_id")
     ui_color = "#e0f2fe"
 
     def __init__(
@@ -49,13 +70,32 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         *,
         instance_id: str,
         statuses: Sequence[str] = (),
+        custom_status: str | None = None,
+        event_name: str | None = None,
         taskhub_conn_id: str = DEFAULT_CONNECTION,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.instance_id = instance_id
         self.statuses = statuses
+        self.custom_status = custom_status
+        self.event_name = event_name
         self.taskhub_conn_id = taskhub_conn_id
+        self._check_arguments()
+
+    def _check_arguments(self) -> None:
+        where = f"{type(self).__name__} {self.task_id!r}"
+        check_name(where, "instance_id", self.instance_id, "give the id of an instance")
+        if isinstance(self.statuses, str) and not is_template(self.statuses):
+            raise InputError(f"{where}: statuses is {self.statuses!r}: give a list, for example ['Running']")
+        for status in () if is_template(self.statuses) else self.statuses:
+            check_choice(where, "a name in statuses", status, STATUSES)
+        if self.custom_status is not None:
+            from airflow_provider_taskhub.triggers.predicate import check
+
+            check(where, self.custom_status)
+        if self.event_name is not None:
+            check_name(where, "event_name", self.event_name, "give the name for which the orchestrator waits")
 
     def execute(self, context: Context) -> Any:
         """Return at once if the instance already has a wanted status, else defer to the triggerer.
@@ -65,15 +105,38 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         from airflow_provider_taskhub.engine.identity import check_instance_id
 
         check_instance_id(self.instance_id)
-        statuses = self._statuses()
+        moment = self._moment()
         try:
-            state = TaskHubHook(self.taskhub_conn_id).run(self._read)
+            state, met = TaskHubHook(self.taskhub_conn_id).run(partial(self._look, moment))
         except (HubError, StorageError) as error:  # the trigger tries again, for a longer time
             self.log.info("the hub cannot be read now: %s. The sensor keeps waiting", error)
-            state = None
-        if state is not None and (state.status.is_final or state.status in statuses):
-            return self._found(state)
+            state, met = None, False
+        except InputError as error:
+            raise AirflowFailException(str(error)) from error
+        if state is not None and (state.status.is_final or met):
+            return self._found(state, met=met)
+        ti = context["ti"]
+        ti.xcom_push(key=INSTANCE_KEY, value=self.instance_id)  # so that the triggerer may end the task
         return self._wait()
+
+    def _moment(self) -> AwaitedMoment:
+        """Return what the sensor waits for. :raises AirflowFailException: if an argument is wrong."""
+        from airflow_provider_taskhub.triggers.awaited_moment import AwaitedMoment
+
+        try:
+            return AwaitedMoment(self._statuses(), self.custom_status, self.event_name)
+        except InputError as error:
+            raise AirflowFailException(str(error)) from error
+
+    async def _look(self, moment: AwaitedMoment, client: Client) -> tuple[InstanceState | None, bool]:
+        """Read the instance. Return its state, and whether it has reached the moment already."""
+        state = await client.get(self.instance_id)
+        if state is None:
+            return None, False
+        whys = {}
+        if self.event_name is not None and not state.status.is_final:
+            whys = await client.admin.waiting_of([state], sentinels=1)
+        return state, await moment.shown_by(state, whys.get(self.instance_id, ()))
 
     def _wait(self) -> NoReturn:
         from airflow_provider_taskhub.clock import SYSTEM_CLOCK
@@ -85,6 +148,10 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
                 instance_id=self.instance_id,
                 taskhub_conn_id=self.taskhub_conn_id,
                 statuses=[str(status) for status in self._statuses()],
+                custom_status=self.custom_status,
+                awaited_event=self.event_name,
+                end_from_trigger=not needs_worker(self),
+                push_output=self.do_xcom_push,
                 deadline=(SYSTEM_CLOCK.utc_now() + limit).text(),
                 may_be_missing=True,
             ),
@@ -108,32 +175,34 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
             raise AirflowSensorTimeout(f"instance {self.instance_id}: {self._overdue(event['message'])}")
         if event["reason"] != "reached":
             raise AirflowException(f"instance {self.instance_id}: {event['message']}")
-        status = Status(event["status"])
-        if status is not Status.COMPLETED and status in self._statuses():
+        status, met = Status(event["status"]), bool(event.get("met")) or event["status"] in self._statuses()
+        if status is not Status.COMPLETED and met:
             self.log.info("instance %s is %s", self.instance_id, status)
             return None
         state = TaskHubHook(self.taskhub_conn_id).run(self._read)
         if state is None:
             raise AirflowException(f"instance {self.instance_id} was {status}, and is not in the hub any more")
-        return self._result(replace(state, status=status))
+        return self._result(replace(state, status=status), met=met)
 
-    def _found(self, state: InstanceState) -> Any:
+    def _found(self, state: InstanceState, *, met: bool) -> Any:
         """Return the result of an instance that already has a wanted or final status, without a deferral.
 
         If the sensor must fail, and ``soft_fail`` or ``never_fail`` is set, skip the task instead. Airflow itself
         applies these two options only after a deferral.
         """
         try:
-            return self._result(state)
+            return self._result(state, met=met)
         except AirflowException as error:
             option = "soft_fail" if self.soft_fail else "never_fail" if self.never_fail else None
             if option is None:
                 raise
             raise AirflowSkipException(f"Skipping, because {option} is set: {error}") from error
 
-    def _result(self, state: InstanceState) -> Any:
-        """Return the sensor's result for a status that ends the wait.
+    def _result(self, state: InstanceState, *, met: bool) -> Any:
+        """Return the sensor's result for a state that ends the wait.
 
+        :param state: the instance's state.
+        :param met: whether the instance has reached the moment for which the sensor waits.
         :returns: the output of a completed instance; None for another wanted status.
         :raises AirflowException: if the instance has ended with a status that the sensor does not wait for.
         """
@@ -141,8 +210,11 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         from airflow_provider_taskhub.triggers.outcome import plain, reason
 
         self.log.info("instance %s is %s", self.instance_id, state.status)
-        if state.status not in (self._statuses() or (Status.COMPLETED,)):
-            raise AirflowException(f"instance {self.instance_id} {state.status.lower()}: {reason(state)}")
+        if not self._moment().succeeds(state, met=met):
+            text = f"instance {self.instance_id} {state.status.lower()}"
+            if state.status is Status.COMPLETED:
+                raise AirflowException(f"{text} before it reached what this sensor waits for")
+            raise AirflowException(f"{text}: {reason(state)}")
         return plain(state.output) if state.status is Status.COMPLETED else None
 
     def _overdue(self, message: str) -> str:

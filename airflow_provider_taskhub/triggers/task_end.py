@@ -54,14 +54,15 @@ async def end(ti: Any, state: InstanceState, *, owner: str | None, push: bool) -
 
     :param ti: the trigger's task instance.
     :param state: the state of the completed instance.
-    :param owner: the owner tag of the instance for which the trigger waits; None: return False.
+    :param owner: the owner tag that the instance must have; None: a sensor waits, and the instance may have any tag.
     :param push: False: do not push the output.
     :returns: whether the triggerer may end the task now.
     :raises Exception: if Airflow does not answer, or refuses the XCom.
     """
     from airflow.sdk.execution_time.xcom import XCom
 
-    if owner is None or (state.tags or {}).get(OWNER_TAG) != owner or len(state.output or "") > LARGEST_OUTPUT:
+    foreign = owner is not None and (state.tags or {}).get(OWNER_TAG) != owner
+    if foreign or len(state.output or "") > LARGEST_OUTPUT:
         return False
     states = await state_of(ti)
     found = states.get(ti.run_id, {}).get(key(ti.task_id, index_of(ti)))

@@ -21,7 +21,7 @@ from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.errors import ConfigurationError, InputError
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook, open_client, served_at
 from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.supervision import Supervisor
@@ -63,8 +63,9 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
     """Waits until an instance has ended, or has one of the given statuses.
 
     The trigger fires one event. If the task can end in the triggerer, this is Airflow's ``TaskSuccessEvent``. Else the
-    event is for the operator: ``{"reason", "instance_id", "owner", "status", "message"}`` with the reason ``reached``,
-    ``timeout``, ``no_worker``, ``missing`` or ``unusable``. The operator must compare the instance id and the owner:
+    event is for the operator: ``{"reason", "instance_id", "owner", "status", "message", "met"}`` with the reason
+    ``reached``, ``timeout``, ``no_worker``, ``missing`` or ``unusable``. ``met`` is True if a wanted status, custom
+    status or event has ended the wait. The operator must compare the instance id and the owner:
     Airflow on SQLite gives the id of a deleted trigger to a new trigger, so a trigger that Airflow is just cancelling
     can resume the wrong task.
 
@@ -75,6 +76,9 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
     :param owner: the value that the instance's tag ``taskhub.owner`` must have so that this trigger may terminate it;
         None: the trigger never terminates the instance.
     :param statuses: names of statuses that end the wait, besides the final statuses, which always end it.
+    :param custom_status: a condition on the custom status that ends the wait, as :class:`TaskHubSensor` takes it;
+        None: no such condition.
+    :param awaited_event: the wait ends when the instance awaits an event of this name; None: no such condition.
     :param deadline: the time, in ISO 8601, at which the trigger terminates the instance (if ``owner`` is given) and
         stops waiting; None: no limit.
     :param no_worker_timeout: seconds to wait while no worker can run the instance, or while the hub cannot be used
@@ -99,6 +103,8 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         orchestrator: str = "",
         owner: str | None = None,
         statuses: Sequence[str] = (),
+        custom_status: str | None = None,
+        awaited_event: str | None = None,
         deadline: str | None = None,
         no_worker_timeout: float | None = None,
         may_be_missing: bool = False,
@@ -112,6 +118,8 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         self.orchestrator = orchestrator
         self.owner = owner
         self.statuses = list(statuses)
+        self.custom_status = custom_status
+        self.awaited_event = awaited_event
         self.deadline = deadline
         self.no_worker_timeout = no_worker_timeout
         self.may_be_missing = may_be_missing
@@ -127,6 +135,8 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
             "orchestrator": self.orchestrator,
             "owner": self.owner,
             "statuses": self.statuses,
+            "custom_status": self.custom_status,
+            "awaited_event": self.awaited_event,
             "deadline": self.deadline,
             "no_worker_timeout": self.no_worker_timeout,
             "may_be_missing": self.may_be_missing,
@@ -217,6 +227,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
             return None
 
     async def _watch(self, settings: Settings) -> TriggerEvent:
+        from airflow_provider_taskhub.triggers.awaited_moment import AwaitedMoment
         from airflow_provider_taskhub.triggers.task_log import Presence, ProgressLog, TaskLog, WaitsLog
         from airflow_provider_taskhub.triggers.unusable_time import UnusableTime
         from airflow_provider_taskhub.triggers.watcher import change, watcher_of
@@ -229,13 +240,21 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         )
         task_log, waits, progress = TaskLog(), WaitsLog(), ProgressLog()
         presence, unusable = Presence(), UnusableTime(self.orchestrator, self._no_worker_limit(settings), self.clock)
+        try:
+            moment = AwaitedMoment(self.statuses, self.custom_status, self.awaited_event)
+        except InputError as error:
+            return self._event("unusable", None, str(error))
         with watcher.waiting(self.instance_id) as wait:
             while not self._late():
                 await change(wait, longest=self._longest_pause())
                 self._log_changes(wait, task_log, waits, progress, presence, unusable)
-                if (event := self._end_event(wait, unusable)) is not None:
-                    if self.end_from_trigger and event.payload["status"] == "Completed":
-                        self._completed = await watcher.ended(self.instance_id)
+                try:
+                    met = await moment.met(wait)
+                except InputError as error:
+                    return self._event("unusable", wait.state, str(error))
+                if (event := self._end_event(wait, unusable, met=met)) is not None:
+                    if self.end_from_trigger and moment.succeeds(wait.state, met=met):
+                        self._completed = await moment.last(watcher, wait.state)
                     return event
         return await self._timed_out(settings)
 
@@ -272,11 +291,11 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
             for line in progress.lines(seen.state, seen.records, seen.whys, self.clock.monotonic()):
                 self.log.info(line)
 
-    def _end_event(self, seen: WatchedInstance, unusable: UnusableTime) -> TriggerEvent | None:
+    def _end_event(self, seen: WatchedInstance, unusable: UnusableTime, *, met: bool) -> TriggerEvent | None:
         """Return the event with which the wait ends; None: the wait continues."""
         state = seen.state
-        if state is not None and (state.status.is_final or state.status in self.statuses):
-            return self._event("reached", state, "")
+        if state is not None and (state.status.is_final or met):
+            return self._event("reached", state, "", met=met)
         if seen.looked and state is None and not self.may_be_missing:
             return self._event("missing", None, f"instance {self.instance_id!r} is not in the hub any more")
         if (text := unusable.error(seen)) is not None:
@@ -369,7 +388,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         left = (Timestamp.parse(self.deadline) - self.clock.utc_now()).total_seconds()
         return min(_LOOK, max(0.1, left))
 
-    def _event(self, reason: str, state: InstanceState | None, message: str) -> TriggerEvent:
+    def _event(self, reason: str, state: InstanceState | None, message: str, *, met: bool = False) -> TriggerEvent:
         status = str(state.status) if state is not None else None
         waited = {"instance_id": self.instance_id, "owner": self.owner}
-        return TriggerEvent({"reason": reason, **waited, "status": status, "message": message})
+        return TriggerEvent({"reason": reason, **waited, "status": status, "message": message, "met": met})

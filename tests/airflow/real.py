@@ -31,7 +31,7 @@ T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 COMPONENTS = ("api-server", "scheduler", "triggerer", "dag-processor")
-APPS = ("tests.airflow.hub_app:app", "dags_examples.control_app:app")
+APPS = ("tests.airflow.hub_app:app", "dags_examples.approval_app:app", "dags_examples.control_app:app")
 """What the worker serves: the tests' own app, and those of the examples that the tests run."""
 USERS = {"admin": "admin", "vera": "viewer", "olga": "viewer:ops", "uma": "user", "otto": "op"}
 """Vera is of no team, Olga of the team that owns the DAG ``secret``."""
@@ -161,7 +161,7 @@ class RealAirflow:
         for name in COMPONENTS:
             self.processes[name] = Process(name, ["airflow", name], self.env, self.home)
         until("a healthy Airflow", self.healthy, seconds=START)
-        until("all DAGs parsed", lambda: len(self.get("/api/v2/dags")["dags"]) >= 19, seconds=START)
+        until("all DAGs parsed", lambda: len(self.get("/api/v2/dags")["dags"]) >= 20, seconds=START)
 
     def stop(self) -> None:
         for process in self.processes.values():

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, AirflowSkipException, TaskDeferred
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowSensorTimeout,
+    AirflowSkipException,
+    TaskDeferred,
+)
 
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.errors import Unavailable
-from airflow_provider_taskhub.sensors.taskhub import TaskHubSensor
+from airflow_provider_taskhub.engine.pending_waits import AwaitedEvent, Awaits
+from airflow_provider_taskhub.errors import InputError, Unavailable
+from airflow_provider_taskhub.sensors.taskhub import STATUSES, TaskHubSensor
 from tests.airflow.conftest import Task, Ti
-from tests.airflow.fake import FakeHub
+from tests.airflow.fake import NOW, FakeHub
 
 
 def waiting(**arguments: object) -> Task:
@@ -84,3 +91,65 @@ def test_the_event_of_another_wait_ends_nothing(hub: FakeHub, other: dict[str, s
     with pytest.raises(TaskDeferred) as again:
         task.finish(Ti(), status="Completed", **other)
     assert again.value.trigger.instance_id == "i"
+
+
+# a custom status and an awaited event
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"instance_id": ""}, "TaskHubSensor 'wait': instance_id is ''"),
+        ({"statuses": "Running"}, "give a list, for example"),
+        ({"statuses": ["Runing"]}, "'Runing': choose from Pending, Running"),
+        ({"custom_status": "rows >"}, "custom_status is 'rows >'"),
+        ({"event_name": " "}, "event_name is ' '"),
+    ],
+)
+def test_arguments_that_cannot_be_right_are_refused_at_parse(more: dict[str, object], text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        TaskHubSensor(**({"task_id": "wait", "instance_id": "i"} | more))
+
+
+def test_the_statuses_are_the_engines() -> None:
+    assert set(STATUSES) == set(Status)
+
+
+def sensor(**arguments: object) -> Task:
+    return Task(TaskHubSensor(task_id="wait", instance_id="i", **arguments))
+
+
+def test_a_condition_that_is_met_already_needs_no_triggerer(hub: FakeHub) -> None:
+    hub.put("i", Status.RUNNING, custom_status='{"rows": 2000}')
+    hub.awaits["i"] = Awaits(events=(AwaitedEvent(name="approval", since=NOW),))
+    assert sensor(custom_status="custom_status.rows > 1000").run(Ti()) is None
+    assert sensor(event_name="approval").run(Ti()) is None
+    assert sensor(statuses=["Suspended"], event_name="approval").run(Ti()) is None, "the first of several"
+    with pytest.raises(TaskDeferred) as deferred:
+        sensor(event_name="another").run(Ti())
+    assert deferred.value.trigger.awaited_event == "another"
+
+
+def test_an_instance_that_ends_before_the_condition_fails(hub: FakeHub) -> None:
+    hub.end("i", 7, custom_status='{"rows": 1}')
+    for one in (sensor(custom_status="custom_status.rows > 1000"), sensor(event_name="approval")):
+        with pytest.raises(AirflowException, match="instance i completed before it reached what this sensor waits for"):
+            one.run(Ti())
+    assert sensor(custom_status="custom_status.rows == 1").run(Ti()) == 7
+
+
+def test_a_condition_that_raises_fails_without_a_retry(hub: FakeHub) -> None:
+    hub.put("i", Status.RUNNING, custom_status='{"rows": "many"}')
+    with pytest.raises(AirflowFailException, match="which raised TypeError"):
+        sensor(custom_status="custom_status.rows > 1000").run(Ti())
+
+
+def test_after_the_wait_a_met_condition_succeeds(hub: FakeHub) -> None:
+    hub.put("i", Status.RUNNING)
+    one, ti = sensor(event_name="approval"), Ti()
+    assert one.start(ti).trigger.end_from_trigger
+    assert ti.xcoms == {"instance_id": "i"}, "so that the triggerer may end the task"
+    assert one.finish(ti, status="Running", met=True) is None
+    hub.end("i", 7)
+    with pytest.raises(AirflowException, match="before it reached"):
+        one.finish(ti, status="Completed", met=False)

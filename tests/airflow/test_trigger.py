@@ -85,6 +85,7 @@ def test_fires_at_once_for_what_has_ended_before(hub: FakeHub) -> None:
             "owner": "me",
             "status": "Completed",
             "message": "",
+            "met": False,
         }
         assert asyncio.get_running_loop().time() < 1
 

@@ -103,11 +103,13 @@ class Why:
     :param reason: kind of the reason.
     :param text: what the instance waits for. The text is shown after "waits: ".
     :param remedy: what a person can do; "" if nothing has to be done.
+    :param events: for the reason ``EVENTS`` the names of the awaited events, the first 200 characters of each.
     """
 
     reason: Reason
     text: str
     remedy: str = ""
+    events: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.text}. {self.remedy}" if self.remedy else self.text
@@ -339,6 +341,7 @@ def _awaited(awaits: Awaits, found: Snapshot) -> Iterable[Why]:
             text=f"event{'s' if len(awaits.events) > 1 else ''} {named}{more}",
             # The sentinel stores a longer name without its end, so the command would name a wrong event.
             remedy=send if len(first) < LONGEST_NAME else "",
+            events=tuple(event.name for event in awaits.events),
         )
     if awaits.activities:
         yield Why(reason=Reason.ACTIVITIES, text=f"{_plural('activity', awaits.activities)}{more}")

@@ -1,0 +1,83 @@
+"""Decides whether an instance has reached the moment for which a trigger waits: a status, a custom status, an event."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_taskhub.engine.pending_waits import LONGEST_NAME
+from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.triggers.outcome import plain
+from airflow_provider_taskhub.triggers.predicate import compiled
+
+if TYPE_CHECKING:
+    from airflow_provider_taskhub.hub.model import InstanceState
+    from airflow_provider_taskhub.hub.waiting.reasons import Why
+    from airflow_provider_taskhub.triggers.watcher import WatchedInstance, Watcher
+
+
+class AwaitedMoment:
+    """The moment for which one trigger or sensor waits. Without any condition, it is the end of the instance.
+
+    :param statuses: names of statuses.
+    :param custom_status: a condition on the custom status, from :mod:`.predicate`; None: no such condition.
+    :param event: the name of an event that the instance must await; None: no such condition.
+    :raises InputError: if the function of the condition cannot be imported.
+    """
+
+    def __init__(self, statuses: Sequence[str], custom_status: str | None, event: str | None) -> None:
+        self._statuses = statuses
+        self._condition = custom_status
+        self._event = event
+        self._predicate: Callable[[Any], bool] | None = compiled(custom_status) if custom_status is not None else None
+        self._last: tuple[str | None, bool] = (None, False)
+
+    async def met(self, seen: WatchedInstance) -> bool:
+        """Return whether what the watcher has read shows the moment. :raises InputError: if the condition raises."""
+        return seen.state is not None and await self.shown_by(seen.state, seen.whys)
+
+    async def shown_by(self, state: InstanceState, whys: Sequence[Why]) -> bool:
+        """Return whether an instance has reached the moment.
+
+        :param state: the instance's state.
+        :param whys: why the instance makes no progress.
+        :raises InputError: if the condition on the custom status raises an error.
+        """
+        if state.status in self._statuses:
+            return True
+        if self._event is not None and any(self._event[:LONGEST_NAME] in why.events for why in whys):
+            return True
+        return self._predicate is not None and await self._holds(state.custom_status)
+
+    def succeeds(self, state: InstanceState | None, *, met: bool) -> bool:
+        """Return whether the wait has ended as its user wants."""
+        from airflow_provider_taskhub.engine.events import Status
+
+        conditions = self._statuses or self._condition or self._event
+        return met or (not conditions and state is not None and state.status is Status.COMPLETED)
+
+    async def last(self, watcher: Watcher, state: InstanceState | None) -> InstanceState | None:
+        """Return the state whose output becomes the task's result: only an instance that has completed has one."""
+        from airflow_provider_taskhub.engine.events import Status
+
+        if state is None:
+            return None
+        if state.status is Status.COMPLETED:
+            return await watcher.ended(state.instance_id)
+        return replace(state, output=None)
+
+    async def _holds(self, text: str | None) -> bool:
+        """Evaluate the condition in a thread, because it may be the user's function. Once for each custom status."""
+        if text is None or self._predicate is None:
+            return False
+        if text != self._last[0]:
+            try:
+                self._last = text, await asyncio.to_thread(self._predicate, plain(text))
+            except Exception as error:  # an error of the user's condition: a repeat would raise it again
+                raise InputError(
+                    f"custom_status is {self._condition!r}, which raised {type(error).__name__}: {error}; "
+                    f"the custom status is {text[:200]}"
+                ) from error
+        return self._last[1]
