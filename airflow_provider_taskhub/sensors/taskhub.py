@@ -19,6 +19,7 @@ from airflow.sdk.exceptions import (
 from airflow_provider_taskhub.errors import HubError, InputError, StorageError, TaskHubError
 from airflow_provider_taskhub.hooks.at_parse import check_choice, check_name, is_template
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
+from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
 from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, needs_worker
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 
@@ -63,6 +64,7 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
     """
 
     template_fields: Sequence[str] = ("instance_id", "statuses", "event_name", "taskhub_conn_id")
+    operator_extra_links = (TaskHubInstanceLink(),)
     ui_color = "#e0f2fe"
 
     def __init__(

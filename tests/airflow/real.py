@@ -161,7 +161,7 @@ class RealAirflow:
         for name in COMPONENTS:
             self.processes[name] = Process(name, ["airflow", name], self.env, self.home)
         until("a healthy Airflow", self.healthy, seconds=START)
-        until("all DAGs parsed", lambda: len(self.get("/api/v2/dags")["dags"]) >= 20, seconds=START)
+        until("all DAGs parsed", lambda: len(self.get("/api/v2/dags")["dags"]) >= 21, seconds=START)
 
     def stop(self) -> None:
         for process in self.processes.values():

@@ -28,13 +28,13 @@ def test_a_persons_answer_reaches_the_orchestration_as_an_event(real: RealAirflo
     assert output == end
 
 
-def test_a_sensor_ends_in_the_triggerer(real: RealAirflow) -> None:
-    """The sensors of this DAG begin before the orchestration is where they want it, at least one of them."""
-    run = real.trigger("approval")
-    logs = []
-    for task_id in ("counted", "asked"):
-        real.reaches("approval", run, "success", task_id=task_id)
-        logs.append(real.log("approval", run, task_id))
-    assert "the task ends in the triggerer" in "".join(logs)
-    assert "the task continues in a worker" not in "".join(logs)
-    real.taskhub("instances", "terminate", f"publication-{run}")
+def test_a_sensor_ends_in_the_triggerer_when_the_event_is_awaited(real: RealAirflow) -> None:
+    run = real.trigger("moment", instance="of-the-moment")
+    real.reaches("moment", run, "deferred")
+    real.taskhub("instances", "start", "waits", "--id", "of-the-moment")
+    real.reaches("moment", run, "success")
+    log = real.log("moment", run)
+    assert "the task ends in the triggerer" in log
+    assert "the task continues in a worker" not in log
+    assert real.status("of-the-moment") == "Running"
+    real.taskhub("instances", "terminate", "of-the-moment")

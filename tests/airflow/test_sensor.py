@@ -153,3 +153,8 @@ def test_after_the_wait_a_met_condition_succeeds(hub: FakeHub) -> None:
     hub.end("i", 7)
     with pytest.raises(AirflowException, match="before it reached"):
         one.finish(ti, status="Completed", met=False)
+
+
+def test_the_sensor_has_the_link_to_the_page() -> None:
+    (link,) = TaskHubSensor(task_id="wait", instance_id="i").operator_extra_links
+    assert link.name == "TaskHub instance"

@@ -93,3 +93,6 @@ with DAG("nobody", schedule=None, default_args=AT_ONCE):
 
 with DAG("sensor", schedule=None, default_args=AT_ONCE, params={"instance": "none"}):
     TaskHubSensor(task_id="hub", instance_id="{{ params.instance }}", timeout=120)
+
+with DAG("moment", schedule=None, default_args=AT_ONCE, params={"instance": "none"}):
+    TaskHubSensor(task_id="hub", instance_id="{{ params.instance }}", event_name="go", timeout=120)
