@@ -16,7 +16,14 @@ from tests.typing import flights_client
 
 FOLDER = Path(__file__).parent
 EXAMPLES = (
-EXAMPLES = ("approval_app.py", "control_app.py", "first.py", "first_app.py", "flights_app.py", "flights_delays.py", "on_retry.py", "waiting.py")
+    "approval_app.py",
+    "control_app.py",
+    "first.py",
+    "first_app.py",
+    "flights_app.py",
+    "flights_delays.py",
+    "on_retry.py",
+    "waiting.py",
 )
 MARK = re.compile(r"#\s*refused: (.+)$")
 ERROR = re.compile(r"^(?P<file>[^:]+):(?P<line>\d+): error: (?P<text>.*)$", re.M)
