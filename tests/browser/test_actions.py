@@ -195,7 +195,7 @@ def test_workers_and_their_drain(shown: Open, full: FakeHub) -> None:
     expect(alive).to_contain_text("flights 3")
     expect(alive).to_contain_text("drained by ann")
     expect(dead).to_contain_text("silent")
-    alive.get_by_text("1 orchestrators").click()
+    alive.get_by_text("1 orchestrator", exact=True).click()
     expect(alive).to_contain_text("orchestrators: flights_delays")
     dead.get_by_role("button", name="Drain…").click()
     expect(dialog(page)).to_contain_text("Every worker with the name b@other hands over its partitions")

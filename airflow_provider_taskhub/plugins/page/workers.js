@@ -4,6 +4,7 @@ import { askFirst, REASON, tell, told } from "./dialog.js";
 import { ask, bar, base, el, ghosts, keepFocus, query, refresh, send, time, trouble, worker } from "./page.js";
 
 const HEADS = ["Worker", "State", "App and version", "Roles", "Partitions", "Activities now", "Started", "Functions", ""];
+const ONE = { orchestrators: "orchestrator", activities: "activity" };
 const main = document.getElementById("main");
 const conn = query.get("conn") ?? "";
 const open = new Set();
@@ -35,7 +36,7 @@ function functions(one) {
   if (one.orchestrators === null) return el("span", { class: "mute" }, "for administrators");
   const lists = [["orchestrators", one.orchestrators], ["activities", one.activities]].filter(([, names]) => names.length);
   return el("details", { open: open.has(one.worker), ontoggle: (event) => open[event.target.open ? "add" : "delete"](one.worker) },
-    el("summary", { "data-key": `functions ${one.worker}` }, lists.map(([what, names]) => `${names.length} ${what}`).join(", ") || "none"), lists.map(([what, names]) => el("div", {}, `${what}: ${names.join(", ")}`)));
+    el("summary", { "data-key": `functions ${one.worker}` }, lists.map(([what, names]) => `${names.length} ${names.length === 1 ? ONE[what] : what}`).join(", ") || "none"), lists.map(([what, names]) => el("div", {}, `${what}: ${names.join(", ")}`)));
 }
 
 function action(one) {
