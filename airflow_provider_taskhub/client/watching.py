@@ -53,6 +53,18 @@ class Watches:
         """
         await watches.delete(self._hub.store, self._hub.names, watch)
 
+    async def release(self, deployment: str, instance_id: str) -> None:
+        """Delete the watch row of an instance, if a task of this Airflow deployment waits for the instance.
+
+        Call this method before an instance that has ended goes on without its task. Else the sweep would terminate it.
+
+        :param deployment: the deployment's name.
+        :param instance_id: id of the instance.
+        """
+        for watch in await self.of(deployment):
+            if watch.instance_id == instance_id:
+                await self.remove(watch)
+
     async def completions(self) -> tuple[str, ...]:
         """Return the ids of instances that have a completion hint.
 

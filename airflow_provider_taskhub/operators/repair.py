@@ -144,9 +144,7 @@ class TaskHubRewindOperator(ActingOperator):
                 )
             )
             return
-        for watch in await client.watches.of(name):
-            if watch.instance_id == self.instance_id:
-                await client.watches.remove(watch)
+        await client.watches.release(name, self.instance_id)
 
     def _late(self) -> str:
         return "the instance is rewound, and this task waits for it no longer"

@@ -270,9 +270,7 @@ def _watch(request: StartRequest, instance_id: str, generation: int, *, owner: s
 async def _unwatch(client: Client, request: StartRequest, instance_id: str) -> None:
     """Delete the watch row of an earlier try, if the DAG was changed to ``wait_for_completion=False`` in between."""
     if request.task.try_number > 1:
-        for watch in await client.watches.of(request.deployment):
-            if watch.instance_id == instance_id:
-                await client.watches.remove(watch)
+        await client.watches.release(request.deployment, instance_id)
 
 
 async def _start(

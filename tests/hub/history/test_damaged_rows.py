@@ -402,6 +402,12 @@ def test_a_damaged_watch_row_is_left_out_and_a_newer_watch_is_not_removed() -> N
         (newer,) = await bench.client.watches.of("here")
         assert newer.owner == "newer", "what was written again meanwhile stays"
         await bench.client.watches.remove(newer)
+        await bench.client.watches.add(WATCHED)
+        await bench.client.watches.release("here", "other")
+        await bench.client.watches.release("there", "good")
+        assert [one.instance_id for one in await bench.client.watches.of("here")] == ["good"]
+        await bench.client.watches.release("here", "good")
+        assert [one.instance_id for one in await bench.client.watches.of("there")] == ["other"]
         return await bench.client.watches.of("here")
 
     assert play(work) == ()
