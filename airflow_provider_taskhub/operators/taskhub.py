@@ -95,7 +95,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
     :param wait_for_completion: False: the task ends when the instance is started. Its XCom is the instance id. Nothing
         in Airflow terminates the instance then, except a clear of the task.
     :param deferrable: True: the task waits in the triggerer and holds no worker slot. False: it waits in its Airflow
-        worker. None: the option ``[operators] default_deferrable`` if it is set, else True.
+        worker. None: the environment variable ``AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE`` if it is set, else True.
     :param poll_interval: a timedelta, or seconds: how often a wait in the Airflow worker asks the hub. None: every 1 s
         on SQLite and every 3 s on Azure, as triggerers do.
     :param start_at: the instance does not begin before this time: a datetime, or a text in ISO 8601. A time without a

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from configparser import RawConfigParser
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -14,18 +13,15 @@ from airflow_provider_taskhub.hooks.taskhub import run_async
 if TYPE_CHECKING:
     from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 
-_SECTION, _OPTION = "operators", "default_deferrable"
-
 
 def default_deferrable() -> bool:
-    """Return the value of Airflow's option ``[operators] default_deferrable`` if somebody has set it, else True.
+    """Return the value of ``AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE`` if this environment variable is set, else True.
 
-    Airflow's own default of the option is False. It was not applied here, because a task that waits in a worker holds a
-    worker slot for the whole orchestration. Only a value in ``airflow.cfg`` or in the environment counts.
+    ``airflow.cfg`` does not count: Airflow writes its own default (False) into each new ``airflow.cfg``, so a False
+    there is nobody's decision. With it, each task would hold a worker slot for the whole orchestration.
     """
-    in_environment = f"AIRFLOW__{_SECTION}__{_OPTION}".upper() in os.environ
-    if in_environment or RawConfigParser.has_option(conf, _SECTION, _OPTION):
-        return bool(conf.getboolean(_SECTION, _OPTION, fallback=True))
+    if "AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE" in os.environ:
+        return bool(conf.getboolean("operators", "default_deferrable"))
     return True
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.sdk import conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
 
 from airflow_provider_taskhub.engine.events import Status
@@ -71,10 +72,19 @@ def test_a_task_waits_in_the_triggerer_unless_told_otherwise(make_task, deferrab
 
 
 @pytest.mark.parametrize(("set_to", "deferrable"), [("True", True), ("False", False)])
-def test_airflows_option_is_the_default_if_somebody_has_set_it(monkeypatch, set_to: str, deferrable: bool) -> None:
+def test_airflows_environment_variable_is_the_default(monkeypatch, set_to: str, deferrable: bool) -> None:
     monkeypatch.setenv("AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE", set_to)
     assert TaskHubOperator(task_id="t", orchestrator="o").deferrable is deferrable
     assert TaskHubOperator(task_id="t", orchestrator="o", deferrable=not deferrable).deferrable is not deferrable
+
+
+def test_what_airflow_writes_into_a_new_airflow_cfg_is_no_decision(monkeypatch) -> None:
+    """Airflow writes ``default_deferrable = false`` there."""
+    if not conf.has_section("operators"):
+        conf.add_section("operators")
+    monkeypatch.setitem(conf["operators"], "default_deferrable", "false")
+    assert conf.getboolean("operators", "default_deferrable") is False
+    assert TaskHubOperator(task_id="t", orchestrator="o").deferrable is True
 
 
 def test_a_wait_in_the_worker_returns_the_output(make_task, hub, ends_later, capsys) -> None:
