@@ -165,11 +165,7 @@ class Committer:
                 await hub.clock.sleep(COMMITS.pause(turn + 1, last))
             sentinel = await self._sentinel(episode.current.instance_id)
             if sentinel is not None and sentinel.commit_id == commit_id and sentinel.complete:
-                try:
-                    finished = await self._finish(episode, history, stored, sentinel, batch, tenure, tags, leave)
-                except Aborted:
-                    await self._withdraw(put)
-                    raise
+                finished = await self._finish(episode, history, stored, sentinel, batch, put, tenure, tags, leave)
                 return replace(finished, claimed=tuple(put))
             if sentinel is not None and sentinel.commit_id == commit_id:
                 break  # this commit is half done: raise the error; the next load ignores the uncommitted rows
@@ -240,6 +236,7 @@ class Committer:
         stored: Stored,
         sentinel: Sentinel,
         batch: Sequence[Delivery],
+        put: Sequence[Delivery],
         tenure: Tenure,
         tags: dict[str, str],
         leave: bool,
@@ -250,7 +247,8 @@ class Committer:
 
         :param sentinel: the sentinel that this commit has written.
         :raises Aborted: if another worker has committed another episode after this one, so that its newer instance row
-            must not be overwritten; or if the instance was purged.
+            must not be overwritten. The history says that the messages of ``put`` were sent, so they stay in their
+            queues and become visible later. Or if the instance was purged; then ``put`` is withdrawn.
         :raises Conflict: if others have changed the instance row in each of the tries to write it.
         """
         hub, instance_id = self._hub, episode.current.instance_id
@@ -280,6 +278,7 @@ class Committer:
                 log.info("purged_before_its_start", instance_id=instance_id)
                 unit = checkpoint.withdrawn(hub.names, instance_id, history, sentinel.etag)
                 await hub.store.commit(unit)
+                await self._withdraw(put)
                 raise Aborted("the instance was purged before its first checkpoint")
             if was_replaced(row, episode):
                 steps = checkpoint.tail(hub.names, episode, taken, tags)

@@ -1,0 +1,65 @@
+"""A commit whose answer was lost, while another worker takes the partition over and commits the next episode."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.engine.context import OrchestrationContext
+from airflow_provider_taskhub.storage.faults import Call, Fault, lost
+from airflow_provider_taskhub.storage.primitives import Transact
+from tests.simulation.lives import move
+from tests.simulation.world import Place, World, simulate
+
+
+@pytest.mark.rows("K29")
+def test_what_a_history_says_was_sent_is_not_withdrawn(place: Place) -> None:
+    """The first worker has claimed its work item with the put. The next episode is another worker's, which does not
+    send the work item again."""
+    app = App("overtaken", version="1")
+    runs = list[int]()
+
+    @app.activity
+    def square(number: int) -> int:
+        runs.append(number)
+        return number * number
+
+    @app.orchestrator
+    async def both(ctx: OrchestrationContext) -> int:
+        squared = ctx.call_activity("square", 3)
+        await ctx.wait_for_external_event("go")
+        return int(await squared)
+
+    async def play() -> tuple[str | None, list[int], int]:
+        async with World(app, place=place, partitions=1) as world:
+            first = await world.join("first")
+            while not first.owner.tenures:
+                await world.clock.sleep(0.1)
+            second = await world.join("second", roles=("orchestrator",))
+            names, story = world.client.hub.names, list[str]()
+
+            def plan(call: Call) -> Fault | None:
+                what = call.what
+                if isinstance(what, Transact) and what.table == names.history and not story:
+                    story.append("history")
+                    return lost()
+                if story == ["history"] and call.kind == "table.get" and what[0] == names.instances:  # type: ignore[index]
+                    story.append("row")
+                    move(first, second)
+                    return Fault(delay=15.0)
+                return None
+
+            first.plan = plan
+            await world.client.start("both", instance_id="one")
+            while "row" not in story:
+                await world.clock.sleep(0.1)
+            await world.client.raise_event("one", "go")
+            state = await world.wait("one", timedelta(hours=1))
+            await world.clock.sleep(30.0)  # until the first worker has heard
+            await world.ended()
+            aborted = [entry for entry in world.said("session_aborted") if "another episode" in str(entry)]
+            return state.output, runs, len(aborted)
+
+    assert simulate(play) == ("9", [3], 1)
