@@ -47,7 +47,7 @@ class Watches:
         return await watches.read(self._hub.store, self._hub.names, deployment)
 
     async def remove(self, watch: Watch) -> None:
-        """Delete a watch row, unless the row was written again after it was read.
+        """Delete a watch row. If the row was written again after it was read, or is already deleted, do nothing.
 
         :param watch: the watch as :meth:`of` returned it.
         """

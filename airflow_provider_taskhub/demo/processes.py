@@ -179,7 +179,7 @@ def sweep(mark: str) -> None:
 
 
 def tail(path: Path, lines: int = 25) -> str:
-    """Return the last lines of a file; '' if the file does not exist."""
+    """Return the last lines of a file, from its last 64 KiB; '' if the file does not exist."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 65_536))

@@ -93,12 +93,15 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """The situation in which a decision is made.
+    """What the engine knows when an orchestrator makes a decision: to call an activity, to start a child or a timer, or
+    to send an event.
 
     :param instance: the instance that decides, with its current execution id.
-    :param started: the first event of its history, which starts the orchestrator.
+    :param started: the start event of the current generation. It has the orchestrator's name, the tags and the trace
+        context.
     :param time: the orchestrator's time.
-    :param rewinds: number of rewinds in the history so far. It enters the identity of actions.
+    :param rewinds: number of rewinds in the history so far. The identity of an action is computed from this number too,
+        so that an action after a rewind gets another identity.
     """
 
     instance: OrchestrationInstance

@@ -243,8 +243,8 @@ ACTIVITY: dict[ActivityState, dict[ActivityHappening, ActivityMove]] = {
         _S.CANCELLING,
         CLAIMED=(_R.WAIT, _S.CANCELLING),
         BEAT=(_R.REFRESH, _S.CANCELLING),
-        # After the happenings below no code of the attempt runs any more. The outcome is not stored, because the
-        # instance has ended.
+        # After each of the six happenings below, no code of the attempt runs any more. The outcome is not stored: an
+        # attempt is only cancelled when its instance has ended.
         SUCCEEDED=(_R.CLOSE, _S.CANCELLED),
         FAILED=(_R.CLOSE, _S.CANCELLED),
         TIMED_OUT=(_R.CLOSE, _S.CANCELLED),

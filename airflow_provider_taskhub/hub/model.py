@@ -480,12 +480,12 @@ class PartitionState:
 class ControlKind(StrEnum):
     """Kinds of orders that an administrator can give. An order may name a partition or a *node*, that is, workers."""
 
-    OFFLINE = "offline"  # no worker serves the partition
-    PROHIBIT = "prohibit"  # the node never serves the partition
-    CAP = "cap"  # the node, or every worker, serves at most a given number of partitions
-    TURN = "turn"  # a worker takes or asks for at most a given number of partitions in one scan
-    DRAIN = "drain"  # the node hands over all its partitions and takes none
-    UNKNOWN = "unknown"  # a newer version of this package wrote the order
+    OFFLINE = "offline"  # the order: no worker may serve the partition
+    PROHIBIT = "prohibit"  # the order: the node may not serve the partition
+    CAP = "cap"  # the order: the node, or every worker, may serve at most a given number of partitions
+    TURN = "turn"  # the order: each worker may take or ask for at most a given number of partitions in one scan
+    DRAIN = "drain"  # the order: the node must hand over all its partitions and take none
+    UNKNOWN = "unknown"  # an order that a newer version of this package wrote, or that is damaged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,10 @@ _VALUE = 100
 
 
 class ClientCache:
-    """One hub's open client and its recent answers."""
+    """Keeps one client of a hub open while requests come.
+
+    It also keeps the hub's answers for a short time, and the activity counts of ended instances for longer.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

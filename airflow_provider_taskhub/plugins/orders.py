@@ -33,9 +33,10 @@ Some = TypeVar("Some", bound="Order")
 
 
 class Order(BaseModel):
-    """What every order has.
+    """The fields that every order has. An order is a request by which a user of the page changes something in the hub.
 
-    :param conn: the Airflow connection of the hub; "": the first connection of the page.
+    :param conn: the Airflow connection of the hub; "": the first of the connections that the page shows
+        (``page_connections``).
     :param reason: why the user gives the order.
     """
 

@@ -22,7 +22,8 @@ ends."""
 MOST = 200
 """The largest number of generations that are read. Each generation needs one request."""
 _LISTED = 100
-"""The largest number of instances in the list that is read if the instances of the first generations are missing."""
+"""The largest number of instances in the list. The list is read only if none of the first :data:`AT_ONCE` generations
+has an instance of the task, for example because these instances were purged."""
 
 
 async def of_task(client: Client, ids: TaskIds) -> tuple[InstanceState, ...]:

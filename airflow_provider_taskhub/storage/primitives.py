@@ -277,13 +277,13 @@ class Transact:
 class PutBlob:
     """Write a whole block blob. Result: the blob's new ETag.
 
-    :param data: content of the blob; or a text, which the store compresses with gzip to get the content.
+    :param data: content of the blob; or a text in a :class:`Packed`, which compresses the text with gzip.
     :param if_absent: True if the blob must not exist yet.
     :param etag: ETag that the blob must have; None: any. Lease operations do not change a blob's ETag.
     :param lease_id: id of the lease that the caller holds on the blob. Without this id, a leased blob cannot be
         written. None: the caller holds no lease.
-    :raises Conflict: if ``if_absent`` is set and the blob exists, or if the blob does not have the ETag ``etag``. A
-        blob that does not exist has no ETag.
+    :raises Conflict: if ``if_absent`` is set and the blob exists. Or if ``etag`` is given, and the blob has another
+        ETag or does not exist.
     :raises LeaseLost: if another lease is active, or if ``lease_id`` is given and no lease is active.
     """
 

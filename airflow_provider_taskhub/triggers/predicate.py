@@ -106,7 +106,13 @@ def _spec(module: str) -> ModuleSpec | None:
 
 
 def _names(file: str) -> set[str] | None:
-    """Return the names that a module defines or imports at its top level; None: they cannot be known."""
+    """Return the names that a module's top level defines or imports by ``def``, ``class``, ``import`` or ``x = 1``.
+
+    Names of other statements, such as ``async def``, ``for`` or ``a, b = 1, 2``, are not in the result.
+
+    :returns: the names. None: they cannot be known without running the module, because the file cannot be read or
+        parsed, has ``import *``, or has an ``if``, ``try``, ``with`` or annotated assignment at its top level.
+    """
     try:
         body = ast.parse(Path(file).read_bytes()).body
     except (OSError, SyntaxError, ValueError):

@@ -52,9 +52,10 @@ class _Absence:
 
     :param asked: the time when a message last needed the function.
     :param logged: the time when the absence was last logged.
-    :param elsewhere: the share of the live workers with the right role that had the function at the last reading.
-    :param since: the time of the first reading since which no live worker has had the function; None if a live worker
-        has it, or the members were not read yet.
+    :param elsewhere: of the live workers with the right role, the share that had the function when the member rows were
+        last read.
+    :param since: the first time when the member rows were read and no live worker had the function. It is set anew if a
+        live worker has had the function meanwhile. None: a live worker has it, or the rows were not read yet.
     """
 
     asked: float

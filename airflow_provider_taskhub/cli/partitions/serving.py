@@ -101,7 +101,10 @@ def allow(
 
 
 def offline(partitions: Partitions, reason: Reason = "", hub: HubName = None, json: AsJson = False) -> None:
-    """Take partitions offline until `online`. No worker serves them, and their messages wait.
+    """Take partitions offline until `online`. Then no worker serves them, and their messages wait.
+
+    A worker that serves one of them sees the order at its next scan of the leases. It lets the running episodes end,
+    for at most 30 seconds, and gives the partition up.
 
     Example: taskhub partitions offline 3 --reason "history repair"
     """

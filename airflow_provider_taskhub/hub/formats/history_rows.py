@@ -242,10 +242,12 @@ class Sentinel:
 
 
 def encode_sentinel(sentinel: Sentinel, *, instance_id: str) -> Entity:
-    """Encode the row of the sentinel, for an insert or a merge. The row has the column ``CheckpointCompletedTimestamp``
-    only if the checkpoint is complete.
+    """Encode the row of the sentinel (the last row of a history), for an insert or a merge.
 
-    :raises InputError: ``consumed`` has more than 800 identities.
+    The row has the column ``CheckpointCompletedTimestamp`` only if this write completes the checkpoint. Without the
+    column, a merge keeps the stored time.
+
+    :raises InputError: the sentinel has a ``commit_id``, and ``consumed`` names more than 800 messages.
     """
     properties: dict[str, Property | None] = {
         "ExecutionId": sentinel.execution_id,

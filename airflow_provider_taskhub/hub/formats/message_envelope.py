@@ -251,7 +251,10 @@ def decode(text: str) -> Envelope:
 
 
 def blob_of(envelope: Envelope) -> str | None:
-    """Return the name of the blob that holds the message of a wrapper; None: the envelope itself has the message."""
+    """Return the name of the blob that holds the message, if the envelope is a wrapper (an envelope without a message).
+
+    None: the envelope itself has the message.
+    """
     return envelope.blob_name if envelope.message is None else None
 
 

@@ -38,7 +38,10 @@ history during the reading; a reader with ``growing`` also accepts that rows wer
 
 
 class HistoryUnreadable(StorageError):
-    """A history row, or the blob of a large column, is missing or damaged. ``salvage`` reads the remaining rows."""
+    """A history row (an event or the sentinel), or the blob of a large column, is missing or damaged.
+
+    :func:`.salvage.salvage` reads the events of the current generation that are still readable.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

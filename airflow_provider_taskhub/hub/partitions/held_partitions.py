@@ -101,8 +101,9 @@ class HeldPartitions:
         self._snapshot: tuple[HeldPartition, ...] = ()
         self._services: Mapping[int, Service] = {}
         self.changed = asyncio.Event()
-        """Set when a partition was taken or released. The worker must then write its member row, because other workers
-        plan by this row."""
+        """Set when the worker must write its member row at once: it has taken or released a partition, it has asked
+        another worker for one, or the needs of its partitions (:class:`.placement.Wanted`) have changed. All workers
+        read this row to compute which worker gets which partition."""
 
     def __contains__(self, partition: int) -> bool:
         return partition in self._held
@@ -180,7 +181,7 @@ class HeldPartitions:
                 soonest = min(soonest, left)
         return max(0.01, soonest)
 
-    # --- renewals of leases: in parallel, under a deadline -----------------------------------------------------------
+    # --- renewals of leases: in parallel, each with a time limit -----------------------------------------------------
 
     def attempts(self, services: Mapping[int, Service]) -> list[Coroutine[Any, Any, bool]]:
         """Return for each partition a coroutine that renews the lease. The coroutine returns False if this fails.

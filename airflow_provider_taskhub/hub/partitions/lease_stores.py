@@ -86,7 +86,7 @@ class TableLeases:
         return tuple(lease for lease in found if lease is not None and lease.queue in queues)
 
     async def read(self, queue: str) -> Lease | None:
-        """Return one lease. None: its row does not exist."""
+        """Return the lease of a control queue. None: it has no row, or ``queue`` is not the name of a control queue."""
         entity = await self._store.get(self._names.partitions, "", queue)
         return None if entity is None else decode_lease(entity, self._names)
 

@@ -37,7 +37,8 @@ DELETE_AFTER = 2
 know that the row does not change, and would count the dead worker. A worker that was only paused writes its row again.
 """
 PATIENCE = 1.5
-"""A check counts a worker as silent if the worker renews its row or lease not once in this many renewal intervals."""
+"""If a worker does not renew its row (in a check of workers) or its lease (in a check of partitions) for this many of
+its renewal intervals, the check counts the worker as silent."""
 PROOF = 120.0
 """The most seconds that a check waits for renewals, to prove which workers are alive. A limit is needed because each
 worker chooses its own renewal interval."""

@@ -214,7 +214,8 @@ class PartitionOperations:
     async def _checked(self, partitions: Iterable[int]) -> tuple[int, ...]:
         """Check partition numbers, and return them without duplicates.
 
-        :raises PartitionNotFound: the hub does not have one of these partitions. No order was written yet.
+        :raises PartitionNotFound: the hub does not have one of these partitions. Then the caller changes nothing for
+            any of them.
         """
         count = (await read_hub(self._store, self._names)).partitions
         numbers = tuple(dict.fromkeys(partitions))

@@ -138,7 +138,11 @@ class Delivery:
 
     @property
     def stamp(self) -> Stamp:
-        """When the message was sent, and by which process, if the message says so."""
+        """When the message was enqueued, which process sent it, and its number among the messages of that process.
+
+        The time is always known; that of a local response is :data:`LATEST`. Only suspensions and resumes of TaskHub's
+        own clients name the process. For every other message ``process`` is "".
+        """
         process = getattr(self.message.event, "taskhub_process", None)
         return Stamp(inserted=self.inserted, process=process or "", number=self.envelope.sequence_number)
 

@@ -74,7 +74,10 @@ class LocalQueues:
 
     @property
     def buffered(self) -> int:
-        """Number of messages that were received and that no episode has taken yet."""
+        """Number of messages of control queues that wait in the memory of this worker until an episode takes them.
+
+        Messages and responses that came in memory count too. Work items do not count.
+        """
         return sum(reader.buffered for reader in self)
 
     @property

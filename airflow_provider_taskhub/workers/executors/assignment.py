@@ -124,7 +124,8 @@ class Assignment:
         except BaseException:
             self._queues[ticket.alone].discard(ticket.lane, ticket.key, ticket)
             if ticket.executor.done() and not ticket.executor.cancelled() and ticket.executor.exception() is None:
-                # The request got an executor, but its task was cancelled before it ran again: give the room back.
+                # The request got an executor, but the task that waits here was cancelled before it could go on: give
+                # the executor's free place back.
                 self.release(ticket.executor.result())
             else:
                 self.settle()

@@ -173,9 +173,10 @@ class Executor:
         return attempt
 
     async def _stop(self, attempt: RemoteAttempt, why: str) -> None:
-        """Ask an attempt to stop, and kill the executor if the attempt still runs after the grace period.
+        """Ask an attempt to stop. Kill the executor if the attempt still runs after the grace period, or at once if the
+        task that waits here is cancelled.
 
-        Meanwhile the executor gets no new attempts, because they would die if it is killed.
+        Meanwhile the executor gets no new attempts, because a kill would end them too.
 
         :param why: the rest of a sentence that begins with "activity X".
         """

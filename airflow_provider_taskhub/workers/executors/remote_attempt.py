@@ -1,4 +1,6 @@
-"""What the host knows of one attempt that an executor runs: the request, the progress, and the end. It does no I/O."""
+"""What the host (the main process of a worker) knows of one attempt that an executor process runs: the request, the
+progress, and how it ended. It does no I/O.
+"""
 
 from __future__ import annotations
 

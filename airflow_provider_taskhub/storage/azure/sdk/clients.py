@@ -51,8 +51,8 @@ class Ask:
     :param what: description of the call for error texts.
     :param safe: True if the call changes nothing, so that it may be repeated.
     :param accept: Azure's error codes for which the call returns ``None`` instead of raising an error.
-    :param creating: True if the call creates a queue, table or container (see
-        :func:`~airflow_provider_taskhub.storage.azure.rest.service_errors.refusal`).
+    :param creating: True if the call creates a queue, table or container. If Azure answers that the old one is still
+        being deleted, the error is then ``Throttled``, so that the caller tries again; for other calls ``NotFound``.
     """
 
     kind: str
