@@ -138,8 +138,7 @@ class Committer:
         plan = planned(stored)
         # The messages that tries without success have put into queues, hidden from other workers. They are deleted if a
         # later try succeeds or if the commit was certainly refused. If the history shows that such a try was committed
-        # after all, this worker gets them in memory; but if another episode was committed after it, they are deleted.
-        # If the outcome stays unknown, they become visible later.
+        # after all, this worker gets them in memory. In all other cases they become visible later.
         put: list[Delivery] = []
         refused = True  # True while all tries have certainly left the history unchanged
         last: StorageError | None = None
