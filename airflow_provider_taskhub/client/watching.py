@@ -35,12 +35,14 @@ class Watches:
     def __init__(self, connection: Connection) -> None:
         self._hub, self._members, self._times = connection.hub, connection.members, connection.times
 
-    async def add(self, watch: Watch) -> None:
+    async def add(self, watch: Watch, *, replaces: bool = True) -> bool:
         """Store that an Airflow task waits for an instance. Call this method before the instance is started.
 
         :param watch: names the task and the instance.
+        :param replaces: False: if the instance has a watch row already, this row stays, and nothing is stored.
+        :returns: whether the watch is stored.
         """
-        await watches.write(self._hub.store, self._hub.names, watch)
+        return await watches.write(self._hub.store, self._hub.names, watch, replaces=replaces)
 
     async def of(self, deployment: str) -> tuple[Watch, ...]:
         """Return the watch rows of one Airflow deployment. :param deployment: the deployment's name."""

@@ -51,8 +51,12 @@ class Watch:
     etag: str = ""
 
 
-async def write(store: Store, names: HubNames, watch: Watch) -> None:
-    """Insert the watch row. A row of an earlier start with the same instance id is replaced."""
+async def write(store: Store, names: HubNames, watch: Watch, *, replaces: bool = True) -> bool:
+    """Insert the watch row, and return whether it is stored.
+
+    :param replaces: True: the row that another start with the same instance id has left is replaced. False: such a row
+        stays, and nothing is stored.
+    """
     entity = Entity(
         partition_key=PARTITION,
         row_key=escape(watch.instance_id),
@@ -66,8 +70,14 @@ async def write(store: Store, names: HubNames, watch: Watch) -> None:
             "Generation": watch.generation,
         },
     )
-    row = RowOperation(verb=RowVerb.UPSERT_REPLACE, entity=entity)
-    await store.execute(Transact(table=names.completions, rows=(row,)))
+    row = RowOperation(verb=RowVerb.UPSERT_REPLACE if replaces else RowVerb.INSERT, entity=entity)
+    try:
+        await store.execute(Transact(table=names.completions, rows=(row,)))
+    except Conflict:
+        if replaces:
+            raise
+        return False
+    return True
 
 
 async def read(store: Store, names: HubNames, deployment: str) -> tuple[Watch, ...]:

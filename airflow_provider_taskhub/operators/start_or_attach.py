@@ -209,14 +209,19 @@ async def _react(
         )
     if reaction is StartDecision.TERMINATE_AND_REPLACE:
         notes.append(await _terminate(client, instance_id))
-    starts = reaction in STARTS
+    starts, watched = reaction in STARTS, True
     if not request.waits:
         await _unwatch(client, request, instance_id)
     elif reaction is not StartDecision.RETURN:  # before the start, so that the sweep knows each started instance
         tags = {} if starts or state is None else state.tags or {}
-        await client.watches.add(_watch(request, instance_id, generation, owner=tags.get(OWNER_TAG, task.owner)))
+        watch = _watch(request, instance_id, generation, owner=tags.get(OWNER_TAG, task.owner))
+        # Another task may be starting an instance with the id that the user chose. If this task loses, the watch row of
+        # the other must stay. So this task replaces an existing row only when it has its instance.
+        watched = await client.watches.add(watch, replaces=request.instance_id is None)
     if starts:
-        policy = StartPolicy.ATTACH if reaction is StartDecision.START else StartPolicy.REPLACE_FINISHED
+        # Not ATTACH, which would give this task the instance that another task has started since the reading above. If
+        # it is this task's own start whose answer was lost, the next reading finds that.
+        policy = StartPolicy.REFUSE if reaction is StartDecision.START else StartPolicy.REPLACE_FINISHED
         state = await _start(client, request, instance_id, generation, policy)
     elif reaction is StartDecision.REWIND:
         state = await _rewind(client, instance_id, task)
@@ -227,7 +232,11 @@ async def _react(
             state = await _rewind(client, instance_id, task)
         except _CannotRewind:
             state = await _start(client, request, instance_id, generation, StartPolicy.ATTACH)
+    if state is not None and not task.started(state.tags):
+        raise Conflict(f"another task or program has started instance {instance_id!r} meanwhile")
     owner = ((state.tags if state else None) or {}).get(OWNER_TAG, task.owner)
+    if not watched:
+        await client.watches.add(_watch(request, instance_id, generation, owner=owner))
     return Launched(instance_id=instance_id, owner=owner, reaction=reaction, notes=tuple(notes))
 
 

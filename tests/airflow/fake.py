@@ -453,9 +453,12 @@ class FakeOperations(Fake):
 
 
 class FakeWatches(Fake):
-    async def add(self, watch: Watch) -> None:
+    async def add(self, watch: Watch, *, replaces: bool = True) -> bool:
         hub = self._count("watch")
+        if watch.instance_id in hub.watched and not replaces:
+            return False
         hub.watched[watch.instance_id] = replace(watch, etag=f"e{hub.requests['watch']}")
+        return True
 
     async def of(self, deployment: str) -> tuple[Watch, ...]:
         hub = self._count("watches")

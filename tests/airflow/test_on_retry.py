@@ -31,7 +31,7 @@ from tests.airflow.fake import FakeClient
 ID = "flights:delays:scheduled__2013-12-01T00:00:00+00:00:g{}"
 EXAMPLE = Path(__file__).parents[2] / "dags_examples" / "on_retry.py"
 ENDED_WITHOUT_RESULT = (Status.FAILED, Status.TERMINATED, Status.CANCELED)
-BEGUN_AGAIN = [(ID.format(1), StartPolicy.ATTACH), (ID.format(1), StartPolicy.REPLACE_FINISHED)]
+BEGUN_AGAIN = [(ID.format(1), StartPolicy.REFUSE), (ID.format(1), StartPolicy.REPLACE_FINISHED)]
 
 WHOLE_TABLE = """
                                                      rewind                  restart                 attach

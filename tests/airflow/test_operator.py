@@ -18,7 +18,7 @@ from airflow.sdk.exceptions import (
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.errors import Unavailable
+from airflow_provider_taskhub.errors import InstanceExists, Unavailable
 from airflow_provider_taskhub.hooks.identity import TaskIdentity
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
 from airflow_provider_taskhub.hub.model import RecordState, StartPolicy
@@ -27,7 +27,7 @@ from airflow_provider_taskhub.operators.arguments import evaluated
 from airflow_provider_taskhub.operators.short_wait import SHORT_WAIT, short_wait
 from airflow_provider_taskhub.settings import load_settings
 from tests.airflow.conftest import Ti
-from tests.airflow.fake import FakeClient, record
+from tests.airflow.fake import FakeClient, FakeWatches, record
 
 ID = "flights:delays:scheduled__2013-12-01T00:00:00+00:00:g{}"
 
@@ -111,7 +111,7 @@ def test_attaching_to_a_pending_instance_puts_its_message_again(make_task, hub) 
     task, ti = make_task(), Ti()
     task.start(ti)
     task.start(ti.next_try())
-    assert hub.starts == [(ID.format(1), StartPolicy.ATTACH)] * 2
+    assert hub.starts == [(ID.format(1), StartPolicy.REFUSE), (ID.format(1), StartPolicy.ATTACH)]
 
 
 def test_a_retry_returns_the_result_of_what_has_completed(make_task, hub) -> None:
@@ -285,6 +285,71 @@ def test_own_instance_id_of_another_run_that_has_ended_is_replaced(make_task, hu
     task.store.values.clear()
     task.start(Ti())
     assert hub.starts[-1] == ("mine", StartPolicy.REPLACE_FINISHED)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("method", ["watches", "start"])
+def test_two_runs_that_start_one_id_at_the_same_moment_do_not_share_it(make_task, hub, monkeypatch, method, ended):
+    """Both read the same. Then the other is faster, before this task writes its watch row or after."""
+    if ended:
+        hub.put("x", Status.COMPLETED, tags={"taskhub.owner": "an older run"})
+    mine, others = make_task(instance_id="x", input={"day": 2}), make_task(instance_id="x", input={"day": 1})
+    other, faster = Ti(run_id="other"), [True]
+    where, name = (FakeWatches, "add") if method == "watches" else (FakeClient, "start")
+    whole = getattr(where, name)
+
+    async def second(self: object, *arguments: object, **named: object) -> object:
+        if faster:
+            faster.clear()
+            others.start(other)
+        return await whole(self, *arguments, **named)
+
+    monkeypatch.setattr(where, name, second)
+    with pytest.raises(AirflowException, match="'x' belongs to another run or program, whose instance is Pending"):
+        mine.run(Ti())
+    assert hub.instances["x"].tags["airflow.run_id"] == "other"
+    assert hub.watched["x"].run_id == "other", "the sweep ends the instance together with the other's task"
+    assert hub.watched["x"].owner == str(other.id)
+
+
+def test_the_watch_row_of_a_run_that_has_ended_does_not_stay(make_task, hub) -> None:
+    task, ti = make_task(instance_id="x"), Ti()
+    task.start(Ti(run_id="other"))
+    hub.end("x", 1)
+    task.store.values.clear()
+    task.start(ti)
+    assert hub.watched["x"].owner == str(ti.id)
+
+
+def test_a_start_whose_answer_was_lost_is_found_by_the_same_try(make_task, hub, monkeypatch) -> None:
+    """The store repeated the insertion, and its first one had succeeded."""
+    whole, once = FakeClient.start, [InstanceExists("exists already (Pending)")]
+
+    async def lost(self: FakeClient, *arguments: object, **named: object) -> object:
+        state = await whole(self, *arguments, **named)
+        if once:
+            raise once.pop()
+        return state
+
+    monkeypatch.setattr(FakeClient, "start", lost)
+    ti = Ti()
+    assert make_task(instance_id="x").start(ti).trigger.owner == str(ti.id)
+    assert hub.starts == [("x", StartPolicy.REFUSE), ("x", StartPolicy.ATTACH)], "its start message is put again"
+    assert hub.watched["x"].owner == str(ti.id)
+
+
+def test_a_retry_does_not_attach_to_what_another_run_has_started_meanwhile(make_task, hub, monkeypatch) -> None:
+    task, ti = make_task(instance_id="x"), Ti()
+    task.start(ti)
+    whole = FakeClient.start
+
+    async def replaced(self: FakeClient, *arguments: object, **named: object) -> object:
+        hub.put("x", Status.RUNNING, tags=TaskIdentity.of(Ti(run_id="other")).tags(1))
+        return await whole(self, *arguments, **named)
+
+    monkeypatch.setattr(FakeClient, "start", replaced)
+    with pytest.raises(AirflowException, match="'x' belongs to another run or program"):
+        task.run(ti.next_try())
 
 
 def test_the_orchestrations_own_error_and_the_failed_attempts_log(make_task, hub, capsys) -> None:

@@ -401,8 +401,10 @@ def test_a_damaged_watch_row_is_left_out_and_a_newer_watch_is_not_removed() -> N
         await bench.client.watches.remove(found[0])
         (newer,) = await bench.client.watches.of("here")
         assert newer.owner == "newer", "what was written again meanwhile stays"
+        assert await bench.client.watches.add(WATCHED, replaces=False) is False
+        assert await bench.client.watches.of("here") == (newer,)
         await bench.client.watches.remove(newer)
-        await bench.client.watches.add(WATCHED)
+        assert await bench.client.watches.add(WATCHED, replaces=False) is True
         await bench.client.watches.release("here", "other")
         await bench.client.watches.release("there", "good")
         assert [one.instance_id for one in await bench.client.watches.of("here")] == ["good"]
