@@ -308,7 +308,7 @@ class InstanceHandle:
         """Start the instance again with the orchestrator, version, input and tags of its last start.
 
         :param new_id: True: start a new instance with a new random id, whatever the state of this instance is. False:
-            keep the id; this instance must have ended.
+            keep the id; this instance must have ended. A restart that was interrupted can be called again.
         :returns: the state of the new instance.
         :raises InstanceNotFound: if there is no such instance.
         :raises InstanceExists: if the instance has not ended and ``new_id`` is False.
@@ -316,6 +316,8 @@ class InstanceHandle:
         row = await self._existing(payloads=True)
         into = uuid4().hex if new_id else self.id
         policy = StartPolicy.REFUSE if new_id else StartPolicy.REPLACE_FINISHED
+        if not new_id and row.status is Status.PENDING and row.restarts and row.completed is None:
+            policy = StartPolicy.ATTACH  # puts the start message again: the first restart was perhaps interrupted
         return await Starter(self.hub).begin(row.name, row.input, into, row.version, row.tags, None, policy)
 
     async def purge(self) -> bool:

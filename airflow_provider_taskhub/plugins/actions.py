@@ -127,7 +127,7 @@ ACTIONS: Mapping[str, Action] = {
         order=InstanceOrder,
         do=_rewind,
         done="The instance goes on from before its failure. Until it ends, its status is Pending.",
-        ended=frozenset({Status.FAILED}),
+        ended=frozenset({Status.FAILED, Status.PENDING}),  # Pending: perhaps a rewind was interrupted
         starts=True,
     ),
     "restart": Action(order=Restart, do=_restart, done="The instance is started again.", starts=True),
@@ -138,10 +138,21 @@ ACTIONS: Mapping[str, Action] = {
 
 
 def actions_of(state: InstanceState) -> tuple[str, ...]:
-    """Return the names of the actions that the state of an instance allows. :param state: the instance."""
+    """Return the names of the actions that the state of an instance allows.
+
+    The row of an instance is Pending before the message of a rewind or restart is sent. If the order was interrupted in
+    between, a second one completes it.
+
+    :param state: the instance.
+    """
     if not state.status.is_final:
         opposite = "resume" if state.status is Status.SUSPENDED else "suspend"
-        return "raise-event", opposite, "terminate"
+        names = ("raise-event", opposite, "terminate")
+        if state.status is not Status.PENDING:
+            return names
+        if state.completed is not None:  # the row of a rewound instance keeps the time of the failure
+            return (*names, "rewind")
+        return (*names, "restart") if state.restarts else names
     return ("rewind", "restart", "purge") if state.status is Status.FAILED else ("restart", "purge")
 
 

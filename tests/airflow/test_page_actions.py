@@ -211,18 +211,33 @@ def test_an_answer_names_the_actions_that_the_user_may_take(page: Page, hub: Fak
 
 
 @pytest.mark.parametrize(
-    ("status", "names"),
+    ("status", "more", "names"),
     [
-        (Status.PENDING, ("raise-event", "suspend", "terminate")),
-        (Status.SUSPENDED, ("raise-event", "resume", "terminate")),
-        (Status.FAILED, ("rewind", "restart", "purge")),
-        (Status.COMPLETED, ("restart", "purge")),
-        (Status.TERMINATED, ("restart", "purge")),
+        (Status.PENDING, {}, ("raise-event", "suspend", "terminate")),
+        (Status.PENDING, {"completed": NOW}, ("raise-event", "suspend", "terminate", "rewind")),
+        (Status.PENDING, {"restarts": 1}, ("raise-event", "suspend", "terminate", "restart")),
+        (Status.PENDING, {"restarts": 1, "completed": NOW}, ("raise-event", "suspend", "terminate", "rewind")),
+        (Status.RUNNING, {"restarts": 1}, ("raise-event", "suspend", "terminate")),
+        (Status.SUSPENDED, {}, ("raise-event", "resume", "terminate")),
+        (Status.FAILED, {}, ("rewind", "restart", "purge")),
+        (Status.COMPLETED, {}, ("restart", "purge")),
+        (Status.TERMINATED, {}, ("restart", "purge")),
     ],
 )
-def test_the_status_says_which_actions_there_are(hub: FakeHub, status: Status, names: tuple[str, ...]) -> None:
-    assert actions_of(hub.put("i", status)) == names
+def test_the_status_says_which_actions_there_are(
+    hub: FakeHub, status: Status, more: dict[str, Any], names: tuple[str, ...]
+) -> None:
+    """A Pending instance was perhaps rewound or started again by an order that was interrupted: it can be repeated."""
+    assert actions_of(hub.put("i", status, **more)) == names
     assert set(names) <= set(ACTIONS)
+
+
+@pytest.mark.parametrize("action", ["rewind", "restart"])
+def test_an_interrupted_order_can_be_repeated(page: Page, hub: FakeHub, action: str) -> None:
+    """The row is Pending already, and the message that wakes the instance was not sent."""
+    hub.put("mine", Status.PENDING, tags=TAGS, created=NOW)
+    assert page.post(action, {"status": "Pending"})[0] == 200
+    assert [order[0] for order in hub.ordered] == [action]
 
 
 # other web sites, and requests that are no orders
@@ -300,7 +315,7 @@ def test_an_order_to_another_run_than_the_user_saw_is_refused(page: Page, hub: F
         ("purge", Status.COMPLETED, "Failed", "was Failed and is Completed now"),
         ("purge", Status.PENDING, "Failed", "is Pending now: terminate it first"),
         ("restart", Status.COMPLETED, "Failed", "was Failed and is Completed now"),
-        ("rewind", Status.PENDING, "Failed", "is Pending now: only a failed instance can be rewound"),
+        ("rewind", Status.PENDING, "Failed", "was Failed and is Pending now"),
         ("rewind", Status.COMPLETED, None, "is Completed now: only a failed instance can be rewound"),
     ],
 )

@@ -20,8 +20,10 @@ from airflow_provider_taskhub.errors import (
     InstanceNotFound,
     InvalidStateError,
     TaskHubError,
+    Unavailable,
 )
 from airflow_provider_taskhub.hub.formats.keys import escape
+from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
@@ -73,6 +75,35 @@ async def test_an_instance_that_runs_cannot_be_purged_nor_started_again_in_its_p
         await client.restart("f")
     other = await client.restart("f", new_id=True)
     assert (other.name, other.instance_id != "f") == ("flights", True)
+
+
+async def test_an_interrupted_restart_can_be_repeated(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row is written and the start message is not: a repeat puts the message, and starts nothing else."""
+
+    async def fails(self: Hub, *messages: Any) -> None:
+        raise Unavailable("no answer")
+
+    await client.start("flights", 1, instance_id="f")
+    await end(client, "f")
+    with monkeypatch.context() as patched:
+        patched.setattr(Hub, "send", fails)
+        with pytest.raises(Unavailable):
+            await client.restart("f")
+    row = await client.get("f")
+    sent: list[Any] = []
+    send = Hub.send
+
+    async def noted(self: Hub, *messages: Any) -> None:
+        sent.extend(messages)
+        await send(self, *messages)
+
+    monkeypatch.setattr(Hub, "send", noted)
+    again = await client.restart("f")
+    assert row is not None
+    assert (again.status, again.execution_id, len(sent)) == (Status.PENDING, row.execution_id, 1)
+    await merge(client, "f", CompletedTime=Timestamp.from_datetime(NOON))  # as a rewound instance has it
+    with pytest.raises(InstanceExists):
+        await client.restart("f")
 
 
 async def test_terminating_an_instance_that_has_ended_is_no_error(client: Client) -> None:

@@ -4,6 +4,7 @@ import { askFirst, REASON, tell } from "./dialog.js";
 import { base, el, instanceHref, send } from "./page.js";
 
 const NO_TASK = "No Airflow task waits for this instance any more. To let the DAG go on, clear the task in Airflow instead.";
+const REPEAT = (order) => `The last ${order} is perhaps incomplete, because the connection to the store broke: this completes it. If it is complete, nothing changes.`;
 const ACTIONS = {
   "raise-event": { name: "Raise event…", button: "Send the event", fields: [{ name: "name", label: "Name of the event", kind: "text", required: true }, { name: "data", label: "Data: a JSON value, or nothing", kind: "json" }],
     says: () => ["The orchestrator receives the event now, or when it waits for it."] },
@@ -13,9 +14,9 @@ const ACTIONS = {
   terminate: { name: "Terminate…", button: "Terminate", danger: true, fields: [REASON],
     says: (task) => ["The instance and its children end now, and so do their activities.",
       task && "The Airflow task that waits for it fails. If the task has retries left, a retry starts the instance again: to end it for good, mark the task failed in Airflow."] },
-  rewind: { name: "Rewind…", button: "Rewind", fields: [REASON], says: (task) => ["The instance goes on from before its failure: what failed runs again, what completed does not.", task && NO_TASK] },
+  rewind: { name: "Rewind…", button: "Rewind", fields: [REASON], says: (task, status) => status === "Pending" ? [REPEAT("rewind")] : ["The instance goes on from before its failure: what failed runs again, what completed does not.", task && NO_TASK] },
   restart: { name: "Restart…", button: "Restart", fields: [{ name: "new_id", label: "with a new id: keep this instance and its history", kind: "check" }],
-    says: (task) => ["The orchestrator starts again from the beginning, with the same input, version and tags. Without a new id, the history and the result of this run are replaced.", task && NO_TASK] },
+    says: (task, status) => status === "Pending" ? [REPEAT("restart")] : ["The orchestrator starts again from the beginning, with the same input, version and tags. Without a new id, the history and the result of this run are replaced.", task && NO_TASK] },
   purge: { name: "Purge…", button: "Delete", danger: true,
     says: (task) => ["The instance is deleted with its history, payloads, activity records and logs. Its children stay. This cannot be undone.",
       task && "If its Airflow task is retried later, the retry starts from the beginning."] },
@@ -33,7 +34,7 @@ export function buttons({ instance, actions, conn }, again) {
   return el("div", { class: "actions" }, actions.map((action) => {
     const { name, button, fields, says, danger } = ACTIONS[action];
     return el("button", { class: danger ? "danger" : "", "data-key": action, onclick: () => askFirst({
-      title: `${name.replace("…", "")}: ${instance.id}`, says: says(instance.airflow), fields, button, danger,
+      title: `${name.replace("…", "")}: ${instance.id}`, says: says(instance.airflow, instance.status), fields, button, danger,
       act: (values) => send(`instance/${action}`, { ...order, ...values }), done: done(action) }) }, name);
   }));
 }
