@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.errors import InstanceNotFound, InvalidStateError
 from airflow_provider_taskhub.hooks.deployment import deployment
 from airflow_provider_taskhub.hooks.masking import masked
@@ -30,8 +31,8 @@ class InstanceOrder(orders.Order):
     """An order to one instance.
 
     :param id: the instance id.
-    :param execution: the execution id of the run that the user saw. If the instance has another one now, it was started
-        again meanwhile, and the order is refused. None: any run.
+    :param execution: the execution id that the user saw. If it belongs to another run now, the instance was started
+        again meanwhile, and the order is refused. Later generations (``continue_as_new``) belong to the run. None: any.
     :param status: the status that the user saw. Orders to an ended instance are refused if the status is another one
         now. None: any status.
     """
@@ -210,7 +211,7 @@ def check_unchanged(state: InstanceState, name: str, order: InstanceOrder) -> No
     """
     from fastapi import HTTPException
 
-    if order.execution is not None and order.execution != state.execution_id:
+    if order.execution is not None and not same_start(order.execution, state.execution_id):
         raise HTTPException(
             409, f"instance {order.id!r} was started again meanwhile: look at it, then repeat the order if you want"
         )

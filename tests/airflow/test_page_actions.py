@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.identity import next_execution_id
 from airflow_provider_taskhub.errors import InputError, InstanceExists, InstanceNotFound, InvalidStateError, Unavailable
 from airflow_provider_taskhub.hooks.deployment import deployment
 from airflow_provider_taskhub.hub.watches import Watch
@@ -307,6 +308,17 @@ def test_an_order_to_another_run_than_the_user_saw_is_refused(page: Page, hub: F
     assert (status, hub.ordered, entries()) == (409, [], [])
     assert "was started again meanwhile" in answer["detail"]
     assert page.post("terminate", {"execution": "second"})[0] == 200
+
+
+@pytest.mark.parametrize(("saw", "status"), [(0, 200), (1, 200), (2, 409)])
+def test_an_order_reaches_a_run_that_has_continued_as_new_since(
+    page: Page, hub: FakeHub, saw: int, status: int
+) -> None:
+    """Else nobody could stop a run that continues as new all the time. The last id is of another start, as in .NET."""
+    first = "0123456789abcdef" * 2
+    seen = (first, next_execution_id(first), "f" * 32)
+    put(hub, execution_id=next_execution_id(next_execution_id(first)))
+    assert page.post("terminate", {"execution": seen[saw], "status": "Running"})[0] == status
 
 
 @pytest.mark.parametrize(
