@@ -193,7 +193,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             if not await ends_soon(client, launched.instance_id, deadline):
                 return launched, None
             await log_progress(client, launched.instance_id, self.orchestrator, self.log)
-            return launched, await self._ended(client, launched.instance_id)
+            return launched, await self._ended(client, launched.instance_id, launched.owner)
 
         try:
             launched, state = self._hook().run(use, create=True)
@@ -206,7 +206,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         if not self.wait_for_completion:
             return launched.instance_id
         if state is not None:
-            return self._result(context, state, launched.instance_id, deadline)
+            return self._result(context, state, launched.instance_id, launched.owner, deadline)
         ti.xcom_push(key=OWNER_KEY, value=launched.owner)
         return self._wait(context, launched.instance_id, launched.owner, deadline)
 
@@ -239,8 +239,9 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             self._give_up(context, instance_id, event["owner"])
         if why != "reached":
             raise AirflowException(f"{self._named(instance_id)}: {event['message']}")
-        state = self._hook().run(lambda client: self._ended(client, instance_id))
-        return self._result(context, state, instance_id, until)
+        owner = event["owner"]
+        state = self._hook().run(lambda client: self._ended(client, instance_id, owner))
+        return self._result(context, state, instance_id, owner, until)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Resume the task as Airflow does. If the deferral timed out, first terminate the instance.
@@ -354,21 +355,28 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             result = f"cannot terminate: {type(error).__name__}: {error}"
         return f"{self._named(instance_id)}: {OVERDUE}; {result}"
 
-    async def _ended(self, client: Client, instance_id: str) -> InstanceState | None:
+    async def _ended(self, client: Client, instance_id: str, owner: str) -> InstanceState | None:
         """Read the ended instance with its output, log the cause of a failure, and delete the completion hint.
 
+        :param owner: the owner tag of the instance for which this task has waited.
         :returns: the instance's state; None if the instance is not in the hub any more.
+        :raises AirflowException: if another task or program has started an instance with this id since the end. Its
+            result is not the result of this task.
         """
         from airflow_provider_taskhub.triggers.outcome import log_failure
 
         state = await client.get(instance_id)
+        if state is not None and (state.tags or {}).get(OWNER_TAG) != owner:
+            raise AirflowException(
+                f"{self._named(instance_id)} was started again by another task or program: its result is gone"
+            )
         if state is not None:
             await log_failure(client, state, self.log)
         await client.watches.forget([instance_id])
         return state
 
     def _result(
-        self, context: Context, state: InstanceState | None, instance_id: str, deadline: Timestamp | None
+        self, context: Context, state: InstanceState | None, instance_id: str, owner: str, deadline: Timestamp | None
     ) -> Any:
         from airflow_provider_taskhub.engine.events import Status
         from airflow_provider_taskhub.triggers.outcome import plain, reason, retryable
@@ -376,7 +384,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         if state is None:
             raise AirflowException(f"{self._named(instance_id)} is not in the hub any more")
         if not state.status.is_final:  # another client has started the instance again after the trigger's event
-            return self._wait(context, instance_id, (state.tags or {}).get(OWNER_TAG, ""), deadline)
+            return self._wait(context, instance_id, owner, deadline)
         if state.status is Status.COMPLETED:
             return plain(state.output)
         text = f"{self._named(instance_id)} {state.status.lower()}: {reason(state)}"

@@ -21,7 +21,7 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import InstanceExists, Unavailable
 from airflow_provider_taskhub.hooks.identity import TaskIdentity
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
-from airflow_provider_taskhub.hub.model import RecordState, StartPolicy
+from airflow_provider_taskhub.hub.model import InstanceState, RecordState, StartPolicy
 from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.operators.arguments import evaluated
 from airflow_provider_taskhub.operators.short_wait import SHORT_WAIT, short_wait
@@ -392,6 +392,33 @@ def test_an_instance_begun_again_meanwhile_is_waited_for(make_task, hub) -> None
     task.start(ti)
     with pytest.raises(TaskDeferred):
         task.finish(ti)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_the_result_of_another_run_is_not_returned(make_task, hub, capsys, ended) -> None:
+    """The first run resumes half a minute after the end, and the other run has started the same id meanwhile."""
+    task, others, ti = make_task(instance_id="x"), make_task(instance_id="x"), Ti()
+    task.start(ti)
+    hub.end("x", "mine")
+    others.start(Ti(run_id="other"))
+    if ended:
+        hub.fail("x", "the other's")
+    hints, watched = set(hub.hints), dict(hub.watched)
+    with pytest.raises(AirflowException, match=r"instance x\) was started again by another task or program: its resul"):
+        task.finish(ti, status="Completed")
+    assert (hub.hints, hub.watched) == (hints, watched), "the other run's wait is left alone"
+    assert "the other's" not in capsys.readouterr().out
+    hub.end("x", "the other's")
+    assert others.run(Ti(run_id="other", try_number=2)) == "the other's"
+
+
+def test_the_result_of_another_run_is_not_returned_at_once_either(make_task, hub, monkeypatch) -> None:
+    async def replaced(self: FakeClient, instance_id: str, **_: object) -> InstanceState:
+        return hub.put(instance_id, Status.COMPLETED, output='"x"', tags={"taskhub.owner": "another"})
+
+    monkeypatch.setattr(FakeClient, "wait", replaced)
+    with pytest.raises(AirflowException, match="was started again by another task or program"):
+        make_task(instance_id="x").run(Ti())
 
 
 @pytest.mark.parametrize("other", [{"instance_id": ID.format(1), "owner": "the try before"}, {"instance_id": "else's"}])
