@@ -48,6 +48,13 @@ class Watches:
         """Return the watch rows of one Airflow deployment. :param deployment: the deployment's name."""
         return await watches.read(self._hub.store, self._hub.names, deployment)
 
+    async def get(self, instance_id: str) -> Watch | None:
+        """Return the watch row of an instance, of any Airflow deployment. None: no Airflow task waits for the instance.
+
+        :param instance_id: id of the instance.
+        """
+        return await watches.read_one(self._hub.store, self._hub.names, instance_id)
+
     async def remove(self, watch: Watch) -> None:
         """Delete a watch row. If the row was written again after it was read, or is already deleted, do nothing.
 

@@ -37,6 +37,8 @@ class Watch:
     :param map_index: Airflow's map index; -1 for a task that is not mapped.
     :param owner: value of the instance's tag ``taskhub.owner``. It identifies the start of the instance.
     :param generation: generation of the Airflow task. A clear of the task raises it.
+    :param waiter: id of the task instance whose try waits, new for every try. Another try must not end the instance.
+        "": the row does not say which try waits.
     :param etag: ETag of the row, as it was read.
     """
 
@@ -48,6 +50,7 @@ class Watch:
     map_index: int
     owner: str
     generation: int
+    waiter: str = ""
     etag: str = ""
 
 
@@ -68,6 +71,7 @@ async def write(store: Store, names: HubNames, watch: Watch, *, replaces: bool =
             "MapIndex": watch.map_index,
             "Owner": watch.owner,
             "Generation": watch.generation,
+            "Waiter": watch.waiter,
         },
     )
     row = RowOperation(verb=RowVerb.UPSERT_REPLACE if replaces else RowVerb.INSERT, entity=entity)
@@ -85,6 +89,12 @@ async def read(store: Store, names: HubNames, deployment: str) -> tuple[Watch, .
     wanted = And((Compare("PartitionKey", "eq", PARTITION), Compare("Deployment", "eq", deployment)))
     found = [_watch(names, entity) async for entity in store.rows(names.completions, wanted)]
     return tuple(watch for watch in found if watch is not None)
+
+
+async def read_one(store: Store, names: HubNames, instance_id: str) -> Watch | None:
+    """Read the watch row of an instance. None: there is no such row, or it is damaged, and a warning is logged."""
+    entity = await store.get(names.completions, PARTITION, escape(instance_id))
+    return _watch(names, entity) if entity is not None else None
 
 
 async def delete(store: Store, names: HubNames, watch: Watch) -> None:
@@ -115,5 +125,6 @@ def _watch(names: HubNames, entity: Entity) -> Watch | None:
         map_index=int(numbers["MapIndex"]),  # type: ignore[arg-type]  # the loop above has checked the type
         owner=str(texts["Owner"]),
         generation=int(numbers["Generation"]),  # type: ignore[arg-type]  # the loop above has checked the type
+        waiter=str(entity.properties.get("Waiter") or ""),
         etag=entity.etag,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_taskhub.client import Client
     from airflow_provider_taskhub.hub.model import InstanceState
+    from airflow_provider_taskhub.hub.watches import Watch
 
 __all__ = ["TaskHubPurgeOperator", "TaskHubRewindOperator"]
 
@@ -35,8 +37,9 @@ class TaskHubRewindOperator(ActingOperator):
     meanwhile gives its output, one that still runs is waited for, one that has failed again is rewound again. An
     instance that was terminated fails the task.
 
-    While this task waits for an instance that an Airflow task has started, the instance belongs to this task: if a user
-    marks this task, or ``execution_timeout`` is over, the instance is terminated. Returns the output of the instance.
+    An instance that an Airflow task has started belongs to this task after this task has rewound it: if a user marks
+    this task, or ``execution_timeout`` is over, the instance is terminated. If a retry of the task that started the
+    instance waits for it too, the instance belongs to that retry again. Returns the output of the instance.
 
     :param instance_id: the id of the instance; templated.
     :param reason: why, for people; templated. The history stores it, with the DAG, the run and the task.
@@ -59,11 +62,12 @@ class TaskHubRewindOperator(ActingOperator):
         from airflow_provider_taskhub.engine.events import Status
 
         state = await client.get(self.instance_id, payloads=False)
-        owner = (state.tags or {}).get(OWNER_TAG) if state is not None else None
+        owner = None
         if state is not None and state.status is Status.FAILED:
+            owner = (state.tags or {}).get(OWNER_TAG)
             await self._take_over(client, context, owner)
-        elif context["ti"].try_number == 1:
-            owner = None  # not this task has rewound it: the task that waits for it may end it, and this one may not
+        elif state is not None and not state.status.is_final and self.wait_for_completion:
+            owner = await self._owner(client, context, state)
         if state is None or state.status in (Status.FAILED, Status.PENDING):
             state = await self._rewind(client, context, state)
         elif state.status.is_final and state.status is not Status.COMPLETED:
@@ -103,9 +107,25 @@ class TaskHubRewindOperator(ActingOperator):
         if state is None:
             raise AirflowException(f"instance {self.instance_id} was {status}, and is not in the hub any more")
         if not state.status.is_final:  # another client has started or rewound the instance again
-            owner = (state.tags or {}).get(OWNER_TAG)
+            owner = await self._owner(client, context, state)
             raise NotYet(Wait(instance_id=self.instance_id, statuses=(), orchestrator=state.name or "", owner=owner))
         return await self._result(client, state)
+
+    async def _owner(self, client: Client, context: Context, state: InstanceState) -> str | None:
+        """Return the instance's owner tag if this task may end the instance, else None.
+
+        The watch row decides. It names this task if an earlier try of this task has rewound the instance. It names
+        another task if that task waits for the instance: then this task waits too, but does not end the instance.
+        """
+        owner = (state.tags or {}).get(OWNER_TAG)
+        if owner is None or (found := await client.watches.get(self.instance_id)) is None:
+            return None
+        mine = _watch(self.instance_id, context, owner)
+        if replace(found, waiter=mine.waiter, etag=mine.etag) != mine:
+            return None
+        if found.waiter != mine.waiter:
+            await client.watches.add(mine)  # from now on this try may end the instance, and the earlier try may not
+        return owner
 
     async def _result(self, client: Client, state: InstanceState) -> Any:
         from airflow_provider_taskhub.engine.events import Status
@@ -127,27 +147,34 @@ class TaskHubRewindOperator(ActingOperator):
         """
         if owner is None:
             return
-        from airflow_provider_taskhub.hub.watches import Watch
-
-        name, task = deployment(), identity.TaskIdentity.of(context["ti"])
         if self.wait_for_completion:
-            await client.watches.add(
-                Watch(
-                    instance_id=self.instance_id,
-                    deployment=name,
-                    dag_id=task.dag_id,
-                    run_id=task.run_id,
-                    task_id=task.task_id,
-                    map_index=task.map_index,
-                    owner=owner,
-                    generation=1,
-                )
-            )
+            await client.watches.add(_watch(self.instance_id, context, owner))
             return
-        await client.watches.release(name, self.instance_id)
+        await client.watches.release(deployment(), self.instance_id)
 
     def _late(self) -> str:
         return "the instance is rewound, and this task waits for it no longer"
+
+
+def _watch(instance_id: str, context: Context, owner: str) -> Watch:
+    """Return the watch row which says that this try of the task waits for the instance.
+
+    :param owner: the instance's owner tag, which a rewind does not change.
+    """
+    from airflow_provider_taskhub.hub.watches import Watch
+
+    task = identity.TaskIdentity.of(context["ti"])
+    return Watch(
+        instance_id=instance_id,
+        deployment=deployment(),
+        dag_id=task.dag_id,
+        run_id=task.run_id,
+        task_id=task.task_id,
+        map_index=task.map_index,
+        owner=owner,
+        generation=1,
+        waiter=task.owner,
+    )
 
 
 class TaskHubPurgeOperator(ActingOperator):

@@ -273,6 +273,7 @@ def _watch(request: StartRequest, instance_id: str, generation: int, *, owner: s
         map_index=task.map_index,
         owner=owner,
         generation=generation,
+        waiter=task.owner,
     )
 
 

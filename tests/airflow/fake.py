@@ -464,6 +464,9 @@ class FakeWatches(Fake):
         hub = self._count("watches")
         return tuple(watch for watch in hub.watched.values() if watch.deployment == deployment)
 
+    async def get(self, instance_id: str) -> Watch | None:
+        return self._count("watch_of").watched.get(instance_id)
+
     async def remove(self, watch: Watch) -> None:
         hub = self._count("unwatch")
         if hub.watched.get(watch.instance_id) == watch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -311,7 +312,31 @@ def test_what_another_task_waits_for_stays_that_tasks(hub: FakeHub) -> None:
     hub.put("i", Status.RUNNING, tags={"taskhub.owner": "o"})
     assert task(TaskHubRewindOperator).start(Ti()).trigger.owner is None
     assert not hub.watched
-    assert task(TaskHubRewindOperator).start(Ti().next_try()).trigger.owner == "o", "an earlier try has rewound it"
+    assert task(TaskHubRewindOperator).start(Ti().next_try()).trigger.owner is None, "no try has rewound it"
+
+
+def test_what_an_earlier_try_has_rewound_is_still_this_tasks(hub: FakeHub) -> None:
+    failed(hub, **{"taskhub.owner": "o"})
+    one, ti = task(TaskHubRewindOperator), Ti()
+    one.start(ti)
+    for now in (ti.next_try(), ti.cleared()):
+        assert one.start(now).trigger.owner == "o"
+        assert hub.watched["i"].waiter == str(now.id), "the earlier try may not end it any more"
+    assert len(hub.rewound) == 1
+
+
+def test_what_another_task_has_rewound_meanwhile_is_that_tasks(hub: FakeHub) -> None:
+    failed(hub, **{"taskhub.owner": "o"})
+    one, ti = task(TaskHubRewindOperator), Ti()
+    one.start(ti)
+    hub.fail("i", "again")
+    hub.put("i", Status.PENDING)
+    hub.watched["i"] = replace(hub.watched["i"], task_id="load", waiter="the retry of load")
+    with pytest.raises(TaskDeferred) as again:
+        one.finish(ti, status="Failed")
+    assert again.value.trigger.owner is None
+    assert one.start(ti.next_try()).trigger.owner is None
+    assert hub.watched["i"].waiter == "the retry of load"
 
 
 def test_what_no_airflow_task_has_started_is_not_ended_by_a_kill(hub: FakeHub) -> None:

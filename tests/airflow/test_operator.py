@@ -86,12 +86,14 @@ def test_a_start_says_first_which_task_waits(make_task, hub, monkeypatch) -> Non
         map_index=4,
         owner=str(ti.id),
         generation=1,
+        waiter=str(ti.id),
         etag="e1",
     )
     assert known == [{instance_id: watch}]
     hub.put(instance_id, Status.RUNNING)
     task.start(ti.next_try())
     assert hub.watched[instance_id].owner == str(ti.id), "attached to the first try's start"
+    assert hub.watched[instance_id].waiter != str(ti.id), "and the first try may not end it any more"
     task.start(ti.next_try().cleared())
     assert {watch.generation for watch in hub.watched.values()} == {1, 2}
 

@@ -382,7 +382,15 @@ def test_a_hint_of_an_end() -> None:
 
 
 WATCHED = Watch(
-    instance_id="good", deployment="here", dag_id="d", run_id="r", task_id="t", map_index=3, owner="o", generation=2
+    instance_id="good",
+    deployment="here",
+    dag_id="d",
+    run_id="r",
+    task_id="t",
+    map_index=3,
+    owner="o",
+    generation=2,
+    waiter="w",
 )
 
 
@@ -396,6 +404,7 @@ def test_a_damaged_watch_row_is_left_out_and_a_newer_watch_is_not_removed() -> N
         await bench.put(bench.names.completions, "watch", "odd^", Deployment="here", DagId=5)
         found = await bench.client.watches.of("here")
         assert [replace(one, etag="") for one in found] == [WATCHED]
+        assert [await bench.client.watches.get(name) for name in ("good", "odd^", "none")] == [*found, None, None]
         assert await bench.client.watches.completions() == ("hint",)
         await bench.client.watches.add(replace(WATCHED, owner="newer"))
         await bench.client.watches.remove(found[0])
