@@ -35,13 +35,20 @@ def plain(text: str | None) -> Any:
         return text
 
 
-async def terminate_owned(client: Client, instance_id: str, owner: str | None, why: str, *, wait: bool = True) -> str:
+async def terminate_owned(
+    client: Client, instance_id: str, owner: str | None, why: str, *, wait: bool = True, waiter: str | None = None
+) -> str:
     """Terminate an instance that has not ended.
+
+    The owner tag alone does not say who may terminate the instance: a rewound instance keeps the tag of its first
+    start, and then a later try of the task, or another task, waits for it. The watch row names that try.
 
     :param owner: the value of the tag ``taskhub.owner`` that the instance must have. Another value means that another
         task has started the instance again, so the instance is not terminated.
     :param why: the reason of the termination.
     :param wait: True: wait until nothing of the instance runs any more.
+    :param waiter: the id of the task instance whose try asks for the termination. If the watch row names another one,
+        the instance is not terminated. None: do not read the watch row.
     :returns: a sentence about the result, for the task's log and its error.
     """
     state = await client.get(instance_id, payloads=False)
@@ -49,6 +56,10 @@ async def terminate_owned(client: Client, instance_id: str, owner: str | None, w
         return "the instance has ended already"
     if (state.tags or {}).get(OWNER_TAG) != owner:
         return "the instance was started again meanwhile: it is not terminated"
+    if waiter is not None:
+        watch = await client.watches.get(instance_id)
+        if watch is not None and watch.waiter not in ("", waiter):
+            return "another task, or another try of this task, waits for the instance: it is not terminated"
     await client.terminate(instance_id, why, wait=wait)
     if not wait:
         return "a termination is requested"

@@ -316,17 +316,21 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         return self._event("timeout", None, message)
 
     async def _terminate(self, settings: Settings, reason: str) -> str:
-        """Terminate the instance if it has not ended and still has this trigger's owner tag. Retry after errors.
+        """Terminate the instance if it has not ended and this trigger's try still waits for it. Retry after errors.
+
+        A triggerer that was paused runs its trigger although a later try waits for the same instance already.
 
         :param reason: the reason of the termination.
         :returns: a sentence about the result.
         """
         problem = ""
+        ti = self.task_instance
+        waiter = None if ti is None else str(ti.id)
 
         async def terminate() -> str:
             try:
                 async with asyncio.timeout(CONFIRM_DEADLINE), open_client(settings) as client:
-                    return await terminate_owned(client, self.instance_id, self.owner, reason)
+                    return await terminate_owned(client, self.instance_id, self.owner, reason, waiter=waiter)
             except TimeoutError:
                 return f"the termination was sent, but the instance has not ended within {CONFIRM_DEADLINE:g} s"
 

@@ -20,6 +20,7 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.pending_waits import AwaitedEvent, Awaits
 from airflow_provider_taskhub.errors import HubError, InputError, Throttled, Unavailable
 from airflow_provider_taskhub.hub.model import RecordState
+from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.triggers import taskhub as module
 from airflow_provider_taskhub.triggers.task_end import LARGEST_OUTPUT
 from airflow_provider_taskhub.triggers.taskhub import SETTLE, TaskHubTrigger
@@ -591,6 +592,36 @@ def past() -> str:
     return (VirtualClock(asyncio.get_running_loop()).utc_now() + timedelta(seconds=-90)).text()
 
 
+@pytest.mark.parametrize(("waits", "ended"), [("this try", True), ("", True), ("the next try", False)])
+def test_what_another_try_or_task_waits_for_is_not_terminated(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, waits: str, ended: bool
+) -> None:
+    """A triggerer that was paused goes on after its deadline. A rewound instance has the owner of its first try."""
+
+    async def scenario() -> None:
+        watch = Watch(
+            instance_id="i",
+            deployment="here",
+            dag_id="d",
+            run_id="r",
+            task_id="t",
+            map_index=-1,
+            owner="me",
+            generation=1,
+            waiter=waits,
+        )
+        for end in (lambda trigger: fired(trigger), lambda trigger: trigger.on_kill()):
+            hub.terminated.clear()
+            hub.put("i", Status.RUNNING, tags=OWNER)
+            hub.watched["i"] = watch
+            trigger = waiting(deadline=past())
+            trigger._task_instance = killed(monkeypatch, "failed")
+            await end(trigger)
+            assert bool(hub.terminated) is ended
+
+    play(scenario)
+
+
 def test_without_a_triggerer_until_after_the_deadline_it_still_terminates(hub: FakeHub) -> None:
     async def scenario() -> None:
         hub.put("i", Status.RUNNING, tags=OWNER)
@@ -647,7 +678,7 @@ def killed(monkeypatch: pytest.MonkeyPatch, state: str | None, *, map_index: int
         return {} if state == "gone" else {"r": {"t" if map_index < 0 else f"t_{map_index}": state}}
 
     monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(states))
-    return SimpleNamespace(dag_id="d", task_id="t", run_id="r", map_index=map_index)
+    return SimpleNamespace(id="this try", dag_id="d", task_id="t", run_id="r", map_index=map_index)
 
 
 @pytest.mark.parametrize(
