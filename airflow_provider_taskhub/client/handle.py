@@ -14,6 +14,7 @@ from airflow_provider_taskhub import codec, tracing
 from airflow_provider_taskhub.client.connection import Connection
 from airflow_provider_taskhub.client.starting import Starter
 from airflow_provider_taskhub.client.termination import FIRST_PAUSE, LONGEST_PAUSE, activities_end, families_end
+from airflow_provider_taskhub.client.watching import Watches
 from airflow_provider_taskhub.clock import Deadline
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
@@ -41,6 +42,7 @@ from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, Me
 from airflow_provider_taskhub.hub.rewind import rewind
 from airflow_provider_taskhub.hub.waiting.reasons import Why
 
+FINAL = tuple(status for status in Status if status.is_final)
 TRIES = 5
 """The largest number of tries of one purge. A try fails if another process changes the instance at the same time."""
 
@@ -301,7 +303,9 @@ class InstanceHandle:
         :raises InputError: if the reason cannot be stored.
         """
         check_column(reason, "the reason")
-        await rewind(self.hub, check_instance_id(self.id), reason)
+        check_instance_id(self.id)
+        await Watches(self._connection).release_ended(self.id, (Status.FAILED,))
+        await rewind(self.hub, self.id, reason)
         return await self._existing()
 
     async def restart(self, *, new_id: bool = False) -> InstanceState:
@@ -314,10 +318,11 @@ class InstanceHandle:
         :raises InstanceExists: if the instance has not ended and ``new_id`` is False.
         """
         row = await self._existing(payloads=True)
-        into = uuid4().hex if new_id else self.id
-        policy = StartPolicy.REFUSE if new_id else StartPolicy.REPLACE_FINISHED
-        if not new_id and row.status is Status.PENDING and row.restarts and row.completed is None:
-            policy = StartPolicy.ATTACH  # puts the start message again: the first restart was perhaps interrupted
+        into, policy = (uuid4().hex, StartPolicy.REFUSE) if new_id else (self.id, StartPolicy.REPLACE_FINISHED)
+        if not new_id:
+            await Watches(self._connection).release_ended(self.id, FINAL)
+            if row.status is Status.PENDING and row.restarts and row.completed is None:
+                policy = StartPolicy.ATTACH  # puts the start message again: the first restart was perhaps interrupted
         return await Starter(self.hub).begin(row.name, row.input, into, row.version, row.tags, None, policy)
 
     async def purge(self) -> bool:

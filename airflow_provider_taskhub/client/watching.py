@@ -11,6 +11,7 @@ import structlog
 
 from airflow_provider_taskhub.client.connection import Connection
 from airflow_provider_taskhub.concurrency import gather_bounded
+from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import NotFound, StorageError
 from airflow_provider_taskhub.hub import watches
 from airflow_provider_taskhub.hub.formats.keys import escape, unescape
@@ -18,6 +19,7 @@ from airflow_provider_taskhub.hub.model import WATCHER, Member
 from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.storage.primitives import Compare, Entity, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.supervision import owned
+from airflow_provider_taskhub.tags import OWNER_TAG
 
 log = structlog.get_logger(__name__)
 
@@ -73,6 +75,25 @@ class Watches:
         for watch in await self.of(deployment):
             if watch.instance_id == instance_id:
                 await self.remove(watch)
+
+    async def release_ended(self, instance_id: str, statuses: Collection[Status]) -> None:
+        """Delete the watch row of an instance that will go on again without the Airflow task that waited for it.
+
+        Call this method before the instance goes on. Else the sweep could terminate it, because the task has ended. A
+        row that is newer than the end of the instance stays: the task of this row lets the instance go on itself.
+
+        :param instance_id: id of the instance.
+        :param statuses: final statuses. If the instance has none of them, it does not go on again, and its row stays.
+        """
+        entity = await self._hub.store.get(self._hub.names.instances, escape(instance_id), "")
+        state = None if entity is None else self._hub.state_of(entity)
+        if entity is None or state is None or state.status not in statuses:
+            return
+        owner = (state.tags or {}).get(OWNER_TAG)
+        if owner is not None:
+            await watches.delete_older(
+                self._hub.store, self._hub.names, instance_id, owner=owner, than=entity.timestamp
+            )
 
     async def completions(self) -> tuple[str, ...]:
         """Return the ids of instances that have a completion hint.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import Conflict, NotFound
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.formats.keys import escape, unescape
@@ -103,6 +104,20 @@ async def delete(store: Store, names: HubNames, watch: Watch) -> None:
     row = RowOperation(verb=RowVerb.DELETE, entity=entity, etag=watch.etag)
     with suppress(Conflict, NotFound):
         await store.execute(Transact(table=names.completions, rows=(row,)))
+
+
+async def delete_older(store: Store, names: HubNames, instance_id: str, *, owner: str, than: Timestamp | None) -> None:
+    """Delete the watch row of an instance if the row is of this start, and was not written after the time ``than``.
+
+    :param than: a time of the store's clock; None: nothing is deleted.
+    """
+    entity = await store.get(names.completions, PARTITION, escape(instance_id))
+    if entity is None or entity.timestamp is None or than is None or entity.timestamp > than:
+        return
+    if entity.properties.get("Owner") == owner:
+        row = RowOperation(verb=RowVerb.DELETE, entity=entity, etag=entity.etag)
+        with suppress(Conflict, NotFound):
+            await store.execute(Transact(table=names.completions, rows=(row,)))
 
 
 def _watch(names: HubNames, entity: Entity) -> Watch | None:

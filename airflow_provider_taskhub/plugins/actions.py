@@ -17,7 +17,6 @@ from pydantic import Field
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.errors import InstanceNotFound, InvalidStateError
-from airflow_provider_taskhub.hooks.deployment import deployment
 from airflow_provider_taskhub.hooks.masking import masked
 from airflow_provider_taskhub.hub.model import InstanceState
 from airflow_provider_taskhub.plugins import access, audit, orders
@@ -70,14 +69,12 @@ class Action:
         instance, the order, the reason with the user's name, and the user's name.
     :param done: what the page says afterwards.
     :param ended: the statuses that an instance may have; empty: the client decides.
-    :param starts: True: an instance that has ended runs again, and no Airflow task waits for it.
     """
 
     order: type[InstanceOrder]
     do: Callable[["InstanceHandle", Any, str, str], Awaitable[str]]
     done: str
     ended: frozenset[Status] = frozenset()
-    starts: bool = False
 
 
 async def _terminate(instance: "InstanceHandle", order: Termination, reason: str, user: str) -> str:
@@ -129,9 +126,8 @@ ACTIONS: Mapping[str, Action] = {
         do=_rewind,
         done="The instance goes on from before its failure. Until it ends, its status is Pending.",
         ended=frozenset({Status.FAILED, Status.PENDING}),  # Pending: perhaps a rewind was interrupted
-        starts=True,
     ),
-    "restart": Action(order=Restart, do=_restart, done="The instance is started again.", starts=True),
+    "restart": Action(order=Restart, do=_restart, done="The instance is started again."),
     "raise-event": Action(order=Event, do=_raise_event, done="The event is sent."),
     "purge": Action(order=InstanceOrder, do=_purge, done="The instance is deleted.", ended=_ENDED),
 }
@@ -182,9 +178,6 @@ def routes() -> Any:
         facts = {"hub": head["hub"], "instance_id": order.id, "execution_id": state.execution_id} | _extra(order)
         await asyncio.to_thread(audit.record, who, name, facts, state.tags)
         with orders.answered(cache):
-            if action.starts and state.status.is_final:
-                # its task has ended too, so the sweep would terminate the instance that runs again
-                await client.watches.release(deployment(), order.id)
             shown = await action.do(client.instance(order.id), order, signed(order.reason, who), who)
         return {"id": shown, "text": action.done}
 

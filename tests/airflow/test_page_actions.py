@@ -13,8 +13,6 @@ import pytest
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.identity import next_execution_id
 from airflow_provider_taskhub.errors import InputError, InstanceExists, InstanceNotFound, InvalidStateError, Unavailable
-from airflow_provider_taskhub.hooks.deployment import deployment
-from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.plugins import orders
 from airflow_provider_taskhub.plugins.actions import ACTIONS, actions_of
 from tests.airflow.fake import NOW, FakeHub
@@ -131,30 +129,6 @@ def test_an_order_reaches_the_hub_with_the_users_name(
     shown = "new" if order.get("new_id") else "mine"
     assert page.post(action, order) == (200, {"id": shown, "text": ACTIONS[action].done})
     assert hub.ordered == [(action.replace("-", "_"), "mine", *expected)]
-
-
-@pytest.mark.parametrize(
-    ("action", "status", "kept"),
-    [
-        ("rewind", Status.FAILED, False),
-        ("restart", Status.TERMINATED, False),
-        ("restart", Status.RUNNING, True),
-        ("purge", Status.FAILED, True),
-        ("terminate", Status.RUNNING, True),
-    ],
-)
-def test_the_sweep_does_not_end_what_a_user_has_started_again(
-    page: Page, hub: FakeHub, action: str, status: Status, kept: bool
-) -> None:
-    """The watch row of the ended task is still there for some seconds. A running task keeps its row."""
-    hub.put("mine", status, tags=TAGS, created=NOW)
-    watch = Watch(
-        instance_id="mine", deployment=deployment(), dag_id="flights", run_id="r", task_id="hub", map_index=3,
-        owner="o", generation=1,
-    )  # fmt: skip
-    hub.watched = {"mine": watch, "other": replace(watch, instance_id="other")}
-    assert page.post(action)[0] == 200
-    assert set(hub.watched) == ({"mine", "other"} if kept else {"other"})
 
 
 def test_after_an_order_the_page_shows_the_new_state_at_once(page: Page, hub: FakeHub) -> None:

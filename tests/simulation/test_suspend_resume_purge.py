@@ -21,16 +21,25 @@ from airflow_provider_taskhub.engine.events import (
     TaskCompleted,
     TaskScheduled,
 )
-from airflow_provider_taskhub.errors import Conflict, InputError, InstanceExists, InstanceNotFound, Unavailable
+from airflow_provider_taskhub.errors import (
+    Conflict,
+    InputError,
+    InstanceExists,
+    InstanceNotFound,
+    InvalidStateError,
+    Unavailable,
+)
 from airflow_provider_taskhub.hub.admission.facts import SECOND
 from airflow_provider_taskhub.hub.formats.keys import log_name
 from airflow_provider_taskhub.hub.history.activity_records import results_of
 from airflow_provider_taskhub.hub.history.purge import purge, purge_activities
 from airflow_provider_taskhub.hub.model import InstanceState, StartPolicy
+from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.faults import Fault, FaultyStore, at, late, lost, throttled, unsent
 from airflow_provider_taskhub.storage.primitives import Entity, Message, PutBlob, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
+from airflow_provider_taskhub.tags import OWNER_TAG, WATCH_TAG
 from tests.simulation.scenarios import app_of
 from tests.simulation.world import AFTER, Death, Effects, Place, World, simulate
 
@@ -71,6 +80,49 @@ async def ended_as(world: World, status: str, instance_id: str = "one") -> None:
             await world.client.start("patient", instance_id=instance_id)
             await world.client.terminate(instance_id, "enough")
     assert str((await world.wait(instance_id)).status) == status
+
+
+# --- the Airflow task of an instance that goes on again -----------------------------------------------------------
+
+WATCH = Watch(
+    instance_id="one", deployment="here", dag_id="d", run_id="r", task_id="t", map_index=-1, owner="o", generation=1
+)
+
+
+@pytest.mark.parametrize("operation", ["rewind", "restart"])
+@pytest.mark.parametrize(
+    ("written", "kept"), [("before the start", False), ("after the end", True), ("for another start", True)]
+)
+def test_the_sweep_does_not_end_what_a_person_has_started_again(operation: str, written: str, kept: bool) -> None:
+    """The row of the task that has ended goes. A task that lets the instance go on itself has just written its row."""
+
+    async def drive(world: World) -> Any:
+        watch = WATCH if written != "for another start" else replace(WATCH, owner="newer")
+        await world.client.watches.add(watch)
+        await world.client.start("raising", instance_id="one", tags={OWNER_TAG: "o", WATCH_TAG: "1"})
+        assert (await world.wait("one")).status is Status.FAILED
+        if written == "after the end":
+            await world.clock.sleep(1.0)
+            await world.client.watches.add(watch)
+        await (world.client.rewind("one") if operation == "rewind" else world.client.restart("one"))
+        return [one.instance_id for one in await world.client.watches.of("here")]
+
+    assert play(drive) == (["one"] if kept else [])
+
+
+def test_an_order_that_changes_nothing_leaves_the_task_its_watch_row() -> None:
+    async def drive(world: World) -> Any:
+        await world.client.watches.add(WATCH)
+        await world.client.start("chain", 1, instance_id="one", tags={OWNER_TAG: "o"})
+        with pytest.raises(InstanceExists):
+            await world.client.restart("one")
+        assert (await world.wait("one")).status is Status.COMPLETED
+        with pytest.raises(InvalidStateError):
+            await world.client.rewind("one")
+        await world.client.restart("one", new_id=True)
+        return [one.instance_id for one in await world.client.watches.of("here")]
+
+    assert play(drive) == ["one"]
 
 
 # --- suspend and resume -------------------------------------------------------------------------------------------
