@@ -40,6 +40,8 @@ class Watch:
     :param generation: generation of the Airflow task. A clear of the task raises it.
     :param waiter: id of the task instance whose try waits, new for every try. Another try must not end the instance.
         "": the row does not say which try waits.
+    :param cleared_continues: True: after a clear, the Airflow task waits for the same instance again, as a task that
+        rewinds an instance does. False: a clear ends the instance, because the task then starts another one.
     :param etag: ETag of the row, as it was read.
     """
 
@@ -52,6 +54,7 @@ class Watch:
     owner: str
     generation: int
     waiter: str = ""
+    cleared_continues: bool = False
     etag: str = ""
 
 
@@ -73,6 +76,7 @@ async def write(store: Store, names: HubNames, watch: Watch, *, replaces: bool =
             "Owner": watch.owner,
             "Generation": watch.generation,
             "Waiter": watch.waiter,
+            "ClearedContinues": watch.cleared_continues,
         },
     )
     row = RowOperation(verb=RowVerb.UPSERT_REPLACE if replaces else RowVerb.INSERT, entity=entity)
@@ -141,5 +145,6 @@ def _watch(names: HubNames, entity: Entity) -> Watch | None:
         owner=str(texts["Owner"]),
         generation=int(numbers["Generation"]),  # type: ignore[arg-type]  # the loop above has checked the type
         waiter=str(entity.properties.get("Waiter") or ""),
+        cleared_continues=entity.properties.get("ClearedContinues") is True,
         etag=entity.etag,
     )

@@ -181,6 +181,7 @@ class ActingOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not foll
                 deadline=text,
                 end_from_trigger=wait.owner is not None and not needs_worker(self),
                 push_output=self.do_xcom_push,
+                cleared_continues=True,  # the next try reads the same instance first
             ),
             method_name="execute_complete",
             kwargs={"waits_for": asdict(wait) | {"statuses": [*wait.statuses]}, "deadline": text},

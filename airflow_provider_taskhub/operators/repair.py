@@ -174,6 +174,7 @@ def _watch(instance_id: str, context: Context, owner: str) -> Watch:
         owner=owner,
         generation=1,
         waiter=task.owner,
+        cleared_continues=True,
     )
 
 

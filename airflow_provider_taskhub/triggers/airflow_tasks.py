@@ -40,7 +40,9 @@ def key(task_id: str, map_index: int) -> str:
     return task_id if map_index < 0 else f"{task_id}_{map_index}"
 
 
-def why_nobody_waits(states: States, run_id: str, name: str, *, killed: bool = False) -> str | None:
+def why_nobody_waits(
+    states: States, run_id: str, name: str, *, killed: bool = False, cleared_continues: bool = False
+) -> str | None:
     """Return why no try of a task waits for its instance now or will wait later; None if a try waits or may wait.
 
     A task that is running, queued or up for retry counts as waiting: its current or next try attaches to the instance
@@ -52,13 +54,14 @@ def why_nobody_waits(states: States, run_id: str, name: str, *, killed: bool = F
     :param name: the task instance's :func:`key`.
     :param killed: True: Airflow has called the trigger's ``on_kill``, so a user has marked the task. False: the task
         may have reached its state by itself. This changes only the text.
+    :param cleared_continues: True: a task that was cleared waits for the same instance again.
     """
     found = states.get(run_id, {})
     if name not in found:
         return "its run was deleted"
     state = found[name]
     if state is None:
-        return "task cleared"
+        return None if cleared_continues else "task cleared"
     state = str(getattr(state, "value", state))
     if state not in FINAL:
         return None

@@ -7,7 +7,8 @@ tasks: every triggerer that has waited for an instance of the hub, until no watc
 knows the Airflow connection of the hub.
 
 No task waits for an instance if the instance's task is in a final state, was deleted, or was cleared. If a cleared task
-runs again with another instance, it does not wait for the older one. :class:`Sightings` makes the decisions and does no
+runs again with another instance, it does not wait for the older one. A task that rewinds an instance waits for the same
+instance after a clear, and its watch row says so. :class:`Sightings` makes the decisions and does no
 I/O. :class:`Sweep` does the I/O. The sweep terminates an instance only if it has found at least twice, :data:`SETTLE`
 seconds apart, that no task waits for it. If Airflow does not answer the request about a task, the sweep does not
 terminate the instance of this task.
@@ -138,7 +139,7 @@ class Sightings:
             return None
         if superseded:
             return "task cleared"  # the task runs again, and its newer generation has another instance
-        return why_nobody_waits(answer.states, watch.run_id, name)
+        return why_nobody_waits(answer.states, watch.run_id, name, cleared_continues=watch.cleared_continues)
 
 
 def _task(watch: Watch) -> object:

@@ -88,6 +88,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
     :param end_from_trigger: True: end the task in the triggerer when the instance has completed, because nothing in
         the task needs an Airflow worker.
     :param push_output: True: when the task ends in the triggerer, push the output as the task's XCom.
+    :param cleared_continues: True: a clear does not terminate the instance: the cleared task waits for it again.
     """
 
     clock: Clock = SYSTEM_CLOCK
@@ -110,6 +111,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         may_be_missing: bool = False,
         end_from_trigger: bool = False,
         push_output: bool = True,
+        cleared_continues: bool = False,
         **_of_other_versions: Any,
     ) -> None:
         super().__init__()
@@ -125,6 +127,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         self.may_be_missing = may_be_missing
         self.end_from_trigger = end_from_trigger
         self.push_output = push_output
+        self.cleared_continues = cleared_continues
         self._completed: InstanceState | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -142,6 +145,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
             "may_be_missing": self.may_be_missing,
             "end_from_trigger": self.end_from_trigger,
             "push_output": self.push_output,
+            "cleared_continues": self.cleared_continues,
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -316,16 +320,13 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         return self._event("timeout", None, message)
 
     async def _terminate(self, settings: Settings, reason: str) -> str:
-        """Terminate the instance if it has not ended and this trigger's try still waits for it. Retry after errors.
-
-        A triggerer that was paused runs its trigger although a later try waits for the same instance already.
+        """Terminate the instance if it has not ended and no later try waits for it. Retry after errors.
 
         :param reason: the reason of the termination.
         :returns: a sentence about the result.
         """
         problem = ""
-        ti = self.task_instance
-        waiter = None if ti is None else str(ti.id)
+        waiter = None if self.task_instance is None else str(self.task_instance.id)
 
         async def terminate() -> str:
             try:
@@ -376,7 +377,8 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         except Exception:
             self.log.error("the task's state cannot be read: instance %s keeps running", self.instance_id)
             return None
-        return why_nobody_waits(states, ti.run_id, key(ti.task_id, index_of(ti)), killed=True)
+        name = key(ti.task_id, index_of(ti))
+        return why_nobody_waits(states, ti.run_id, name, killed=True, cleared_continues=self.cleared_continues)
 
     def _no_worker_limit(self, settings: Settings) -> float:
         limit = self.no_worker_timeout

@@ -300,6 +300,13 @@ def test_while_it_waits_the_instance_belongs_to_the_rewinding_task(hub: FakeHub)
     assert (watch.dag_id, watch.task_id, watch.owner) == ("flights", "again", "o")
 
 
+def test_a_clear_of_the_rewinding_task_does_not_end_the_instance(hub: FakeHub) -> None:
+    """Until the cleared task runs again, its state is None. That ended hours of work, by chance."""
+    failed(hub, **{"taskhub.owner": "o"})
+    assert task(TaskHubRewindOperator).start(Ti()).trigger.serialize()[1]["cleared_continues"]
+    assert hub.watched["i"].cleared_continues
+
+
 def test_nobody_waits_for_an_instance_that_is_only_rewound(hub: FakeHub) -> None:
     failed(hub, **{"taskhub.owner": "o"})
     task(TaskHubRewindOperator).start(Ti())

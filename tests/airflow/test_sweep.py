@@ -117,6 +117,14 @@ def test_an_instance_that_a_try_waits_for_or_may_wait_for_is_left_alone(hub: Fak
     assert (hub.terminated, set(hub.watched)) == ([], {"i"})
 
 
+def test_a_clear_ends_nothing_if_the_cleared_task_waits_for_the_same_instance_again(hub: FakeHub) -> None:
+    watched(hub, replace(WATCH, cleared_continues=True))
+    sweep(hub, FakeAirflow(t=None), seconds=3600)
+    assert (hub.terminated, set(hub.watched)) == ([], {"i"})
+    sweep(hub, FakeAirflow(t="failed"))
+    assert hub.terminated == [("i", "from Airflow: the task is failed")]
+
+
 def test_the_run_was_deleted(hub: FakeHub) -> None:
     watched(hub)
     sweep(hub, FakeAirflow())

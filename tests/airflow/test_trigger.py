@@ -707,6 +707,20 @@ def test_a_kill_terminates_the_instance_and_gives_the_reason(
     play(scenario)
 
 
+@pytest.mark.parametrize(("state", "ended"), [(None, False), ("failed", True), ("gone", True)])
+def test_a_clear_ends_nothing_if_the_cleared_task_waits_for_the_same_instance_again(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, state: str | None, ended: bool
+) -> None:
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING, tags=OWNER)
+        trigger = waiting(cleared_continues=True)
+        trigger._task_instance = killed(monkeypatch, state)
+        await trigger.on_kill()
+        assert bool(hub.terminated) is ended
+
+    play(scenario)
+
+
 @pytest.mark.parametrize(
     "state", ["deferred", "scheduled", "queued", "running", "restarting", "up_for_retry", "up_for_reschedule"]
 )

@@ -391,6 +391,7 @@ WATCHED = Watch(
     owner="o",
     generation=2,
     waiter="w",
+    cleared_continues=True,
 )
 
 
