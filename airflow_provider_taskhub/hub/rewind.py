@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from secrets import token_hex
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.children import awaited
@@ -121,7 +122,8 @@ async def _rewrite(hub: Hub, rows: HistoryRows, rewinding: Rewinding, again: Col
     assert sentinel is not None
     etag = sentinel.etag
     for group in rules.transactions(rules.rewritten(rows.committed, rewinding, again)):
-        etags = await hub.store.execute(rules.locked(hub.names, group, sentinel.execution_id, etag))
+        change = rules.locked(hub.names, group, sentinel.execution_id, etag, commit_id=token_hex(16))
+        etags = await hub.store.execute(change)
         assert isinstance(etags, tuple)
         etag = etags[-1]
 

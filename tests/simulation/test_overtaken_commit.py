@@ -1,4 +1,4 @@
-"""A commit whose answer was lost, while another worker takes the partition over and commits the next episode."""
+"""A commit whose answer is lost or late: what other workers and clients do meanwhile stays done."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pytest
 
 from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.engine.context import OrchestrationContext
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.errors import InvalidStateError, Unavailable
 from airflow_provider_taskhub.storage.faults import Call, Fault, lost
 from airflow_provider_taskhub.storage.primitives import Transact
 from tests.simulation.lives import move
@@ -63,3 +65,61 @@ def test_what_a_history_says_was_sent_is_not_withdrawn(place: Place) -> None:
             return state.output, runs, len(aborted)
 
     assert simulate(play) == ("9", [3], 1)
+
+
+@pytest.mark.rows("K46")
+def test_a_failure_is_not_written_over_a_rewind(place: Place) -> None:
+    """The failing checkpoint has written the row, but its worker has no answer when a client rewinds the instance."""
+    app = App("rewound", version="1")
+    runs = list[int]()
+
+    @app.activity
+    def shaky(number: int) -> int:
+        runs.append(number)
+        if len(runs) == 1:
+            raise ValueError("the first time")
+        return number
+
+    @app.orchestrator
+    async def child(ctx: OrchestrationContext) -> int:
+        number = int(await ctx.call_activity("shaky", 3))
+        await ctx.wait_for_external_event("go")
+        return number
+
+    @app.orchestrator
+    async def parent(ctx: OrchestrationContext) -> int:
+        return int(await ctx.call_sub_orchestrator("child", instance_id="kid"))
+
+    async def play() -> tuple[Status, str, Status, str | None]:
+        async with World(app, place=place, partitions=1) as world:
+            first = await world.join("first")
+            names, handle, story = world.client.hub.names, world.client.instance("one"), list[str]()
+
+            def plan(call: Call) -> Fault | None:
+                what = call.what
+                if isinstance(what, Transact) and what.table == names.instances and not story:
+                    row = what.rows[0].entity
+                    if row.partition_key == "one" and row.properties.get("RuntimeStatus") == "Failed":
+                        story.append("failed")
+                        return Fault(pause=10.0, after=Unavailable("answer lost (fault)", maybe_done=True))
+                return None
+
+            first.plan = plan
+            await world.client.start("parent", instance_id="one")
+            while (await world.client.get("one", payloads=False)).status is not Status.FAILED:  # type: ignore[union-attr]
+                await world.clock.sleep(0.2)
+            await handle.rewind("again")
+            await world.clock.sleep(60.0)  # until the worker has heard
+            waiting = await world.client.get("one")
+            assert waiting is not None
+            with pytest.raises(InvalidStateError) as purged:
+                await handle.purge()
+            await world.client.raise_event("kid", "go")
+            state = await world.wait("one", timedelta(hours=1))
+            await world.ended()
+            return waiting.status, str(purged.value), state.status, state.output
+
+    waiting, purged, status, output = simulate(play)
+    assert waiting is Status.PENDING
+    assert "terminate it first" in purged
+    assert (status, output) == (Status.COMPLETED, "3")

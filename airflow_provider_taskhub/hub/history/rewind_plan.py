@@ -42,7 +42,7 @@ from airflow_provider_taskhub.engine.retry import RetryDecision
 from airflow_provider_taskhub.hub.formats.history_rows import SENTINEL
 from airflow_provider_taskhub.hub.formats.payload_spill import batches
 from airflow_provider_taskhub.hub.model import HubNames
-from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
+from airflow_provider_taskhub.storage.primitives import Entity, Property, RowOperation, RowVerb, Transact
 
 _Scheduling = TaskScheduled | SubOrchestrationInstanceCreated | TimerCreated | EventSent
 _Answer = TaskCompleted | TaskFailed | SubOrchestrationInstanceCompleted | SubOrchestrationInstanceFailed | TimerFired
@@ -290,16 +290,21 @@ def transactions(rows: Sequence[Entity]) -> Iterator[tuple[RowOperation, ...]]:
         yield tuple(RowOperation(verb=RowVerb.REPLACE, entity=row, etag=row.etag) for row in group)
 
 
-def locked(names: HubNames, group: Sequence[RowOperation], execution_id: str, etag: str) -> Transact:
+def locked(names: HubNames, group: Sequence[RowOperation], execution_id: str, etag: str, *, commit_id: str) -> Transact:
     """Return a transaction that writes a group of history rows and the sentinel (the last row of the history, whose
     ETag is the lock of the instance). The transaction fails if an episode (one run of the orchestrator), a purge or
     another rewind has changed the sentinel.
 
+    The transaction replaces the commit id in the sentinel. If the old id stayed, a worker that has no answer to its
+    failing checkpoint would believe that nothing has happened since, and would write the failure into the instance row.
+
     :param execution_id: execution id in the sentinel.
     :param etag: ETag of the sentinel.
+    :param commit_id: a new id of the rewind.
     """
     key = group[0].entity.partition_key
-    lock = Entity(partition_key=key, row_key=SENTINEL, properties={"ExecutionId": execution_id})
+    columns: dict[str, Property | None] = {"ExecutionId": execution_id, "TaskHubCommit": commit_id}
+    lock = Entity(partition_key=key, row_key=SENTINEL, properties=columns)
     return Transact(table=names.history, rows=(*group, RowOperation(verb=RowVerb.MERGE, entity=lock, etag=etag)))
 
 

@@ -188,7 +188,7 @@ async def _rewind(bench: Bench, *ordinals: int) -> None:
         )
         for row in (rows[row_key(ordinal)] for ordinal in ordinals)
     ]
-    etags = await bench.store.execute(locked(NAMES, marked, GEN0, rows[SENTINEL].etag))
+    etags = await bench.store.execute(locked(NAMES, marked, GEN0, rows[SENTINEL].etag, commit_id="rewind"))
     assert isinstance(etags, tuple)
     bench.etag = etags[-1]
 
