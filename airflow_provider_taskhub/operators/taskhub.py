@@ -299,7 +299,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         text = deadline.text() if deadline else None
         if not self.deferrable:
             self.log.info("this Airflow worker waits for instance %s, because deferrable is False", instance_id)
-            here = self._trigger(instance_id, owner, None)  # Airflow itself interrupts this wait at the deadline
+            here = self._trigger(instance_id, owner, text)
             pause = seconds(self.poll_interval)
             here.interval = timedelta(seconds=pause) if pause else None
             return self.execute_complete(context, wait_in_worker(here), [instance_id, owner], text)

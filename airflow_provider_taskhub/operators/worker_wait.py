@@ -28,10 +28,11 @@ def default_deferrable() -> bool:
 def wait_in_worker(trigger: TaskHubTrigger) -> dict[str, Any]:
     """Run a trigger in this process, and return the content of its first event.
 
-    The wait therefore behaves and logs as in the triggerer. It has no deadline of its own: Airflow itself interrupts a
-    task at its ``execution_timeout``.
+    The wait therefore behaves and logs as in the triggerer.
 
-    :param trigger: a trigger that Airflow does not know.
+    :param trigger: a trigger that Airflow does not know. It needs the deadline of the task, although Airflow also
+        interrupts the task at its ``execution_timeout``: Airflow raises the error once, in the code that runs at this
+        moment. If this is code of a background task, asyncio stores the error there, and the wait would go on.
     """
 
     async def first() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import runpy
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,9 +12,12 @@ import pytest
 from airflow.sdk import conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
 
+from airflow_provider_taskhub.clock import SystemClock
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hub.model import InstanceState
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
+from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 from tests.airflow.conftest import Ti
 from tests.airflow.fake import FakeClient, FakeHub
 
@@ -118,14 +122,42 @@ def test_a_wait_in_the_worker_asks_as_often_as_told(make_task, monkeypatch) -> N
     seen = []
 
     def look(trigger: Any) -> dict[str, Any]:
-        seen.append((trigger.interval, trigger.deadline, trigger.end_from_trigger))
+        seen.append((trigger.interval, trigger.deadline is not None, trigger.end_from_trigger))
         return {"reason": "missing", "instance_id": trigger.instance_id, "owner": trigger.owner, "message": "gone"}
 
     monkeypatch.setattr("airflow_provider_taskhub.operators.taskhub.wait_in_worker", look)
     for poll_interval in (None, 30, timedelta(minutes=1)):
         with pytest.raises(AirflowException, match="gone"):
             make_task(deferrable=False, poll_interval=poll_interval, execution_timeout=timedelta(hours=1)).run(Ti())
-    assert seen == [(None, None, False), (timedelta(seconds=30), None, False), (timedelta(minutes=1), None, False)]
+    assert seen == [(pause, True, False) for pause in (None, timedelta(seconds=30), timedelta(minutes=1))]
+
+
+@pytest.mark.timeout(10)  # if this breaks, the task waits for ever
+def test_a_wait_in_the_worker_ends_at_its_time_limit_though_airflows_error_is_lost(make_task, hub, monkeypatch) -> None:
+    """Airflow raises it once, in whatever code runs. In the step of a background task, asyncio keeps it there."""
+    get = FakeClient.get
+    alarm = [AirflowTaskTimeout("Timeout, PID: 7")]
+
+    async def alarmed(self: FakeClient, instance_id: str, **named: Any) -> InstanceState | None:
+        if hub.attending and alarm:
+            raise alarm.pop()
+        return await get(self, instance_id, **named)
+
+    class Later(SystemClock):
+        def utc_now(self) -> Timestamp:
+            return super().utc_now() + timedelta(hours=0 if alarm else 2)
+
+    monkeypatch.setattr(FakeClient, "get", alarmed)
+    watchers: dict[Any, Any] = {}
+    monkeypatch.setattr("airflow_provider_taskhub.triggers.watcher._WATCHERS", watchers)
+    monkeypatch.setattr(TaskHubTrigger, "clock", Later())
+    monkeypatch.setattr("airflow_provider_taskhub.triggers.taskhub._LOOK", 0.01)
+    task = make_task(deferrable=False, poll_interval=0.01, execution_timeout=timedelta(hours=1))
+    with pytest.raises(AirflowTaskTimeout, match=r"instance .*: the time limit is over"):
+        task.run(Ti())
+    assert hub.terminated == [(ID.format(1), "from Airflow: execution timeout")]
+    watchers.clear()
+    gc.collect()  # asyncio logs the lost error here, and not after the last test
 
 
 @pytest.mark.parametrize(
