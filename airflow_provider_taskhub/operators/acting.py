@@ -56,12 +56,15 @@ class Wait:
     :param statuses: names of statuses that end the wait, besides the final statuses, which always end it.
     :param orchestrator: the name of the instance's orchestrator: the wait ends when no worker can run it.
     :param owner: the owner tag that the instance must have so that a kill of the task terminates it; None: never.
+    :param execution_id: the execution id of the run (one start of the instance) that the request is about; None: the
+        request is about any run.
     """
 
     instance_id: str
     statuses: Sequence[str]
     orchestrator: str
     owner: str | None
+    execution_id: str | None = None
 
 
 class NotYet(Exception):
@@ -127,7 +130,7 @@ class ActingOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not foll
             raise AirflowTaskTimeout(f"instance {self.instance_id}: {event['message']}; {self._late()}")
         if event["reason"] != "reached":
             raise AirflowException(f"instance {self.instance_id}: {event['message']}; {self._late()}")
-        return self._attempt(lambda client: self._reached(client, context, event["status"]), context, until)
+        return self._attempt(lambda client: self._reached(client, context, event["status"], wait), context, until)
 
     async def _act(self, client: Client, context: Context) -> Any:
         """Send the request, and return the task's result.
@@ -136,8 +139,12 @@ class ActingOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not foll
         """
         raise NotImplementedError
 
-    async def _reached(self, client: Client, context: Context, status: str) -> Any:
-        """Return the task's result after the wait. :param status: the status with which the wait ended."""
+    async def _reached(self, client: Client, context: Context, status: str, wait: Wait | None) -> Any:
+        """Return the task's result after the wait.
+
+        :param status: the status with which the wait ended.
+        :param wait: what the task has waited for; None in ``dag.test()``.
+        """
         self.log.info("instance %s is %s", self.instance_id, status)
         return status
 

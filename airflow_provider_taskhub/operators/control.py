@@ -31,6 +31,8 @@ __all__ = [
 
 RAISED_KEY = "taskhub_raised"
 """Key under which Airflow's ``task_state_store`` keeps what the task has raised."""
+TERMINATES_KEY = "taskhub_terminates"
+"""Key under which Airflow's ``task_state_store`` keeps which run of the instance the task terminates."""
 _OPEN = ("Pending", "Running", "ContinuedAsNew")
 """Statuses of an instance that is neither suspended nor ended."""
 
@@ -132,7 +134,8 @@ class TaskHubTerminateOperator(_Reasoned):
     """Terminates an instance and its children. An instance that has ended already stays as it is.
 
     The reason in the hub names the DAG, the run and the task. Returns the status with which the instance ended:
-    ``Terminated``, or another one if the instance ended by itself.
+    ``Terminated``, or another one if the instance ended by itself. If something starts the instance again before this
+    task has ended, the new run is left alone, also by a retry of this task. A clear of this task terminates it.
 
     :param instance_id: the id of the instance; templated.
     :param reason: why, for people; templated.
@@ -153,22 +156,53 @@ class TaskHubTerminateOperator(_Reasoned):
         check_flag(self._where(), "missing_ok", missing_ok)
 
     async def _act(self, client: Client, context: Context) -> str | None:
+        from airflow_provider_taskhub.engine.events import Status
+
         state = await client.get(self.instance_id, payloads=False)
         if state is None and self.missing_ok:
             self.log.info("there is no instance %s: nothing to terminate", self.instance_id)
             return None
         if state is not None and state.status.is_final:
             self.log.info("instance %s has ended already", self.instance_id)
-        return await self._terminate(client, context)
+        run = self._run(context, state) if state is not None else None
+        return await self._terminate(client, context, state, run, ended=str(Status.TERMINATED))
 
-    async def _reached(self, client: Client, context: Context, status: str) -> str:
-        return await self._terminate(client, context)
+    def _run(self, context: Context, state: InstanceState) -> str | None:
+        """Return the execution id of the run that this task terminates: the run that its first try has found.
 
-    async def _terminate(self, client: Client, context: Context) -> str:
-        """Terminate the instance if it has not ended. With ``wait``, also wait until nothing of it runs.
+        None: the instance row had no execution id, so the task terminates any run.
 
+        It is noted before the request is sent, because the first try may not get the answer to its request.
+        """
+        store, max_tries = context["task_state_store"], context["ti"].max_tries
+        task = {"instance_id": self.instance_id, "max_tries": max_tries}  # a clear of the task changes max_tries
+        noted = store.get(TERMINATES_KEY)
+        if not isinstance(noted, dict) or noted | task != noted:
+            noted = task | {"execution_id": state.execution_id}
+            store.set(TERMINATES_KEY, noted, retention=NEVER_EXPIRE)
+        execution_id: str | None = noted.get("execution_id")
+        return execution_id
+
+    async def _reached(self, client: Client, context: Context, status: str, wait: Wait | None) -> str:
+        state = await client.get(self.instance_id, payloads=False)
+        run = wait.execution_id if wait is not None else None
+        return await self._terminate(client, context, state, run, ended=status)
+
+    async def _terminate(
+        self, client: Client, context: Context, state: InstanceState | None, run: str | None, *, ended: str
+    ) -> str:
+        """Terminate a run of the instance if it has not ended. With ``wait``, also wait until nothing of it runs.
+
+        :param state: the instance's state; None: it is not in the hub.
+        :param run: the execution id of the run; None: any run.
+        :param ended: what to return if the instance has another run: only a run that has ended is replaced.
         :raises NotYet: if this takes longer than the worker waits.
         """
+        from airflow_provider_taskhub.engine.identity import same_start
+
+        if state is not None and run is not None and not same_start(state.execution_id, run):
+            self.log.info("instance %s had ended and was started again: the new run is left alone", self.instance_id)
+            return ended
         why = self._why(context)
         try:
             state = await client.terminate(
@@ -176,9 +210,10 @@ class TaskHubTerminateOperator(_Reasoned):
             )
         except TimeoutError as error:
             self.log.info("%s", error)
-            found = await client.get(self.instance_id, payloads=False)
-            name = found.name if found is not None else ""
-            raise NotYet(Wait(instance_id=self.instance_id, statuses=(), orchestrator=name or "", owner=None)) from None
+            name = (state.name if state is not None else None) or ""
+            raise NotYet(
+                Wait(instance_id=self.instance_id, statuses=(), orchestrator=name, owner=None, execution_id=run)
+            ) from None
         self.log.info(
             "instance %s is %s" if self.wait else "a termination of instance %s is requested; it was %s",
             self.instance_id,

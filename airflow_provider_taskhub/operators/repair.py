@@ -102,7 +102,7 @@ class TaskHubRewindOperator(ActingOperator):
         self.log.info("instance %s is rewound", self.instance_id)
         return rewound
 
-    async def _reached(self, client: Client, context: Context, status: str) -> Any:
+    async def _reached(self, client: Client, context: Context, status: str, wait: Wait | None) -> Any:
         state = await client.get(self.instance_id)
         if state is None:
             raise AirflowException(f"instance {self.instance_id} was {status}, and is not in the hub any more")

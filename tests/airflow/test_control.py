@@ -13,6 +13,7 @@ from airflow.sdk.execution_time.secrets_masker import mask_secret
 
 from airflow_provider_taskhub.client.purging import PurgeResult
 from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.identity import next_execution_id
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks import at_parse
 from airflow_provider_taskhub.operators import acting, control, repair
@@ -203,6 +204,34 @@ def test_a_termination_that_takes_long_waits_in_the_triggerer_and_then_confirms(
         one.finish(Ti(), status="Terminated")  # the instance has ended, but an activity of it still runs
     hub.slow = False
     assert one.finish(Ti(), status="Terminated") == "Terminated"
+
+
+@pytest.mark.parametrize("status", ["Terminated", "Completed"])
+def test_a_run_that_began_after_the_termination_is_left_alone(hub: FakeHub, status: str) -> None:
+    """The task of the instance may have retried before the terminating task is resumed."""
+    hub.put("i", Status.RUNNING, execution_id="1" * 32)
+    hub.slow = True
+    one, ti = task(TaskHubTerminateOperator), Ti()
+    one.start(ti)
+    hub.slow = False
+    hub.put("i", Status.RUNNING, execution_id="2" * 32)
+    assert one.finish(ti, status=status) == status
+    assert one.run(ti.next_try()) == "Terminated", "a retry is about the same run"
+    assert not hub.terminated
+    one.run(ti.cleared(retries=5))
+    assert len(hub.terminated) == 1, "a clear is a new request"
+
+
+def test_a_lost_answer_is_followed_by_another_request_for_the_same_run(hub: FakeHub) -> None:
+    run = "1" * 32
+    hub.put("i", Status.RUNNING, execution_id=run)
+    hub.slow = True
+    one, ti = task(TaskHubTerminateOperator, wait=False), Ti()
+    one.run(ti)
+    hub.slow = False
+    hub.put("i", Status.RUNNING, execution_id=next_execution_id(run))
+    one.run(ti.next_try())
+    assert len(hub.terminated) == 1, "after continue_as_new it is still the same run"
 
 
 def test_without_wait_a_termination_is_only_requested(hub: FakeHub) -> None:
