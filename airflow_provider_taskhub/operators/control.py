@@ -46,7 +46,8 @@ class TaskHubRaiseEventOperator(ActingOperator):
 
     A retry of the task does not raise the event again, if an earlier try has raised it for the same start of the
     instance. A clear of the task raises it again. If the Airflow worker dies between the event and the note about it,
-    the retry raises the event a second time: an event may arrive twice, but is not lost.
+    or the store's answer to the event is lost, the retry raises the event a second time: an event may arrive twice, but
+    is not lost.
 
     :param instance_id: the id of the instance; templated.
     :param event_name: the event's name; templated.
@@ -70,12 +71,14 @@ class TaskHubRaiseEventOperator(ActingOperator):
             dumps(data, what=f"{self._where()}: data")
 
     async def _act(self, client: Client, context: Context) -> None:
+        from airflow_provider_taskhub.engine.identity import run_name
+
         data = self._data()
         store, max_tries = context["task_state_store"], context["ti"].max_tries
         state = await client.get(self.instance_id, payloads=False)
         raised = {
             "instance_id": self.instance_id,
-            "execution_id": state.execution_id if state is not None else "",
+            "run": run_name(state.execution_id or "") if state is not None else "",  # continue_as_new keeps it
             "event": self.event_name,
             "max_tries": max_tries,  # a clear of the task changes it
         }

@@ -147,6 +147,16 @@ def test_an_event_is_raised_once_for_all_tries_and_again_after_a_clear(hub: Fake
     assert len(hub.events) == 2
 
 
+def test_an_event_is_not_raised_again_after_continue_as_new(hub: FakeHub) -> None:
+    """The event itself may be why the orchestrator has continued as new."""
+    hub.put("i", Status.RUNNING, execution_id="1" * 32)
+    one, first = task(TaskHubRaiseEventOperator, event_name="go"), Ti()
+    one.run(first)
+    hub.put("i", Status.RUNNING, execution_id=next_execution_id("1" * 32))
+    one.run(first.next_try())
+    assert len(hub.events) == 1
+
+
 def test_a_new_start_of_the_instance_gets_the_event_too(hub: FakeHub) -> None:
     hub.put("i", Status.RUNNING)
     one, first = task(TaskHubRaiseEventOperator, event_name="go"), Ti()
