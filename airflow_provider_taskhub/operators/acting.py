@@ -58,6 +58,8 @@ class Wait:
     :param owner: the owner tag that the instance must have so that a kill of the task terminates it; None: never.
     :param execution_id: the execution id of the run (one start of the instance) that the request is about; None: the
         request is about any run.
+    :param started_by: the owner tag that the instance had when the wait began: it names the start, and a rewind keeps
+        it; None: it had none, or the request is about any start.
     """
 
     instance_id: str
@@ -65,6 +67,7 @@ class Wait:
     orchestrator: str
     owner: str | None
     execution_id: str | None = None
+    started_by: str | None = None
 
 
 class NotYet(Exception):

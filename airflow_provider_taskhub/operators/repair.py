@@ -82,9 +82,16 @@ class TaskHubRewindOperator(ActingOperator):
         try:
             return await self._result(client, await client.wait(self.instance_id, timeout=WORKER_WAIT))
         except TimeoutError:
-            raise NotYet(
-                Wait(instance_id=self.instance_id, statuses=(), orchestrator=state.name or "", owner=owner)
-            ) from None
+            raise NotYet(self._wait(state, owner)) from None
+
+    def _wait(self, state: InstanceState, owner: str | None) -> Wait:
+        return Wait(
+            instance_id=self.instance_id,
+            statuses=(),
+            orchestrator=state.name or "",
+            owner=owner,
+            started_by=(state.tags or {}).get(OWNER_TAG),
+        )
 
     async def _rewind(self, client: Client, context: Context, state: InstanceState | None) -> InstanceState:
         """Rewind the instance, and return its new state.
@@ -106,9 +113,15 @@ class TaskHubRewindOperator(ActingOperator):
         state = await client.get(self.instance_id)
         if state is None:
             raise AirflowException(f"instance {self.instance_id} was {status}, and is not in the hub any more")
+        started_by = wait.started_by if wait is not None else None
+        if started_by is not None and (state.tags or {}).get(OWNER_TAG) != started_by:
+            raise AirflowException(
+                f"instance {self.instance_id} was {status}, and was started again by another task or program: "
+                "its result is gone"
+            )
         if not state.status.is_final:  # another client has started or rewound the instance again
             owner = await self._owner(client, context, state)
-            raise NotYet(Wait(instance_id=self.instance_id, statuses=(), orchestrator=state.name or "", owner=owner))
+            raise NotYet(self._wait(state, owner))
         return await self._result(client, state)
 
     async def _owner(self, client: Client, context: Context, state: InstanceState) -> str | None:

@@ -385,6 +385,16 @@ def test_what_another_task_has_rewound_meanwhile_is_that_tasks(hub: FakeHub) -> 
     assert hub.watched["i"].waiter == "the retry of load"
 
 
+@pytest.mark.parametrize("status", [Status.FAILED, Status.RUNNING])
+def test_the_result_of_another_start_is_not_the_rewinding_tasks(hub: FakeHub, status: Status) -> None:
+    hub.put("i", status, tags={"taskhub.owner": "o"})
+    one, ti = task(TaskHubRewindOperator), Ti()
+    one.start(ti)
+    hub.put("i", Status.COMPLETED, tags={"taskhub.owner": "another run"}, output="7")
+    with pytest.raises(AirflowException, match="started again by another task or program: its result is gone"):
+        one.finish(ti, status="Completed")
+
+
 def test_what_no_airflow_task_has_started_is_not_ended_by_a_kill(hub: FakeHub) -> None:
     failed(hub)
     assert task(TaskHubRewindOperator).start(Ti()).trigger.owner is None
