@@ -214,7 +214,7 @@ async def _react(
         await _unwatch(client, request, instance_id)
     elif reaction is not StartDecision.RETURN:  # before the start, so that the sweep knows each started instance
         tags = {} if starts or state is None else state.tags or {}
-        watch = _watch(request, instance_id, generation, owner=tags.get(OWNER_TAG, task.owner))
+        watch = _watch(request, instance_id, generation, tags.get(OWNER_TAG, task.owner))
         # Another task may be starting an instance with the id that the user chose. If this task loses, the watch row of
         # the other must stay. So this task replaces an existing row only when it has its instance.
         watched = await client.watches.add(watch, replaces=request.instance_id is None)
@@ -236,7 +236,7 @@ async def _react(
         raise Conflict(f"another task or program has started instance {instance_id!r} meanwhile")
     owner = ((state.tags if state else None) or {}).get(OWNER_TAG, task.owner)
     if not watched:
-        await client.watches.add(_watch(request, instance_id, generation, owner=owner))
+        await client.watches.add(_watch(request, instance_id, generation, owner))
     return Launched(instance_id=instance_id, owner=owner, reaction=reaction, notes=tuple(notes))
 
 
@@ -260,13 +260,24 @@ async def _rewind(client: Client, instance_id: str, task: TaskIdentity) -> Insta
         raise _CannotRewind(str(error)) from error
 
 
-def _watch(request: StartRequest, instance_id: str, generation: int, *, owner: str) -> Watch:
+def _watch(request: StartRequest, instance_id: str, generation: int, owner: str) -> Watch:
+    return watch_of(request.task, request.deployment, instance_id, generation, owner)
+
+
+def watch_of(task: TaskIdentity, deployment: str, instance_id: str, generation: int, owner: str) -> Watch:
+    """Return the watch row of an instance for which a task waits.
+
+    :param task: the Airflow task.
+    :param deployment: the name of this Airflow deployment.
+    :param instance_id: the id of the instance.
+    :param generation: the generation of the task that has started the instance.
+    :param owner: the owner tag of the instance.
+    """
     from airflow_provider_taskhub.hub.watches import Watch
 
-    task = request.task
     return Watch(
         instance_id=instance_id,
-        deployment=request.deployment,
+        deployment=deployment,
         dag_id=task.dag_id,
         run_id=task.run_id,
         task_id=task.task_id,

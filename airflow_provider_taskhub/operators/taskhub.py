@@ -40,7 +40,7 @@ from airflow_provider_taskhub.operators.arguments import (
 )
 from airflow_provider_taskhub.operators.reactions import REACTION_TEXTS, FoundInstance, OnRetry, found
 from airflow_provider_taskhub.operators.short_wait import ends_soon, log_progress
-from airflow_provider_taskhub.operators.start_or_attach import Counter, Launched, StartRequest, Taken, launch
+from airflow_provider_taskhub.operators.start_or_attach import Counter, Launched, StartRequest, Taken, launch, watch_of
 from airflow_provider_taskhub.operators.worker_wait import default_deferrable, wait_in_worker
 from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, terminate_owned
@@ -193,7 +193,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             if not await ends_soon(client, launched.instance_id, deadline):
                 return launched, None
             await log_progress(client, launched.instance_id, self.orchestrator, self.log)
-            return launched, await self._ended(client, launched.instance_id, launched.owner)
+            return launched, await self._ended(client, context, launched.instance_id, launched.owner)
 
         try:
             launched, state = self._hook().run(use, create=True)
@@ -240,7 +240,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         if why != "reached":
             raise AirflowException(f"{self._named(instance_id)}: {event['message']}")
         owner = event["owner"]
-        state = self._hook().run(lambda client: self._ended(client, instance_id, owner))
+        state = self._hook().run(lambda client: self._ended(client, context, instance_id, owner))
         return self._result(context, state, instance_id, owner, until)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
@@ -355,8 +355,11 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             result = f"cannot terminate: {type(error).__name__}: {error}"
         return f"{self._named(instance_id)}: {OVERDUE}; {result}"
 
-    async def _ended(self, client: Client, instance_id: str, owner: str) -> InstanceState | None:
+    async def _ended(self, client: Client, context: Context, instance_id: str, owner: str) -> InstanceState | None:
         """Read the ended instance with its output, log the cause of a failure, and delete the completion hint.
+
+        Another client may have rewound or restarted the instance since its end. It then runs again, and this task must
+        wait for it again. The page has deleted the watch row in this case, so this method writes the row again.
 
         :param owner: the owner tag of the instance for which this task has waited.
         :returns: the instance's state; None if the instance is not in the hub any more.
@@ -370,6 +373,9 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             raise AirflowException(
                 f"{self._named(instance_id)} was started again by another task or program: its result is gone"
             )
+        if state is not None and not state.status.is_final:
+            task, generation = identity.TaskIdentity.of(context["ti"]), int((state.tags or {})[identity.GENERATION_TAG])
+            await client.watches.add(watch_of(task, deployment(), instance_id, generation, owner))
         if state is not None:
             await log_failure(client, state, self.log)
         await client.watches.forget([instance_id])
@@ -383,7 +389,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
 
         if state is None:
             raise AirflowException(f"{self._named(instance_id)} is not in the hub any more")
-        if not state.status.is_final:  # another client has started the instance again after the trigger's event
+        if not state.status.is_final:  # another client has rewound or restarted the instance: see _ended
             return self._wait(context, instance_id, owner, deadline)
         if state.status is Status.COMPLETED:
             return plain(state.output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import UserList
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
@@ -394,6 +395,28 @@ def test_an_instance_begun_again_meanwhile_is_waited_for(make_task, hub) -> None
     task.start(ti)
     with pytest.raises(TaskDeferred):
         task.finish(ti)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"instance_id": "x"}])
+def test_what_a_person_has_rewound_before_the_task_resumed_is_watched_again(make_task, hub, arguments) -> None:
+    """The page releases the watch row of an instance that it rewinds, because its task may have ended."""
+    task, ti = make_task(**arguments), Ti(map_index=2)
+    instance_id = task.start(ti).trigger.instance_id
+    before = hub.watched.pop(instance_id)
+    hub.put(instance_id, Status.PENDING)
+    with pytest.raises(TaskDeferred) as again:
+        task.finish(ti, status="Failed")
+    assert again.value.trigger.owner == str(ti.id)
+    assert replace(hub.watched[instance_id], etag="") == replace(before, etag="")
+
+
+def test_a_result_leaves_no_watch_row_behind(make_task, hub) -> None:
+    task, ti = make_task(), Ti()
+    task.start(ti)
+    hub.watched.clear()
+    hub.end(ID.format(1), 1)
+    assert task.finish(ti) == 1
+    assert hub.watched == {}
 
 
 @pytest.mark.parametrize("ended", [True, False])
