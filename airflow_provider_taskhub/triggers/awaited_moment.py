@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from airflow_provider_taskhub.engine.pending_waits import LONGEST_NAME
 from airflow_provider_taskhub.errors import InputError
@@ -16,6 +18,38 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.model import InstanceState
     from airflow_provider_taskhub.hub.waiting.reasons import Why
     from airflow_provider_taskhub.triggers.watcher import WatchedInstance, Watcher
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LONGEST = 30.0
+"""Seconds for which a condition on the custom status may take. After that the wait ends with an error."""
+
+
+class _ThreadsOfTheirOwn(Executor):
+    """Runs each call in a new thread, which does not prevent the end of the process.
+
+    The threads of the event loop also serve the kills, XComs and sweeps of all triggers of the process. A few user
+    functions that block would occupy all these threads.
+    """
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()  # a cancel then leaves the future to the thread
+
+        def work() -> None:
+            try:
+                result = fn(*args, **kwargs)
+            except BaseException as error:  # the caller awaits the future and gets the error
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        threading.Thread(target=work, name="condition on a custom status", daemon=True).start()
+        return future
+
+
+_THREADS = _ThreadsOfTheirOwn()
 
 
 class AwaitedMoment:
@@ -73,11 +107,16 @@ class AwaitedMoment:
         if text is None or self._predicate is None:
             return False
         if text != self._last[0]:
+            answer = asyncio.get_running_loop().run_in_executor(_THREADS, self._predicate, plain(text))
             try:
-                self._last = text, await asyncio.to_thread(self._predicate, plain(text))
+                if not (await asyncio.wait([answer], timeout=LONGEST))[0]:
+                    raise TimeoutError(f"it has not returned within {LONGEST:g} s, and it must return at once")
+                self._last = text, await answer
             except Exception as error:  # an error of the user's condition: a repeat would raise it again
                 raise InputError(
                     f"custom_status is {self._condition!r}, which raised {type(error).__name__}: {error}; "
                     f"the custom status is {text[:200]}"
                 ) from error
+            finally:
+                answer.cancel()  # does nothing if the answer is there; else nobody reads it
         return self._last[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,9 @@ from airflow.triggers.base import TaskSuccessEvent
 
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.pending_waits import LONGEST_NAME, AwaitedEvent, Awaits
+from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.triggers import awaited_moment
+from airflow_provider_taskhub.triggers.awaited_moment import AwaitedMoment
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 from tests.airflow.fake import NOW, FakeHub
 from tests.airflow.test_trigger import FakeXComs, after, ending, event_of, fired, play, waiting, without_connection
@@ -76,6 +80,30 @@ def test_a_condition_that_raises_ends_the_wait_with_its_error(hub: FakeHub) -> N
         assert '{"rows": "many"}' in event["message"]
 
     play(scenario)
+
+
+def test_a_condition_that_blocks_ends_its_wait_and_takes_no_thread_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With real time, because virtual time does not pass while a thread works."""
+    monkeypatch.setattr(awaited_moment, "LONGEST", 0.01)
+    leave, threads = threading.Event(), []
+
+    def blocks(custom_status: Any) -> bool:
+        threads.append(threading.current_thread())
+        return leave.wait(5)
+
+    monkeypatch.setattr(awaited_moment, "compiled", lambda condition: blocks)
+    moment = AwaitedMoment((), "checks:blocks", None)
+
+    async def scenario() -> None:
+        state = FakeHub().put("i", Status.RUNNING, custom_status="1")
+        with pytest.raises(InputError, match="'checks:blocks', which raised TimeoutError: it has not ret"):
+            await moment.shown_by(state, ())
+
+    try:
+        asyncio.run(scenario())
+        assert [thread.daemon for thread in threads] == [True], "no thread of the loop, and it ends with the process"
+    finally:
+        leave.set()
 
 
 def test_a_function_that_cannot_be_imported_here_ends_the_wait_with_its_name(hub: FakeHub) -> None:
