@@ -64,7 +64,7 @@ def test_a_fixture_with_the_name_of_one_that_starts_a_process_starts_one_too() -
         ("make_pool", "workers/conftest.py"),
         ("pool", "spark/conftest.py"),
         ("pool", "workers/conftest.py"),
-        ("real", "airflow/test_real.py"),
+        ("real", "airflow/conftest.py"),
         ("real", "browser/conftest.py"),
     }
 

@@ -27,6 +27,12 @@ os.environ.update(
 import pytest  # noqa: E402  # imports Airflow through its plugins
 
 from tests.airflow.fake import FakeHub, install  # noqa: E402
+from tests.airflow.real import RealAirflow, started  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def real() -> RealAirflow:
+    return started()
 
 
 @pytest.fixture

@@ -5,20 +5,14 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.airflow.kills import KINDS, kills
-from tests.airflow.real import Process, RealAirflow, started, until
+from tests.airflow.real import Process, RealAirflow, until
 
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture(scope="session")
-def real() -> Iterator[RealAirflow]:
-    return started()
 
 
 def hub_id(dag_id: str, run_id: str, generation: int = 1, index: str = "") -> str:

@@ -6,14 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.airflow.real import RealAirflow, started, until
+from tests.airflow.real import RealAirflow, until
 
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture(scope="session")
-def real() -> RealAirflow:
-    return started()
 
 
 def returned(real: RealAirflow, dag_id: str, run: str, task_id: str) -> object:

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.airflow.real import RealAirflow, started, until
+from tests.airflow.real import RealAirflow, until
 
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture(scope="session")
-def real() -> RealAirflow:
-    return started()
 
 
 @pytest.mark.parametrize(("answer", "end"), [("Publish", "flights is published"), ("Reject", "flights is rejected")])

@@ -8,14 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.airflow.real import RealAirflow, started, until
+from tests.airflow.real import RealAirflow, until
 
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture(scope="session")
-def real() -> RealAirflow:
-    return started()
 
 
 def order(real: RealAirflow, action: str, instance_id: str, user: str, **more: Any) -> httpx.Response:

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.airflow.real import RealAirflow, started, until
+from tests.airflow.real import RealAirflow, until
 
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture(scope="session")
-def real() -> Iterator[RealAirflow]:
-    return started()
 
 
 def runs(folder: Path) -> Counter[int]:

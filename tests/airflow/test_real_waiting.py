@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.airflow.real import RealAirflow, started, until
+from tests.airflow.real import RealAirflow, until
 
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture(scope="session")
-def real() -> Iterator[RealAirflow]:
-    return started()
 
 
 def hub_id(dag_id: str, run_id: str) -> str:

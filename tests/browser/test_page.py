@@ -191,9 +191,9 @@ def test_the_tab_of_a_task_whose_author_chose_the_instances_id(login: Login, rea
 def test_attempts_of_an_earlier_try_stand_apart_with_their_own_logs(
     login: Login, real: RealAirflow, tmp_path: Path
 ) -> None:
-    run = real.trigger("flaky", marker=str(tmp_path / "marker"))
-    real.reaches("flaky", run, "success")
-    page = login("admin", f"/taskhub/page/instance?id={quote(f'flaky:hub:{run}:g1', safe='')}")
+    run = real.trigger("flaky_restarted", marker=str(tmp_path / "marker"))
+    real.reaches("flaky_restarted", run, "success")
+    page = login("admin", f"/taskhub/page/instance?id={quote(f'flaky_restarted:hub:{run}:g1', safe='')}")
     expect(page.locator("svg .pick")).to_have_count(1)
     expect(page.locator(".facts")).to_contain_text("1 done")
     page.get_by_text("attempts of earlier executions (1)").click()
@@ -204,7 +204,7 @@ def test_attempts_of_an_earlier_try_stand_apart_with_their_own_logs(
     page.locator("svg .pick").click()
     expect(page.locator("#detail .pairs")).to_contain_text("this is another time")
     expect(page.locator("#detail .pairs")).not_to_contain_text("first time")
-    log = "\n".join(real.log("flaky", run, attempt=attempt) for attempt in (1, 2))
+    log = "\n".join(real.log("flaky_restarted", run, attempt=attempt) for attempt in (1, 2))
     assert log.count("second_time #0, attempt 1, failed") == 1, "the second try repeats nothing of the first"
 
 

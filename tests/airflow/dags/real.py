@@ -51,8 +51,9 @@ with DAG("fails", schedule=None, default_args=AT_ONCE):
 with DAG("fails_plainly", schedule=None, default_args=AT_ONCE):
     TaskHubOperator(task_id="hub", orchestrator="fails_plainly", input=80)
 
-with DAG("flaky", schedule=None, default_args=AT_ONCE, params={"marker": ""}):
-    TaskHubOperator(task_id="hub", orchestrator="flaky", input="{{ params.marker }}", retries=2)
+for name, more in {"flaky": {}, "flaky_restarted": {"on_retry": "restart"}}.items():
+    with DAG(name, schedule=None, default_args=AT_ONCE, params={"marker": ""}):
+        TaskHubOperator(task_id="hub", orchestrator="flaky", input="{{ params.marker }}", retries=2, **more)
 
 RETRIED = {"input": "{{ params.folder }}", "retries": 2}
 
