@@ -171,7 +171,9 @@ class Client:
     ) -> PurgeResult:
         """Purge the ended instances that match the filters. If the call is interrupted, call it again for the rest.
 
-        A filter that is empty or None leaves out no ended instance.
+        A filter that is empty or None leaves out no ended instance. An instance is left, for at most a week after its
+        end, while the Airflow task that waits for it may still read its result or rewind it. To delete such an instance
+        nevertheless, call :meth:`purge`.
 
         :param statuses: purge only instances with one of these final statuses; empty: with any final status.
         :param created_from: purge only instances created at this time or later. A time without a zone is UTC.
@@ -183,7 +185,8 @@ class Client:
         :param rate: the largest number of instances to purge in one second, so that the store has capacity left for
             workers; None: no limit.
         :param progress: called repeatedly with the number of instances purged so far.
-        :returns: the number of purged instances, and the failures. A failure of one instance does not stop the call.
+        :returns: the number of purged instances, the failures, and the instances that were left for Airflow. A failure
+            of one instance does not stop the call.
         :raises InputError: for a status that is not final, or a rate that is not above 0.
         """
         wanted = listing.Wanted(

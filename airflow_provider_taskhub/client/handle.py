@@ -333,19 +333,30 @@ class InstanceHandle:
         :returns: False if there was no such instance.
         :raises InvalidStateError: if the instance has not ended.
         """
-        check_instance_id(self.id)
-        for _ in range(TRIES):
-            row = await self.get(payloads=False)
-            if row is None:
-                return False
-            if not row.status.is_final:
-                raise InvalidStateError(f"instance {self.id!r} is {row.status}: terminate it first, then purge it")
-            try:
-                await purge(self.hub.store, self.hub.names, row)
-                return True
-            except (Conflict, NotFound) as error:  # another client restarted, rewound or purged the instance: try again
-                last = error
-        raise last
+        return await purge_instance(self)
+
+
+async def purge_instance(instance: InstanceHandle, *, unread: timedelta = timedelta(0)) -> bool:
+    """Delete an instance that has ended. Result and other errors: :meth:`InstanceHandle.purge`.
+
+    :param unread: how long after its end an instance with a watch row is not deleted.
+    :raises Watched: if the instance is not deleted because of its watch row.
+    """
+    check_instance_id(instance.id)
+    hub = instance.hub
+    for _ in range(TRIES):
+        row = await instance.get(payloads=False)
+        if row is None:
+            return False
+        if not row.status.is_final:
+            raise InvalidStateError(f"instance {instance.id!r} is {row.status}: terminate it first, then purge it")
+        age = hub.clock.utc_now() - row.completed if row.completed is not None else timedelta(0)
+        try:
+            await purge(hub.store, hub.names, row, watched=age >= unread)
+            return True
+        except (Conflict, NotFound) as error:  # another client restarted, rewound or purged the instance: try again
+            last = error
+    raise last
 
 
 async def _send_suspension(

@@ -6,18 +6,23 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from datetime import timedelta
+from functools import partial
 
 from airflow_provider_taskhub.client import listing
-from airflow_provider_taskhub.client.handle import InstanceHandle
+from airflow_provider_taskhub.client.handle import InstanceHandle, purge_instance
 from airflow_provider_taskhub.client.listing import Wanted
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import Conflict, InputError, NotFound, Throttled, Unavailable
 from airflow_provider_taskhub.fast_dataclass import dataclass
+from airflow_provider_taskhub.hub.history.purge import Watched
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.retries import Retries, retry
 
 PURGES = Retries(after=(Throttled,), tries=5, first=1.0)
 """How the purge of one instance is tried again when the store answers that there are too many requests."""
+UNREAD = timedelta(days=7)
+"""How long after its end an instance that an Airflow task may still read is left. A watch row that is there later than
+that will perhaps never be deleted, for example because its Airflow deployment does not exist any more."""
 PURGED_AT_ONCE = 8
 """The largest number of instances that are purged at the same time."""
 
@@ -27,14 +32,17 @@ class PurgeResult:
     """The result of ``Client.purge_many``.
 
     :param purged: the number of instances that were purged.
-    :param complete: False if matching instances are left, because the timeout or the limit was reached, or because
-        some of them could not be purged. Call ``purge_many`` again to purge them.
+    :param complete: False if matching instances are left, because the timeout or the limit was reached, because some of
+        them could not be purged, or because Airflow tasks may still read some of them. Call ``purge_many`` again to
+        purge them.
     :param failed: the instances that the store could not purge: error texts by instance id.
+    :param watched: the ids of instances that were left because an Airflow task may still read them.
     """
 
     purged: int
     complete: bool
     failed: Mapping[str, str] = field(default_factory=dict)
+    watched: tuple[str, ...] = ()
 
 
 async def purge_many(
@@ -54,6 +62,7 @@ async def purge_many(
         raise InputError(f"{', '.join(open_ones)}: only instances that have ended can be purged")
     wanted = replace(wanted, statuses=wanted.statuses or tuple(status for status in Status if status.is_final))
     failed: dict[str, str] = {}
+    watched: list[str] = []
     clock, began, purged = hub.clock, hub.clock.monotonic(), 0
     continuation: str | None = None
     while True:
@@ -63,26 +72,32 @@ async def purge_many(
             late = timeout is not None and clock.monotonic() - began >= timeout.total_seconds()
             room = PURGED_AT_ONCE if limit is None else min(PURGED_AT_ONCE, limit - purged)
             if late or room <= 0:
-                return PurgeResult(purged=purged, complete=False, failed=failed)
+                return PurgeResult(purged=purged, complete=False, failed=failed, watched=tuple(sorted(watched)))
             some, left = left[:room], left[room:]
-            purged += sum(await asyncio.gather(*(_purge_one(hub, handle(row.instance_id), failed) for row in some)))
+            tries = (_purge_one(hub, handle(row.instance_id), failed, watched) for row in some)
+            purged += sum(await asyncio.gather(*tries))
             progress(purged)
             if rate is not None:
                 await clock.sleep(max(0.0, began + purged / rate - clock.monotonic()))
         continuation = page.continuation
         if continuation is None:
-            return PurgeResult(purged=purged, complete=not failed, failed=failed)
+            complete = not failed and not watched
+            return PurgeResult(purged=purged, complete=complete, failed=failed, watched=tuple(sorted(watched)))
 
 
-async def _purge_one(hub: Hub, instance: InstanceHandle, failed: dict[str, str]) -> bool:
+async def _purge_one(hub: Hub, instance: InstanceHandle, failed: dict[str, str], watched: list[str]) -> bool:
     """Purge one instance. An instance that was started again after it was listed is not purged.
 
     :param failed: receives the error text if the store cannot purge the instance.
+    :param watched: receives the id if an Airflow task may still read the instance.
     :returns: whether the instance was purged.
     :raises Unavailable: if the store answers neither the purge nor another request. The whole call then ends.
     """
     try:
-        return await retry(instance.purge, PURGES, hub.clock)
+        return await retry(partial(purge_instance, instance, unread=UNREAD), PURGES, hub.clock)
+    except Watched:
+        watched.append(instance.id)
+        return False
     except (InputError, Conflict, NotFound):
         return False
     except (Throttled, Unavailable) as error:

@@ -195,12 +195,13 @@ class TaskHubPurgeOperator(ActingOperator):
     """Deletes one ended instance, or all ended instances that match, with history, payloads, records and logs.
 
     Give either ``instance_id`` or parameters that select instances. Instances that have not ended are never deleted:
-    with ``instance_id`` such an instance fails the task. A repeat deletes the rest. Returns the number of deleted
+    with ``instance_id`` such an instance fails the task. A repeat deletes the rest. An instance whose result an Airflow
+    task may still read is deleted only with ``instance_id``, or a week after its end. Returns the number of deleted
     instances.
 
     :param instance_id: the id of the instance; templated. An instance that is not there counts as purged already.
-    :param older_than: select instances that were created longer ago: a timedelta. ``timedelta(0)`` alone selects every
-        ended instance.
+    :param older_than: select instances that were created longer ago: a timedelta. The time when an instance ended does
+        not matter. ``timedelta(0)`` alone selects every ended instance.
     :param statuses: select instances with one of these final statuses, for example ``["Completed"]``; templated. Empty:
         any final status.
     :param prefix: select instances whose id begins with this text; templated.
@@ -278,6 +279,8 @@ class TaskHubPurgeOperator(ActingOperator):
             rate=self.rate,
         )
         self.log.info("%d purged%s", result.purged, "" if result.complete else ", more are left")
+        if result.watched:
+            self.log.info("%d are left because an Airflow task may still read them", len(result.watched))
         if result.failed:
             some = "; ".join(f"{name}: {error}" for name, error in [*result.failed.items()][:5])
             raise AirflowException(f"{result.purged} purged, {len(result.failed)} could not be: {some}")

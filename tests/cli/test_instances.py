@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 from airflow_provider_taskhub.cli.instances.attempts import print_activities
 from airflow_provider_taskhub.cli.main import app
 from airflow_provider_taskhub.cli.output import Exit
-from airflow_provider_taskhub.client import HubAdmin, InstanceHandle
+from airflow_provider_taskhub.client import HubAdmin, InstanceHandle, purging
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.actions import FIRE_AND_FORGET
 from airflow_provider_taskhub.engine.events import (
@@ -37,6 +37,7 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.identity import next_execution_id
 from airflow_provider_taskhub.errors import Unavailable
+from airflow_provider_taskhub.hub import watches
 from airflow_provider_taskhub.hub.formats.history_rows import Sentinel, encode_event, encode_sentinel, row_key
 from airflow_provider_taskhub.hub.model import (
     ActivityRecord,
@@ -49,6 +50,7 @@ from airflow_provider_taskhub.hub.model import (
 )
 from airflow_provider_taskhub.hub.partitions.routing import Routes
 from airflow_provider_taskhub.hub.waiting.reasons import Reason, Why, unreadable_history
+from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 
@@ -96,14 +98,14 @@ def test_a_purge_that_fails_in_part_names_what_is_left(
     for instance_id in ("a", "b", "c"):
         as_json("start", "flights", "--id", instance_id)
     asyncio.run(ended(path, "a", "b", "c"))
-    real = InstanceHandle.purge
+    real = purging.purge_instance
 
-    async def purge(instance: InstanceHandle) -> bool:
+    async def purge(instance: InstanceHandle, **more: Any) -> bool:
         if instance.id == "b":
             raise Unavailable("the store said nothing")
-        return await real(instance)
+        return await real(instance, **more)
 
-    monkeypatch.setattr(InstanceHandle, "purge", purge)
+    monkeypatch.setattr(purging, "purge_instance", purge)
     result = taskhub("purge", "--all", "--yes", *form)
     assert result.exit_code == Exit.UNAVAILABLE, result.output
     assert "'b' cannot be purged: the store said nothing" in result.stderr
@@ -112,10 +114,31 @@ def test_a_purge_that_fails_in_part_names_what_is_left(
             "purged": 2,
             "complete": False,
             "failed": {"b": "the store said nothing"},
+            "watched": [],
         }
     else:
         assert "2 purged, more are left" in result.stdout
     assert [row["instance_id"] for row in as_json("list")["instances"]] == ["b"]
+
+
+async def watched(path: Path, instance_id: str) -> None:
+    watch = Watch(
+        instance_id=instance_id, deployment="here", dag_id="d", run_id="r", task_id="t", map_index=-1, owner="o",
+        generation=1,
+    )  # fmt: skip
+    async with SqliteStore(path) as store:
+        await watches.write(store, HubNames("TaskHub"), watch)
+
+
+@pytest.mark.parametrize(("more", "code"), [((), Exit.OK), (("--timeout", "60"), Exit.TIMEOUT)])
+def test_a_purge_says_what_it_has_left_for_airflow(path: Path, more: tuple[str, ...], code: Exit) -> None:
+    for instance_id in ("a", "b"):
+        as_json("start", "flights", "--id", instance_id, "--tag", "taskhub.owner=o")
+    asyncio.run(ended(path, "a", "b"))
+    asyncio.run(watched(path, "b"))
+    result = taskhub("purge", "--all", "--yes", *more)
+    assert (result.exit_code, result.stdout) == (code, "1 purged, 1 left: an Airflow task may still read it\n")
+    assert taskhub("purge", "b").stdout == "b: purged\n"
 
 
 @pytest.mark.rows("K46")

@@ -50,6 +50,8 @@ def purge(
 
     If the command is interrupted, run it again to delete the rest. Children are separate instances and are not deleted.
 
+    An instance whose result an Airflow task may still read is deleted only if you give its id, or a week after its end.
+
     Example: taskhub instances purge flights-2013
 
     Example: taskhub instances purge --status Completed --created-to 2026-10-01 --rate 50 --yes
@@ -83,11 +85,18 @@ def purge(
     if json:
         as_json(result)
     else:
-        console.print(f"{result.purged} purged" + ("" if result.complete else ", more are left"), soft_wrap=True)
+        console.print(f"{result.purged} purged{_left(result)}", soft_wrap=True)
     if result.failed:
         fail("\n".join(f"{one!r} cannot be purged: {error}" for one, error in result.failed.items()), Exit.UNAVAILABLE)
-    if not result.complete and limit is None:
+    if not result.complete and limit is None and timeout is not None:
         raise typer.Exit(int(Exit.TIMEOUT))
+
+
+def _left(result: PurgeResult) -> str:
+    if result.watched:
+        them = "it" if len(result.watched) == 1 else "them"
+        return f", {len(result.watched)} left: an Airflow task may still read {them}"
+    return "" if result.complete else ", more are left"
 
 
 def _purge_these(instance_ids: list[str], hub: str | None, *, json: bool) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.engine.identity import same_start
-from airflow_provider_taskhub.errors import Conflict, NotFound
+from airflow_provider_taskhub.errors import Conflict, InvalidStateError, NotFound
 from airflow_provider_taskhub.hub import watches
 from airflow_provider_taskhub.hub.formats.history_rows import SENTINEL
 from airflow_provider_taskhub.hub.formats.keys import blob_prefixes, escape, history_folder, log_folder, owns
@@ -64,13 +64,21 @@ class StoredParts:
     logs: tuple[str, ...]
 
 
-async def purge(store: Store, names: HubNames, row: InstanceState) -> None:
+class Watched(InvalidStateError):
+    """An Airflow task may still read the instance: its watch row is there."""
+
+
+async def purge(store: Store, names: HubNames, row: InstanceState, *, watched: bool = True) -> None:
     """Delete an ended instance. The caller has checked that the instance has ended.
 
     :param row: the instance row, just read.
+    :param watched: False: do not delete an instance that has a watch row.
+    :raises Watched: the instance has a watch row, and ``watched`` is False.
     :raises Conflict: the instance was started again, rewound or purged since the row was read.
     """
     found = await _read(store, names, row)
+    if found.watch is not None and not watched:
+        raise Watched(f"an Airflow task may still read instance {row.instance_id!r}")
     if await _etag(store, names, row.instance_id) != row.etag:
         raise Conflict(f"instance {row.instance_id!r} was changed during the purge, and was not deleted")
     await _delete(store, names, found)

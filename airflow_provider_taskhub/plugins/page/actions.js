@@ -19,7 +19,7 @@ const ACTIONS = {
     says: (task, status) => status === "Pending" ? [REPEAT("restart")] : ["The orchestrator starts again from the beginning, with the same input, version and tags. Without a new id, the history and the result of this run are replaced.", task && NO_TASK] },
   purge: { name: "Purge…", button: "Delete", danger: true,
     says: (task) => ["The instance is deleted with its history, payloads, activity records and logs. Its children stay. This cannot be undone.",
-      task && "If its Airflow task is retried later, the retry starts from the beginning."] },
+      task && "If its Airflow task has not read the result yet, the task fails. A retry starts from the beginning."] },
 };
 
 /** Return the buttons for the actions that the server names. `again` loads the data of the page. */

@@ -425,6 +425,38 @@ def test_a_damaged_watch_row_is_left_out_and_a_newer_watch_is_not_removed() -> N
     assert play(work) == ()
 
 
+@pytest.mark.parametrize(
+    ("watched", "days", "left"),
+    [
+        ({}, 6.9, ("good",)),
+        ({}, 7.1, ()),
+        ({"deployment": "there"}, 0.0, ("good",)),
+        ({"owner": "a newer start"}, 0.0, ()),
+        ({"instance_id": "another"}, 0.0, ()),
+    ],
+)
+def test_a_purge_of_many_leaves_what_a_task_may_still_read(
+    watched: dict[str, str], days: float, left: tuple[str, ...]
+) -> None:
+    """Also the failed instance of a task that waits for its retry. A row that is a week old belongs to nobody."""
+
+    async def work(bench: Bench) -> Any:
+        client, clock = bench.client, bench.client.hub.clock
+        await client.watches.add(replace(WATCHED, **watched))
+        for name, tags in (("free", {}), ("good", {"taskhub.owner": "o"})):
+            await client.start("x", 1, instance_id=name, tags=tags)
+            await bench.put(bench.names.instances, name, "", RuntimeStatus="Failed", CompletedTime=clock.utc_now())
+        await clock.sleep(days * 86400)
+        result = await client.purge_many()
+        assert (result.purged, result.complete) == (2 - len(left), not left)
+        assert not result.failed
+        assert tuple(row.instance_id for row in (await client.list()).instances) == left
+        assert await client.purge("good") is bool(left), "one by its id is purged nevertheless"
+        return result.watched
+
+    assert play(work) == left
+
+
 @pytest.mark.parametrize(("owner", "left"), [("o", ()), ("a newer start", ("good",))])
 def test_a_purge_deletes_the_watch_row_of_its_own_start(owner: str, left: tuple[str, ...]) -> None:
     async def work(bench: Bench) -> Any:
