@@ -436,10 +436,45 @@ def test_an_event_for_a_start_that_nothing_tells_of_is_kept_in_the_end() -> None
 @pytest.mark.rows("K30", "K46")
 def test_at_its_limit_what_names_a_run_of_which_nothing_is_left_is_for_a_purged_instance() -> None:
     for event in (*answers(3), named(raised(), OTHER), named(TERMINATED, OTHER)):
-        assert verdict(event, Facts(), at=-600, spent=True) is ROW
-        assert verdict(event, Facts(row=row(None)), at=-600, spent=True) is DISCARD
+        assert verdict(event, Facts(), at=-4000, spent=True) is ROW
+        assert verdict(event, Facts(row=row(None)), at=-4000, spent=True) is DISCARD
     assert verdict(start(), Facts(row=row(None)), spent=True) is SOON, "a start is kept for people"
     assert verdict(raised(), Facts(row=row(None)), at=-600, spent=True) is LATER
+
+
+@pytest.mark.rows("K31", "K32")
+@pytest.mark.parametrize("event", answers(4), ids=type_of)
+def test_no_number_of_failures_spends_an_answer_whose_event_may_still_come(event: HistoryEvent) -> None:
+    pending = row(GEN0, Status.PENDING)
+    for facts, run in (
+        (RUNNING, GEN0),
+        (RUNNING, None),
+        (RUNNING, GEN1),
+        (Facts(row=pending), GEN0),
+        (replace(DONE, row=PENDING), OTHER),
+    ):
+        assert verdict(event, facts, execution_id=run) is SOON
+        assert verdict(event, facts, execution_id=run, spent=True) is DEFER
+    without, old = replace(RUNNING, checkpointed=later(60)), -3600
+    assert verdict(event, without, spent=True, at=old) is LATER, "a checkpoint without it"
+    assert verdict(event, DONE, execution_id=GEN1, spent=True) is SOON, "its run has ended: it is kept for people"
+    ended = row(GEN0, Status.TERMINATED)
+    assert verdict(event, Facts(row=ended), spent=True) is SOON, "its row has ended: it is kept for people"
+
+
+@pytest.mark.rows("K31", "K46")
+def test_the_answer_of_a_child_waits_an_hour_for_a_parent_that_nothing_tells_of() -> None:
+    """The parent may be a child too, which has no row before its first checkpoint."""
+    nothing, ended = Facts(row=row(None)), replace(DONE, checkpointed=later(-7200), row=row(GEN0, Status.COMPLETED))
+    for event in answers(3)[2:4]:
+        for at, expected in ((-3599, DEFER), (-3600, DISCARD)):
+            assert verdict(event, nothing, at=at, spent=True) is expected
+            without = LATER if expected is DISCARD else DEFER
+            assert verdict(event, RUNNING, execution_id=GEN0, at=at, spent=True) is PROCESS
+            assert verdict(event, replace(RUNNING, scheduled=set()), at=at, spent=True) is without
+            assert verdict(event, ended, execution_id=OTHER, at=at, failures=ORPHAN_TURNS) is expected
+    for event in (*answers(3)[:2], answers(3)[4]):
+        assert verdict(event, nothing, spent=True) is DISCARD, "what has sent it sends it again"
 
 
 # --- before the first checkpoint ----------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from airflow_provider_taskhub.engine.events import (
     ExecutionStarted,
     ExecutionTerminated,
     OrchestrationInstance,
+    SubOrchestrationInstanceCompleted,
+    SubOrchestrationInstanceFailed,
 )
 from airflow_provider_taskhub.engine.identity import generation_of, same_start
 from airflow_provider_taskhub.hub.admission.facts import (
@@ -26,6 +28,7 @@ from airflow_provider_taskhub.hub.admission.facts import (
     Facts,
     Incoming,
     Judged,
+    MessageKind,
     RowFacts,
     Verdict,
     precedes,
@@ -40,6 +43,10 @@ could be delayed."""
 START_APPEARS = timedelta(minutes=2)
 """How long a message waits for the start of its run if no instance row announces this start. If the worker that has
 received the start message dies, the start message stays hidden for up to half of this time."""
+PARENT_STARTS = timedelta(hours=1)
+"""How long the answer of a child waits for its parent's run if nothing that is stored tells of this run. The parent may
+itself be a child, whose start no instance row announces. This time is longer than the default of the no-worker
+timeout, after which the parent fails and so has a history."""
 
 Rule = Callable[[Incoming, Facts], Judged]
 
@@ -200,6 +207,38 @@ def uncommitted(message: Incoming, facts: Facts) -> Judged:
             verdict=Verdict.ORPHAN, reason=f"it is for generation {message.run}, and generation {current} has ended"
         )
     return older(message, facts)
+
+
+def waits_for_its_event(message: Incoming, facts: Facts, judged: Judged) -> Judged | None:
+    """Defer an answer whose scheduling event may still come, instead of counting one more failure.
+
+    The worker that sent the scheduling message may have died before it wrote the history, and the next worker may have
+    to wait for the code of the orchestrator. No time limit ends this wait. The next checkpoint of the instance ends it,
+    or the end of the run. A child answers only once, so its parent would wait forever if the answer went to quarantine.
+
+    :param judged: the verdict without this rule.
+    :returns: None if the event cannot come any more, or if the verdict has another reason.
+    """
+    if message.kind is not MessageKind.ANSWER or judged.verdict is not Verdict.RETRY_SOON:
+        return None
+    row = facts.row
+    never = not facts.live and (same_start(message.run, facts.execution_id) or (row is not None and row.ended))
+    return None if never else _defer(message, judged.reason)
+
+
+def waits_for_a_parent(message: Incoming, judged: Judged) -> Judged | None:
+    """Defer the answer of a child for an hour after it was sent if nothing that is stored tells of its question.
+
+    Either the parent was purged, or the parent is itself a child whose first checkpoint was cut off. Or the parent was
+    suspended before it could make its cut-off checkpoint again.
+
+    :param judged: the verdict without this rule.
+    :returns: None if the message is not the answer of a child, or after this hour.
+    """
+    answers = isinstance(message.event, SubOrchestrationInstanceCompleted | SubOrchestrationInstanceFailed)
+    if not answers or message.age >= PARENT_STARTS:
+        return None
+    return _defer(message, judged.reason, LONGEST_START)
 
 
 def unnamed_answer(message: Incoming, facts: Facts) -> Judged:

@@ -42,7 +42,7 @@ def judge(message: Incoming, facts: Facts) -> Judged:
         return rules.discard("it is already in the history")
     judged = TABLE[message.kind, relation(message, facts), State.LIVE if facts.live else State.FREE](message, facts)
     if judged.verdict is Verdict.ORPHAN and message.failures >= ORPHAN_TURNS:
-        return rules.discard(judged.reason, forgotten=True)
+        return rules.waits_for_a_parent(message, judged) or rules.discard(judged.reason, forgotten=True)
     if message.spent and judged.verdict in (Verdict.RETRY_SOON, Verdict.RETRY_LATER):
         return _last(message, facts, judged)
     return judged
@@ -52,16 +52,21 @@ def _last(message: Incoming, facts: Facts, judged: Judged) -> Judged:
     """Decide about a message that goes to quarantine if one more failure is counted.
 
     If the message names a run, and neither a history nor a row of its instance exists, the instance was purged. Then
-    the message is discarded, because no instance waits for it.
+    the message is discarded, because no instance waits for it. The answer of a child waits for an hour before that,
+    because its parent may be a child that has no row yet. An answer whose scheduling event may still come is deferred.
 
     :param judged: the verdict without this rule.
     """
     names = message.run is not None or message.kind is MessageKind.ANSWER
-    if isinstance(message.event, ExecutionStarted) or not names or facts.execution_id is not None:
-        return judged
-    if facts.row is None:
-        return rules.NEEDS_ROW
-    return rules.discard("its instance was purged", forgotten=True) if facts.row.execution_id is None else judged
+    if names and facts.execution_id is None and not isinstance(message.event, ExecutionStarted):
+        if facts.row is None:
+            return rules.NEEDS_ROW
+        if facts.row.execution_id is None:
+            purged = rules.discard("its instance was purged", forgotten=True)
+            return rules.waits_for_a_parent(message, judged) or purged
+    if judged.verdict is Verdict.RETRY_LATER:  # the last checkpoint may be that of an instance which is suspended
+        return rules.waits_for_a_parent(message, judged) or judged
+    return rules.waits_for_its_event(message, facts, judged) or judged
 
 
 def relation(message: Incoming, facts: Facts) -> Relation:
