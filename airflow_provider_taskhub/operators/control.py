@@ -234,7 +234,9 @@ class TaskHubSuspendOperator(_Reasoned):
     :param instance_id: the id of the instance; templated.
     :param reason: why, for people; templated.
     :param wait: True: the task succeeds when the instance is suspended, or has ended meanwhile. A wait longer than a
-        few seconds holds no worker slot. False: the task succeeds when the request is stored.
+        few seconds holds no worker slot. The triggerer reads the instance from time to time: if somebody resumes it
+        between two readings, the task goes on waiting, so set an ``execution_timeout``. False: the task succeeds when
+        the request is stored.
     :param taskhub_conn_id: connection of type ``taskhub``; templated. Without such a connection, the environment and
         the settings file name the hub, and the embedded hub is the default.
     :raises InputError: while the DAG file is parsed, if an argument cannot be right.
