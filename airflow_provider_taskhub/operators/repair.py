@@ -62,14 +62,19 @@ class TaskHubRewindOperator(ActingOperator):
         from airflow_provider_taskhub.engine.events import Status
 
         state = await client.get(self.instance_id, payloads=False)
-        owner = None
+        owner = before = None
         if state is not None and state.status is Status.FAILED:
             owner = (state.tags or {}).get(OWNER_TAG)
+            before = await client.watches.get(self.instance_id) if owner is not None else None
             await self._take_over(client, context, owner)
         elif state is not None and not state.status.is_final and self.wait_for_completion:
             owner = await self._owner(client, context, state)
         if state is None or state.status in (Status.FAILED, Status.PENDING):
-            state = await self._rewind(client, context, state)
+            try:
+                state = await self._rewind(client, context, state)
+            except InvalidStateError:  # somebody else has rewound the instance since the reading above
+                await self._give_back(client, context, owner, before)
+                raise
         elif state.status.is_final and state.status is not Status.COMPLETED:
             raise AirflowException(
                 f"instance {self.instance_id!r} is {state.status}: only a failed instance can be rewound. "
@@ -164,6 +169,21 @@ class TaskHubRewindOperator(ActingOperator):
             await client.watches.add(_watch(self.instance_id, context, owner))
             return
         await client.watches.release(deployment(), self.instance_id)
+
+    async def _give_back(self, client: Client, context: Context, owner: str | None, before: Watch | None) -> None:
+        """Undo :meth:`_take_over` after a rewind that was refused. Else the sweep would end the instance of another.
+
+        :param owner: the instance's owner tag.
+        :param before: the watch row before the take-over; None: there was no row.
+        """
+        if owner is None:
+            return
+        if before is not None:
+            await client.watches.add(before)
+            return
+        found = await client.watches.get(self.instance_id)
+        if found is not None and found.waiter == identity.TaskIdentity.of(context["ti"]).owner:
+            await client.watches.remove(found)
 
     def _late(self) -> str:
         return "the instance is rewound, and this task waits for it no longer"

@@ -14,7 +14,7 @@ from airflow.sdk.execution_time.secrets_masker import mask_secret
 from airflow_provider_taskhub.client.purging import PurgeResult
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.identity import next_execution_id
-from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.errors import InputError, InvalidStateError
 from airflow_provider_taskhub.hooks import at_parse
 from airflow_provider_taskhub.operators import acting, control, repair
 from airflow_provider_taskhub.operators.control import (
@@ -25,7 +25,7 @@ from airflow_provider_taskhub.operators.control import (
 )
 from airflow_provider_taskhub.operators.repair import TaskHubPurgeOperator, TaskHubRewindOperator
 from tests.airflow.conftest import Task, Ti
-from tests.airflow.fake import FakeHub
+from tests.airflow.fake import FakeClient, FakeHub
 
 WHO = "DAG flights, run scheduled__2013-12-01T00:00:00+00:00, task delays"
 SIX: list[tuple[Any, dict[str, Any]]] = [
@@ -383,6 +383,30 @@ def test_what_another_task_has_rewound_meanwhile_is_that_tasks(hub: FakeHub) -> 
     assert again.value.trigger.owner is None
     assert one.start(ti.next_try()).trigger.owner is None
     assert hub.watched["i"].waiter == "the retry of load"
+
+
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_refused_rewind_gives_the_watch_row_back(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, watched: bool, wait: bool
+) -> None:
+    """The retry of the instance's task rewinds it at the same moment: the sweep must not end what it waits for."""
+    failed(hub, **{"taskhub.owner": "o"})
+    one = task(TaskHubRewindOperator, wait_for_completion=wait)
+    task(TaskHubRewindOperator).start(Ti(task_id="load"))  # writes a watch row of another task
+    load = replace(hub.watched.pop("i"), etag="")
+    failed(hub, **{"taskhub.owner": "o"})
+    if watched:
+        hub.watched["i"] = load
+
+    async def refused(self: FakeClient, instance_id: str, reason: str = "") -> Any:
+        hub.put("i", Status.PENDING)
+        raise InvalidStateError("instance 'i' is Pending: only a failed one can be rewound")
+
+    monkeypatch.setattr(FakeClient, "rewind", refused)
+    with pytest.raises(AirflowException, match="is Pending"):
+        one.run(Ti())
+    assert [replace(row, etag="") for row in hub.watched.values()] == ([load] if watched else [])
 
 
 @pytest.mark.parametrize("status", [Status.FAILED, Status.RUNNING])
