@@ -37,11 +37,12 @@ class Watches:
     def __init__(self, connection: Connection) -> None:
         self._hub, self._members, self._times = connection.hub, connection.members, connection.times
 
-    async def add(self, watch: Watch, *, replaces: bool = True) -> bool:
+    async def add(self, watch: Watch, *, replaces: Watch | bool = True) -> bool:
         """Store that an Airflow task waits for an instance. Call this method before the instance is started.
 
         :param watch: names the task and the instance.
-        :param replaces: False: if the instance has a watch row already, this row stays, and nothing is stored.
+        :param replaces: False: if the instance has a watch row already, this row stays, and nothing is stored. A watch:
+            only this row is replaced, and only if it has not changed since :meth:`get` has read it.
         :returns: whether the watch is stored.
         """
         return await watches.write(self._hub.store, self._hub.names, watch, replaces=replaces)

@@ -58,11 +58,11 @@ class Watch:
     etag: str = ""
 
 
-async def write(store: Store, names: HubNames, watch: Watch, *, replaces: bool = True) -> bool:
-    """Insert the watch row, and return whether it is stored.
+async def write(store: Store, names: HubNames, watch: Watch, *, replaces: Watch | bool = True) -> bool:
+    """Store the watch row, and return whether it is stored.
 
-    :param replaces: True: the row that another start with the same instance id has left is replaced. False: such a row
-        stays, and nothing is stored.
+    :param replaces: True: any row of the same instance id is replaced. False: such a row stays, and nothing is stored.
+        A watch: only this row is replaced, and only if it has not changed since it was read.
     """
     entity = Entity(
         partition_key=PARTITION,
@@ -79,11 +79,14 @@ async def write(store: Store, names: HubNames, watch: Watch, *, replaces: bool =
             "ClearedContinues": watch.cleared_continues,
         },
     )
-    row = RowOperation(verb=RowVerb.UPSERT_REPLACE if replaces else RowVerb.INSERT, entity=entity)
+    if isinstance(replaces, Watch):
+        row = RowOperation(verb=RowVerb.REPLACE, entity=entity, etag=replaces.etag)
+    else:
+        row = RowOperation(verb=RowVerb.UPSERT_REPLACE if replaces else RowVerb.INSERT, entity=entity)
     try:
         await store.execute(Transact(table=names.completions, rows=(row,)))
-    except Conflict:
-        if replaces:
+    except (Conflict, NotFound):
+        if replaces is True:
             raise
         return False
     return True

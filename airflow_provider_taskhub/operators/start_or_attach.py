@@ -215,9 +215,7 @@ async def _react(
     elif reaction is not StartDecision.RETURN:  # before the start, so that the sweep knows each started instance
         tags = {} if starts or state is None else state.tags or {}
         watch = _watch(request, instance_id, generation, tags.get(OWNER_TAG, task.owner))
-        # Another task may be starting an instance with the id that the user chose. If this task loses, the watch row of
-        # the other must stay. So this task replaces an existing row only when it has its instance.
-        watched = await client.watches.add(watch, replaces=request.instance_id is None)
+        watched = await _announce(client, watch, chosen=request.instance_id is not None)
     if starts:
         # Not ATTACH, which would give this task the instance that another task has started since the reading above. If
         # it is this task's own start whose answer was lost, the next reading finds that.
@@ -258,6 +256,27 @@ async def _rewind(client: Client, instance_id: str, task: TaskIdentity) -> Insta
         return await client.rewind(instance_id, f"from Airflow: try {task.try_number} of the task")
     except (InvalidStateError, HistoryUnreadable) as error:
         raise _CannotRewind(str(error)) from error
+
+
+async def _announce(client: Client, watch: Watch, *, chosen: bool) -> bool:
+    """Write the watch row before the start, and return whether it is written.
+
+    Another task may be starting an instance with the same id at the same moment. If this task loses, the row of the
+    other task must stay. So the row of another task is replaced only after the start.
+
+    :param chosen: True: the user chose the instance id. False: the id is derived from the task, so no other task has
+        it.
+    """
+    if await client.watches.add(watch, replaces=not chosen):
+        return True
+    old = await client.watches.get(watch.instance_id)
+    if old is None or _task(old) != _task(watch):
+        return False
+    return await client.watches.add(watch, replaces=old)
+
+
+def _task(watch: Watch) -> object:
+    return watch.deployment, watch.dag_id, watch.run_id, watch.task_id, watch.map_index
 
 
 def _watch(request: StartRequest, instance_id: str, generation: int, owner: str) -> Watch:

@@ -453,9 +453,10 @@ class FakeOperations(Fake):
 
 
 class FakeWatches(Fake):
-    async def add(self, watch: Watch, *, replaces: bool = True) -> bool:
+    async def add(self, watch: Watch, *, replaces: Watch | bool = True) -> bool:
         hub = self._count("watch")
-        if watch.instance_id in hub.watched and not replaces:
+        old = hub.watched.get(watch.instance_id)
+        if old != replaces if isinstance(replaces, Watch) else old is not None and not replaces:
             return False
         hub.watched[watch.instance_id] = replace(watch, etag=f"e{hub.requests['watch']}")
         return True

@@ -7,6 +7,7 @@ from collections import UserList
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from airflow.sdk import NEVER_EXPIRE, Asset
@@ -313,6 +314,27 @@ def test_two_runs_that_start_one_id_at_the_same_moment_do_not_share_it(make_task
     assert hub.instances["x"].tags["airflow.run_id"] == "other"
     assert hub.watched["x"].run_id == "other", "the sweep ends the instance together with the other's task"
     assert hub.watched["x"].owner == str(other.id)
+
+
+@pytest.mark.parametrize("status", [Status.FAILED, Status.TERMINATED])
+def test_a_retry_writes_its_watch_row_before_its_instance_goes_on(make_task, hub, monkeypatch, status) -> None:
+    """A rewind deletes a row that is older than the end of the instance. The task could be killed just then."""
+    task, ti = make_task(instance_id="x"), Ti()
+    task.start(ti)
+    hub.end("x", "no", status=status)
+    second, waiters = ti.next_try(), []
+
+    def look(whole: Any) -> Any:
+        async def looked(*arguments: object, **named: object) -> object:
+            waiters.append(hub.watched["x"].waiter)
+            return await whole(*arguments, **named)
+
+        return looked
+
+    monkeypatch.setattr(FakeClient, "rewind", look(FakeClient.rewind))
+    monkeypatch.setattr(FakeClient, "start", look(FakeClient.start))
+    task.start(second)
+    assert waiters == [str(second.id)]
 
 
 def test_the_watch_row_of_a_run_that_has_ended_does_not_stay(make_task, hub) -> None:

@@ -412,8 +412,13 @@ def test_a_damaged_watch_row_is_left_out_and_a_newer_watch_is_not_removed() -> N
         (newer,) = await bench.client.watches.of("here")
         assert newer.owner == "newer", "what was written again meanwhile stays"
         assert await bench.client.watches.add(WATCHED, replaces=False) is False
+        assert await bench.client.watches.add(WATCHED, replaces=found[0]) is False
         assert await bench.client.watches.of("here") == (newer,)
+        assert await bench.client.watches.add(replace(WATCHED, owner="newest"), replaces=newer) is True
+        (newer,) = await bench.client.watches.of("here")
+        assert newer.owner == "newest"
         await bench.client.watches.remove(newer)
+        assert await bench.client.watches.add(WATCHED, replaces=newer) is False, "the row was deleted"
         assert await bench.client.watches.add(WATCHED, replaces=False) is True
         await bench.client.watches.release("here", "other")
         await bench.client.watches.release("there", "good")
