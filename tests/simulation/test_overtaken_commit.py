@@ -10,7 +10,7 @@ from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import InvalidStateError, Unavailable
-from airflow_provider_taskhub.storage.faults import Call, Fault, lost
+from airflow_provider_taskhub.storage.faults import Call, Fault, lost, throttled
 from airflow_provider_taskhub.storage.primitives import Transact
 from tests.simulation.lives import move
 from tests.simulation.world import Place, World, simulate
@@ -123,3 +123,37 @@ def test_a_failure_is_not_written_over_a_rewind(place: Place) -> None:
     assert waiting is Status.PENDING
     assert "terminate it first" in purged
     assert (status, output) == (Status.COMPLETED, "3")
+
+
+@pytest.mark.rows("K29")
+def test_what_two_tries_have_put_is_handed_over_once(place: Place) -> None:
+    """The store throttles the first try after its puts. The second try is committed, but its answer is lost."""
+    app, runs = App("tries", version="1"), list[int]()
+
+    @app.activity
+    def square(number: int) -> int:
+        runs.append(number)
+        return number * number
+
+    @app.orchestrator
+    async def one(ctx: OrchestrationContext) -> int:
+        return int(await ctx.call_activity("square", 3))
+
+    async def play() -> tuple[str | None, list[int], int]:
+        async with World(app, place=place, partitions=1) as world:
+            first = await world.join("first")
+            while not first.owner.tenures:
+                await world.clock.sleep(0.1)
+            names, faults = world.client.hub.names, [throttled(), lost()]
+
+            def plan(call: Call) -> Fault | None:
+                is_history = isinstance(call.what, Transact) and call.what.table == names.history
+                return faults.pop(0) if is_history and faults else None
+
+            first.plan = plan
+            await world.client.start("one", instance_id="one")
+            state = await world.wait("one", timedelta(minutes=5))
+            await world.ended()
+            return state.output, runs, len(faults)
+
+    assert simulate(play) == ("9", [3], 0)

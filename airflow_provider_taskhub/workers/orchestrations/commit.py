@@ -136,26 +136,30 @@ class Committer:
             )
 
         plan = planned(stored)
-        # The messages that tries without success have put into queues, hidden from other workers. They are deleted if a
-        # later try succeeds or if the commit was certainly refused. If the history shows that such a try was committed
-        # after all, this worker gets them in memory. In all other cases they become visible later.
+        # The messages that the newest try without success has put into queues, hidden from other workers. They are
+        # deleted if a later try succeeds or if the commit was certainly refused. If the history shows that a try was
+        # committed after all, this worker gets them in memory. In all other cases they become visible later.
         put: list[Delivery] = []
+        # The copies of the same messages that earlier tries have put. They are deleted in all cases, so that each
+        # message stays once.
+        older: list[Delivery] = []
         refused = True  # True while all tries have certainly left the history unchanged
         last: StorageError | None = None
         for turn in range(TRIES):  # retries.retry does not fit, because the sentinel is read between two tries
             sent = hub.clock.monotonic()
             try:
                 results = await hub.store.commit(plan.unit)
-                await self._withdraw(put)
+                await self._withdraw([*older, *put])
                 return self._done(plan, episode, history, stored, outgoing, batch, results, sent)
             except (PayloadTooLarge, InputError, Conflict, NotFound, Throttled, Unavailable) as error:
                 done = error.results if isinstance(error, StorageError) else ()
                 if len(done) > plan.outbound:
-                    put += claimed(outgoing, done[plan.outbound], sent=sent)
+                    older += put
+                    put = claimed(outgoing, done[plan.outbound], sent=sent)
                 refused = refused and _certainly_not_done(error) and len(done) <= plan.outbound + 1
                 if isinstance(error, PayloadTooLarge | InputError):
                     # The store would refuse each further try too. The caller lets the instance fail.
-                    await self._withdraw(put if refused else ())
+                    await self._withdraw([*older, *put] if refused else older)
                     raise
                 last = error
                 log.info(
@@ -168,26 +172,29 @@ class Committer:
                 await hub.clock.sleep(COMMITS.pause(turn + 1, last))
             sentinel = await self._sentinel(episode.current.instance_id)
             if sentinel is not None and sentinel.commit_id == commit_id and sentinel.complete:
+                await self._withdraw(older)
                 finished = await self._finish(episode, history, stored, sentinel, batch, put, tenure, tags, leave)
                 return replace(finished, claimed=tuple(put))
             if sentinel is not None and sentinel.commit_id == commit_id:
                 break  # this commit is half done: raise the error; the next load ignores the uncommitted rows
             if (sentinel.etag if sentinel else None) != stored.sentinel_etag:
-                await self._withdraw(put if refused else ())
+                await self._withdraw([*older, *put] if refused else older)
                 raise Aborted("another episode was committed over the sentinel") from last
             row_etag = await self._row_etag(episode.current.instance_id)
             if stored.sentinel_etag is None and stored.row_etag is not None and row_etag is None:
-                await self._withdraw(put if refused else ())
+                await self._withdraw([*older, *put] if refused else older)
                 raise Aborted("the instance was purged before its first checkpoint") from last
             stored = replace(stored, row_etag=row_etag)
             plan = planned(stored)
+        await self._withdraw(older)
         assert last is not None
         raise last
 
     async def _withdraw(self, put: Sequence[Delivery]) -> None:
-        """Delete the messages that a refused try has put into queues and hidden from other workers.
+        """Delete messages that a try has put into queues and hidden from other workers.
 
-        No reader has seen the messages, and no history says that they were sent.
+        No reader of this worker has seen the messages. Either no history says that they were sent, or other copies of
+        them stay.
         """
         if not put:
             return
