@@ -157,3 +157,41 @@ def test_what_two_tries_have_put_is_handed_over_once(place: Place) -> None:
             return state.output, runs, len(faults)
 
     assert simulate(play) == ("9", [3], 0)
+
+
+@pytest.mark.rows("K29")
+def test_a_claim_that_has_run_out_is_not_handed_over(place: Place) -> None:
+    """The answer to the history takes longer than the claim. Meanwhile another worker has received the work item."""
+    app, runs = App("outrun", version="1"), list[int]()
+
+    @app.activity
+    def square(number: int) -> int:
+        runs.append(number)
+        return number * number
+
+    @app.orchestrator
+    async def one(ctx: OrchestrationContext) -> int:
+        return int(await ctx.call_activity("square", 3))
+
+    async def play() -> tuple[str | None, list[int], list[str]]:
+        async with World(app, place=place, partitions=1) as world:
+            first = await world.join("first")
+            while not first.owner.tenures:
+                await world.clock.sleep(0.1)
+            await world.join("second", roles=("activity",))
+            names, story = world.client.hub.names, list[str]()
+
+            def plan(call: Call) -> Fault | None:
+                what = call.what
+                if isinstance(what, Transact) and what.table == names.history and not story:
+                    story.append("history")
+                    return Fault(pause=world.settings.lease_times.visibility.total_seconds() + 60.0)
+                return None
+
+            first.plan = plan
+            await world.client.start("one", instance_id="one")
+            state = await world.wait("one", timedelta(minutes=5))
+            await world.ended()
+            return state.output, runs, story
+
+    assert simulate(play) == ("9", [3], ["history"])

@@ -26,6 +26,9 @@ from airflow_provider_taskhub.workers.activities.work_items import WorkItems
 POLLS_WHILE_BUSY = 80
 """Limit of the extra receives per second, over all partitions, that :meth:`LocalQueues.poll_soon` causes. A worker
 with four partitions polls each of them every 50 ms at most."""
+FRESH = 0.5
+"""The part of the visibility timeout in which a claimed message may be handed over. The first renewal follows after
+another quarter of the timeout at most."""
 
 
 class LocalQueues:
@@ -118,12 +121,16 @@ class LocalQueues:
     def hand_over(self, claimed: Sequence[Delivery]) -> None:
         """Give claimed messages to their readers after the commit.
 
-        Messages whose queue has no reader in this worker, or no room, are given back to their queue.
+        Messages whose queue has no reader in this worker, or no room, are given back to their queue. So are messages
+        whose claim has ended or ends soon, because the commit took long: perhaps another worker has received them, or
+        does so before this worker has renewed the claim. If another worker has received them, the store refuses to give
+        them back, and nothing happens.
         """
         back = []
+        oldest = self._clock.monotonic() - self._work_items.visibility.total_seconds() * FRESH
         for held in claimed:
             reader = self._reader_for(held)
-            if reader is None or reader.stopping:
+            if reader is None or reader.stopping or held.claimed < oldest:
                 back.append(held)
             else:
                 reader.adopt(held)

@@ -25,8 +25,9 @@ VISIBILITY = timedelta(seconds=30)
 class Message:
     """A claimed message, or a response that is offered."""
 
-    def __init__(self, queue: str, *, claim: timedelta | None = VISIBILITY) -> None:
+    def __init__(self, queue: str, *, claim: timedelta | None = VISIBILITY, age: float = 0.0) -> None:
         self.queue, self.claim = queue, claim
+        self.claimed = SYSTEM_CLOCK.monotonic() - age
 
 
 class StandIn:
@@ -114,6 +115,15 @@ async def test_claimed_messages_reach_their_readers_and_the_others_go_back(bench
     bench.queues.hand_over(claimed)
     await asyncio.sleep(0)
     assert (bench.control.taken, bench.work.taken, bench.work.returned) == ([own], [work], [foreign])
+
+
+async def test_a_message_whose_claim_ends_soon_goes_back(bench: Bench) -> None:
+    """Another worker may receive it before this worker has renewed the claim."""
+    fresh, old, over = (Message(CONTROL, age=age) for age in (10.0, 20.0, 40.0))
+    claimed: Any = [fresh, old, over]
+    bench.queues.hand_over(claimed)
+    await asyncio.sleep(0)
+    assert (bench.control.taken, bench.work.returned) == ([fresh], [old, over])
 
 
 async def test_a_work_item_without_a_slot_goes_back(bench: Bench) -> None:
