@@ -139,7 +139,7 @@ class LeaseLost(StorageError):
 
 
 class Throttled(StorageError):
-    """The store asks for fewer requests.
+    """The store asks for fewer requests. It has certainly not carried out the request.
 
     :param message: text of the error.
     :param retry_after: seconds to wait before the next try.

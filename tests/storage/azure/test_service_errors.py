@@ -37,6 +37,9 @@ refusals = pytest.mark.parametrize(
         (409, "LeaseNotPresentWithLeaseOperation", LeaseLost),
         (429, "", Throttled),
         (503, "ServerBusy", Throttled),
+        (503, "", Unavailable),
+        (503, "ServiceUnavailable", Unavailable),
+        (500, "ServerBusy", Unavailable),
         (413, "RequestBodyTooLarge", PayloadTooLarge),
         (413, "", PayloadTooLarge),
         (400, "EntityTooLarge", PayloadTooLarge),
@@ -105,8 +108,13 @@ def test_making_what_is_still_being_deleted_asks_for_patience(code: str) -> None
     assert error.retry_after >= 5
 
 
-def test_server_errors_may_have_been_done() -> None:
-    error = refusal(what="x", status=500, code="InternalError")
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(500, "InternalError"), (500, "OperationTimedOut"), (503, ""), (503, "OperationTimedOut"), (504, ""), (408, "")],
+)
+def test_server_errors_may_have_been_done(status: int, code: str) -> None:
+    """Only Azure's ``ServerBusy`` says that the service has not accepted the request. A proxy sends 503 too."""
+    error = refusal(what="x", status=status, code=code)
     assert isinstance(error, Unavailable)
     assert error.maybe_done
 

@@ -42,6 +42,10 @@ _TOO_LARGE = frozenset(
     }
 )
 _CONFLICT = frozenset({"PopReceiptMismatch"})
+_BUSY = "ServerBusy"
+"""Azure's code, with status 503, for a request that the service does not accept because of its load. The request was
+certainly not carried out. This is not known of a 503 with another code or none, for example of a proxy that has
+forwarded the request, nor of a 500 ``OperationTimedOut``."""
 _XML_CODE = re.compile(rb"<Code>([^<]*)</Code>")
 _XML_TEXT = re.compile(rb"<Message>([^<]*)</Message>")
 _MAX_PROSE = 200
@@ -73,7 +77,7 @@ def refusal(
         return Throttled(text, retry_after=retry_after or 5.0) if creating else NotFound(text)
     if code.startswith("Lease"):
         return LeaseLost(text)
-    if status in (429, 503):
+    if status == 429 or (status == 503 and code == _BUSY):
         return Throttled(text, retry_after=1.0 if retry_after is None else retry_after)
     if code in _CONFLICT or status in (409, 412):
         return Conflict(text)
