@@ -41,6 +41,7 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, Member, StartPolicy
 from airflow_provider_taskhub.hub.rewind import rewind
 from airflow_provider_taskhub.hub.waiting.reasons import Why
+from airflow_provider_taskhub.tags import OWNER_TAG, WATCH_TAG
 
 FINAL = tuple(status for status in Status if status.is_final)
 TRIES = 5
@@ -311,19 +312,23 @@ class InstanceHandle:
     async def restart(self, *, new_id: bool = False) -> InstanceState:
         """Start the instance again with the orchestrator, version, input and tags of its last start.
 
-        :param new_id: True: start a new instance with a new random id, whatever the state of this instance is. False:
+        :param new_id: True: start a new instance with a new random id, whatever the state of this instance is. No
+            Airflow task waits for it, so it does not get the tags ``taskhub.owner`` and ``taskhub.watch``. False:
             keep the id; this instance must have ended. A restart that was interrupted can be called again.
         :returns: the state of the new instance.
         :raises InstanceNotFound: if there is no such instance.
         :raises InstanceExists: if the instance has not ended and ``new_id`` is False.
         """
         row = await self._existing(payloads=True)
-        into, policy = (uuid4().hex, StartPolicy.REFUSE) if new_id else (self.id, StartPolicy.REPLACE_FINISHED)
-        if not new_id:
+        into, policy, tags = self.id, StartPolicy.REPLACE_FINISHED, row.tags
+        if new_id:
+            into, policy = uuid4().hex, StartPolicy.REFUSE
+            tags = {name: value for name, value in (tags or {}).items() if name not in (OWNER_TAG, WATCH_TAG)}
+        else:
             await Watches(self._connection).release_ended(self.id, FINAL)
             if row.status is Status.PENDING and row.restarts and row.completed is None:
                 policy = StartPolicy.ATTACH  # puts the start message again: the first restart was perhaps interrupted
-        return await Starter(self.hub).begin(row.name, row.input, into, row.version, row.tags, None, policy)
+        return await Starter(self.hub).begin(row.name, row.input, into, row.version, tags, None, policy)
 
     async def purge(self) -> bool:
         """Delete an instance that has ended, with its history, payloads, activity records and logs.

@@ -27,6 +27,7 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
+from airflow_provider_taskhub.tags import OWNER_TAG, WATCH_TAG
 
 SETTINGS = Settings(hub="Client", partitions=2)
 NOON = datetime(2026, 10, 1, 12, tzinfo=UTC)
@@ -75,6 +76,17 @@ async def test_an_instance_that_runs_cannot_be_purged_nor_started_again_in_its_p
         await client.restart("f")
     other = await client.restart("f", new_id=True)
     assert (other.name, other.instance_id != "f") == ("flights", True)
+
+
+async def test_no_airflow_task_waits_for_a_copy(client: Client) -> None:
+    """With the tag, its end would leave a hint that nobody deletes, and a task's kill would end it."""
+    tags = {"airflow.dag_id": "d", OWNER_TAG: "o", WATCH_TAG: "1"}
+    await client.start("flights", instance_id="f", tags=tags)
+    copy = await client.restart("f", new_id=True)
+    await end(client, "f")
+    assert (copy.tags, (await client.restart("f")).tags) == ({"airflow.dag_id": "d"}, tags)
+    await client.start("flights", instance_id="plain")
+    assert (await client.restart("plain", new_id=True)).tags is None
 
 
 async def test_an_interrupted_restart_can_be_repeated(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
