@@ -197,8 +197,9 @@ class Execution:
     def resume(self) -> Episode:
         """Return the missing rest of the last episode in the history.
 
-        The history rows that an episode writes after ``continue_as_new`` can need several transactions. If the worker
-        dies between two of them, the history has only the beginning of the episode.
+        The history rows that an episode writes after ``continue_as_new`` can need several transactions. If a worker of
+        an older version died between two of them, the history has only the beginning of the episode, and no blob has
+        the rest. Only decisions of the code are made again; events that were carried over are lost.
 
         :returns: an episode with an empty ``history`` if nothing is missing.
         :raises UnknownOrchestrator: no loaded app has code for the instance.

@@ -17,9 +17,10 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
+from airflow_provider_taskhub.hub.history.load import load
 from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.storage.faults import Call, Fault, Plan, late, lost, straggling, unsent
-from airflow_provider_taskhub.storage.primitives import Transact
+from airflow_provider_taskhub.storage.primitives import DeleteBlob, Entity, RowOperation, RowVerb, Transact
 from tests.simulation.scenarios import Scenario, app_of
 from tests.simulation.world import (
     AFTER,
@@ -360,3 +361,16 @@ def _sorted(run: Run) -> Run:
 
 
 _VALUE = re.compile(r"('input'|'result'): '[^']*'")
+
+
+async def without_blob(world: World) -> None:
+    """Make the cut-off generation switch of the instance ``one`` a switch of an older version, which wrote no blob."""
+    names = world.client.hub.names
+    before = (await load(world.store, names, "one")).sentinel
+    assert before is not None
+    assert before.unwritten is not None
+    assert not before.complete
+    sentinel = Entity(partition_key="one", row_key="sentinel", properties={"TaskHubUnwritten": ""})
+    merge = RowOperation(verb=RowVerb.MERGE, entity=sentinel, etag="*")
+    await world.store.execute(Transact(table=names.history, rows=(merge,)))
+    await world.store.execute(DeleteBlob(container=names.large_messages, name=before.unwritten))

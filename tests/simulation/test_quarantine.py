@@ -42,6 +42,7 @@ from airflow_provider_taskhub.workers.orchestrations.commit import Committer
 from airflow_provider_taskhub.workers.orchestrations.processor import Orchestrations
 from airflow_provider_taskhub.workers.orchestrations.stuck_instances import quarantine_stuck
 from airflow_provider_taskhub.workers.orchestrations.watchdog import Running
+from tests.simulation.lives import without_blob
 from tests.simulation.scenarios import app_of
 from tests.simulation.world import Death, Effects, World, simulate
 
@@ -669,6 +670,7 @@ def test_no_code_of_an_instance_in_quarantine_runs_to_resume_its_switch(
         await client.start("spread", 0, instance_id="one")
         await machine.died.wait()
         await machine.bury()
+        await without_blob(world)
         await client.raise_event("one", "any")
         queue = names.control(partition_of("one", client.hub.info.partitions))
         (message,) = await world.store.receive(queue, limit=1, visibility=timedelta(seconds=30))

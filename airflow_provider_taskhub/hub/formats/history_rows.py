@@ -26,6 +26,7 @@ from airflow_provider_taskhub.hub.formats.event_fields import LAYOUT_OF, LAYOUTS
 from airflow_provider_taskhub.hub.formats.json_values import Kind
 from airflow_provider_taskhub.hub.formats.keys import escape, unescape
 from airflow_provider_taskhub.hub.formats.payload_spill import utf16_bytes
+from airflow_provider_taskhub.hub.formats.unwritten_rows import is_of_commit
 from airflow_provider_taskhub.hub.model import Stamp, Suspension
 from airflow_provider_taskhub.storage.primitives import MAX_PROPERTY_BYTES, Entity, Property
 
@@ -213,6 +214,8 @@ class Sentinel:
     :param custom_status: custom status after the first checkpoint of the generation, as the column of the instance row
         has it. It is the only copy of an earlier generation's custom status until the instance row is written.
     :param awaits: what the instance waits for, as ``waits_column`` encodes it; "": nothing.
+    :param unwritten: name of the blob with the rows that the last commit, a generation switch of several transactions,
+        had not written at first (``unwritten_rows``). If ``complete`` is True, nothing reads the blob any more.
     :param timestamp: time of the last change, by the storage service; None in writes.
     """
 
@@ -229,6 +232,7 @@ class Sentinel:
     clears: bool = False
     custom_status: str | None = None
     awaits: str | None = None
+    unwritten: str | None = None
     timestamp: Timestamp | None = None
 
     def committed(self, found: int) -> int:
@@ -276,6 +280,8 @@ def encode_sentinel(sentinel: Sentinel, *, instance_id: str) -> Entity:
         properties["TaskHubCustomStatus"] = sentinel.custom_status
     if sentinel.awaits is not None:
         properties["TaskHubAwaits"] = sentinel.awaits
+    if sentinel.unwritten is not None:
+        properties["TaskHubUnwritten"] = sentinel.unwritten
     return Entity(partition_key=escape(instance_id), row_key=SENTINEL, properties=properties)
 
 
@@ -287,6 +293,7 @@ _TASKHUB_COLUMNS = (
     "TaskHubSuspension",
     "TaskHubCustomStatus",
     "TaskHubAwaits",
+    "TaskHubUnwritten",
 )
 """Columns of TaskHub that are out of date if .NET has committed after TaskHub."""
 
@@ -305,7 +312,9 @@ def decode_sentinel(entity: Entity) -> Sentinel:
         )
     current = columns.get("TaskHubBasis") == _basis(execution_id, completed)
     values = (columns.get(name) if current else None for name in _TASKHUB_COLUMNS)
-    commit_id, rows, consumed, suspension_stamp, suspension, status, awaits = values
+    commit_id, rows, consumed, suspension_stamp, suspension, status, awaits, unwritten = values
+    # A commit does not clear the column. Each commit has another id, so the blob of an earlier commit does not count.
+    of_commit = isinstance(unwritten, str) and isinstance(commit_id, str) and is_of_commit(unwritten, commit_id)
     ended = columns.get("TaskHubEnded")
     return Sentinel(
         execution_id=execution_id,
@@ -320,6 +329,7 @@ def decode_sentinel(entity: Entity) -> Sentinel:
         suspension=_suspension(suspension),
         custom_status=status if isinstance(status, str) else None,
         awaits=awaits if isinstance(awaits, str) else None,
+        unwritten=unwritten if isinstance(unwritten, str) and of_commit else None,
         timestamp=entity.timestamp,
     )
 

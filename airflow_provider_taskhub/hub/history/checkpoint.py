@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.codec import Packed, Timestamp
 from airflow_provider_taskhub.engine.episode import Episode
 from airflow_provider_taskhub.engine.events import HistoryEvent, OrchestrationInstance, Status
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.fast_dataclass import dataclass
+from airflow_provider_taskhub.hub.formats import unwritten_rows
 from airflow_provider_taskhub.hub.formats.history_rows import (
     MAX_CONSUMED,
     SENTINEL,
@@ -68,6 +69,8 @@ class Stored:
     :param suspension: suspension in the sentinel, with which a run without a checkpoint begins.
     :param blobs: names of the known blobs that hold large columns of the generation's rows. They are deleted when the
         next generation begins.
+    :param unwritten: name of the blob in which the last commit, a generation switch, has stored rows that it had not
+        written yet. The next checkpoint deletes the blob. None: there is none.
     :param unprojected_events: events of the loaded history that the instance row does not show yet. The next write of
         the row shows them.
     :param row_etag: ETag of the instance row; None: no row is known, and the checkpoint inserts the row.
@@ -86,6 +89,7 @@ class Stored:
     ended: tuple[str, ...] = ()
     suspension: Suspension | None = None
     blobs: tuple[str, ...] = ()
+    unwritten: str | None = None
     unprojected_events: tuple[HistoryEvent, ...] = ()
     row_etag: str | None = None
     status: Status | None = None
@@ -128,14 +132,22 @@ class Processed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
     """The new history rows of an episode, and the blobs of their large columns. They are encoded only once, even if the
-    commit of the episode is tried several times."""
+    commit of the episode is tried several times.
+
+    :param unwritten: the blob with all rows behind the first transaction, if the episode begins a new generation and
+        its rows need several transactions; else None. See the module ``unwritten_rows``.
+    """
 
     rows: tuple[Entity, ...]
     blobs: tuple[PutBlob, ...]
+    unwritten: PutBlob | None = None
 
 
-def written(episode: Episode, names: HubNames) -> Written:
-    """Encode the events that an episode adds to its history."""
+def written(episode: Episode, names: HubNames, *, commit_id: str) -> Written:
+    """Encode the events that an episode adds to its history.
+
+    :param commit_id: id of the commit, for the name of the blob ``unwritten``.
+    """
     rows: list[Entity] = []
     blobs: list[PutBlob] = []
     instance_id, execution_id = episode.current.instance_id, episode.current.execution_id or ""
@@ -144,7 +156,12 @@ def written(episode: Episode, names: HubNames) -> Written:
         entity, spilled = spill_columns(entity, names.large_messages)
         rows.append(entity)
         blobs.extend(spilled)
-    return Written(rows=tuple(rows), blobs=tuple(blobs))
+    unwritten: PutBlob | None = None
+    if episode.switched and len(groups := batches(rows)) > 1:
+        text = unwritten_rows.encode(rows[len(groups[0]) :], encode_awaits(episode.awaits))
+        name = unwritten_rows.blob_name(instance_id, commit_id)
+        unwritten = PutBlob(container=names.large_messages, name=name, data=Packed(text))
+    return Written(rows=tuple(rows), blobs=tuple(blobs), unwritten=unwritten)
 
 
 def build(
@@ -176,7 +193,7 @@ def build(
     :param write_instance: True: write the instance row too (see :func:`visible`).
     :param check: the unit's check (see :class:`Unit`), which raises ``LeaseLost`` if the lease is lost.
     """
-    payloads = list(history.blobs)
+    payloads = [*history.blobs, *((history.unwritten,) if history.unwritten is not None else ())]
     instance: list[Step] = []
     status: str | None = None
     if write_instance:
@@ -184,13 +201,13 @@ def build(
         payloads.extend(merge_blobs)
         instance.append(Step(name="instance", operations=(changed(names, merge, stored.row_etag),)))
         status = str(merge.properties["CustomStatus"]) if episode.switched else None
-    commits = _history_steps(episode, stored, history.rows, names, processed, commit_id, now, status)
+    commits = _history_steps(episode, stored, history, names, processed, commit_id, now, status)
     steps = [
         Step(name="payloads", operations=(*blobs, *payloads)),
         Step(name="outbound", operations=tuple(puts)),
         *commits,
         *instance,
-        _superseded(names, episode, stored),
+        _superseded(names, episode, history, stored),
     ]
     steps.extend(tail(names, episode, processed, tags))
     return CheckpointPlan(
@@ -224,7 +241,7 @@ def rest(
     steps = (
         Step(name="payloads", operations=tuple(merge_blobs)),
         Step(name="instance", operations=(changed(names, merge, stored.row_etag),)),
-        _superseded(names, episode, stored),
+        _superseded(names, episode, history, stored),
         *tail(names, episode, processed, tags),
     )
     return Unit(steps=steps, check=check)
@@ -245,10 +262,14 @@ def _merge(
     )
 
 
-def _superseded(names: HubNames, episode: Episode, stored: Stored) -> Step:
-    """Return the step that deletes the blobs of the previous generation after ``continue_as_new``. The step comes after
-    history and instance row, so no row names these blobs any more."""
-    blobs = stored.blobs if episode.switched else ()
+def _superseded(names: HubNames, episode: Episode, history: Written, stored: Stored) -> Step:
+    """Return the step that deletes the blobs of the previous generation after ``continue_as_new``, and the blobs of
+    unwritten rows. The step comes after history and instance row, so nothing needs these blobs any more."""
+    blobs = list(stored.blobs if episode.switched else ())
+    if stored.unwritten is not None:
+        blobs.append(stored.unwritten)
+    if history.unwritten is not None:
+        blobs.append(history.unwritten.name)
     deletions = tuple(DeleteBlob(container=names.large_messages, name=name) for name in blobs)
     return Step(name="blobs", operations=deletions)
 
@@ -335,7 +356,7 @@ def after(
 def _history_steps(
     episode: Episode,
     stored: Stored,
-    rows: Sequence[Entity],
+    history: Written,
     names: HubNames,
     processed: Processed,
     commit_id: str,
@@ -344,6 +365,7 @@ def _history_steps(
 ) -> list[Step]:
     """Return one transaction for each batch of rows to delete (:func:`_deletions`) and of new history rows. Each
     transaction also writes the sentinel under the ETag that the transaction before it has produced."""
+    rows = history.rows
     before = 0 if episode.switched else stored.rows
     committed = before + len(rows)
     consumed = _consumed(stored, episode, processed)
@@ -359,8 +381,8 @@ def _history_steps(
         last = index == len(groups) - 1
         if episode.switched:
             # The first row of the new generation overwrites a row of the old generation, so the old one cannot be used
-            # any more. The rows of the new generation therefore count at once. If the checkpoint is interrupted,
-            # `Execution.resume` makes the missing rows again.
+            # any more. The rows of the new generation therefore count at once. If the checkpoint is interrupted, the
+            # next owner takes the missing rows from the blob (`cut_off_switch`).
             counted += len(group)
         sentinel = Sentinel(
             execution_id=episode.current.execution_id or "",
@@ -375,6 +397,7 @@ def _history_steps(
             clears=last and _takes(episode, stored),
             custom_status=custom_status,
             awaits=encode_awaits(episode.awaits) if last else None,
+            unwritten=history.unwritten.name if history.unwritten is not None else None,
         )
         entity = encode_sentinel(sentinel, instance_id=episode.current.instance_id)
         if index == 0 and stored.sentinel_etag is None:
@@ -412,7 +435,8 @@ def withdrawn(names: HubNames, instance_id: str, history: Written, etag: str) ->
     groups = [(lock, *rows[:BATCH_ROWS])]
     groups += [tuple(rows[at : at + BATCH_ROWS]) for at in range(BATCH_ROWS, len(rows), BATCH_ROWS)]
     steps = [Step(name="withdraw", operations=(Transact(table=names.history, rows=group),)) for group in groups]
-    blobs = tuple(DeleteBlob(container=names.large_messages, name=blob.name) for blob in history.blobs)
+    payloads = [*history.blobs, *((history.unwritten,) if history.unwritten is not None else ())]
+    blobs = tuple(DeleteBlob(container=names.large_messages, name=blob.name) for blob in payloads)
     return Unit(steps=(*steps, Step(name="blobs", operations=blobs)))
 
 

@@ -29,7 +29,8 @@ from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.formats.history_rows import Sentinel
 from airflow_provider_taskhub.hub.history import checkpoint
 from airflow_provider_taskhub.hub.history.checkpoint import CheckpointPlan, Stored, Written
-from airflow_provider_taskhub.hub.history.load import sentinel_of
+from airflow_provider_taskhub.hub.history.cut_off_switch import completion_of_switch, read_unwritten
+from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, sentinel_of
 from airflow_provider_taskhub.hub.hub import Hub, processed
 from airflow_provider_taskhub.hub.model import InstanceState, Tenure
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
@@ -127,7 +128,7 @@ class Committer:
         """
         # All tries have the same id, so that a late write of an earlier try is recognized as this commit.
         hub, commit_id = self._hub, token_hex(16)
-        history = checkpoint.written(episode, hub.names)
+        history = checkpoint.written(episode, hub.names, commit_id=commit_id)
 
         def planned(stored: Stored) -> CheckpointPlan:
             taken, check = processed(batch, leave=leave), tenure.check
@@ -176,7 +177,12 @@ class Committer:
                 finished = await self._finish(episode, history, stored, sentinel, batch, put, tenure, tags, leave)
                 return replace(finished, claimed=tuple(put))
             if sentinel is not None and sentinel.commit_id == commit_id:
-                break  # this commit is half done: raise the error; the next load ignores the uncommitted rows
+                # This commit is half done. A generation switch has replaced rows, so it is tried again as a whole under
+                # the new ETag. Else the error is raised, and the next load ignores the uncommitted rows. A first
+                # checkpoint is not tried again either: the instance may have been purged before it.
+                if not (episode.switched and stored.sentinel_etag and isinstance(last, Throttled | Unavailable)):
+                    break
+                stored = replace(stored, sentinel_etag=sentinel.etag)
             if (sentinel.etag if sentinel else None) != stored.sentinel_etag:
                 await self._withdraw([*older, *put] if refused else older)
                 raise Aborted("another episode was committed over the sentinel") from last
@@ -189,6 +195,32 @@ class Committer:
         await self._withdraw(older)
         assert last is not None
         raise last
+
+    async def complete_switch(self, instance_id: str, sentinel: Sentinel, blob: str, tenure: Tenure) -> None:
+        """Write the rest of a generation switch that was cut off between two transactions, from its blob.
+
+        :param sentinel: the incomplete sentinel, as it was read.
+        :param blob: name of the blob that the sentinel names.
+        :raises Aborted: if another worker has written the history meanwhile.
+        :raises HistoryUnreadable: if the blob is missing or damaged.
+        :raises PayloadTooLarge: if the store refuses a row as too large.
+        :raises InputError: if the store refuses a value as invalid.
+        """
+        hub = self._hub
+        try:
+            found = await read_unwritten(hub.store, hub.names, instance_id, blob)
+        except HistoryUnreadable:
+            now = await self._sentinel(instance_id)
+            if now is not None and now.etag == sentinel.etag:
+                raise
+            raise Aborted("another worker has completed the switch and deleted the blob") from None
+        unit = completion_of_switch(
+            hub.names, instance_id, sentinel, found, now=hub.clock.utc_now(), check=tenure.check
+        )
+        try:
+            await hub.store.commit(unit)
+        except (Conflict, NotFound) as error:
+            raise Aborted("another worker has written the history") from error
 
     async def _withdraw(self, put: Sequence[Delivery]) -> None:
         """Delete messages that a try has put into queues and hidden from other workers.

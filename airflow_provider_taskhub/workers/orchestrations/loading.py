@@ -331,6 +331,7 @@ def _stored(sentinel: Sentinel | None, row: InstanceState | None) -> Stored:
         suspension_stamp=sentinel.suspension_stamp,
         ended=sentinel.ended,
         suspension=sentinel.suspension,
+        unwritten=sentinel.unwritten,
     )
 
 

@@ -125,6 +125,8 @@ class Orchestrations:
         if live is None or isinstance(batch[0].message.event, ExecutionStarted):
             try:
                 live, loaded = await self._loader.open(session.instance_id, batch[0])
+                if loaded is not None and await self._switch_completed(session, loaded, batch):
+                    live, loaded = await self._loader.load(session.instance_id)
             except HistoryUnreadable as error:
                 await self._process_unreadable(session, batch, error)
                 return
@@ -210,8 +212,8 @@ class Orchestrations:
     ) -> Facts:
         """Return the facts that admission needs for a batch.
 
-        If the commit of a new generation (``continue_as_new``) was cut off between two transactions, its rest is
-        committed first.
+        If an older version has cut off a commit of a new generation (``continue_as_new``) between two transactions, so
+        that no blob has the rest, the rest is made again and committed first.
 
         :param loaded: the history and sentinel that were just read; None if nothing was read for this batch.
         :raises UnknownOrchestrator: if that rest needs code that this worker does not have and another may have.
@@ -227,10 +229,32 @@ class Orchestrations:
             await self._complete_switch(session, live, batch)
         return replace(live.facts(), checkpointed=sentinel.timestamp if sentinel else None)
 
+    async def _switch_completed(
+        self, session: Session[LoadedInstance], loaded: Loaded, batch: Sequence[Delivery]
+    ) -> bool:
+        """Write the rest of a new generation (``continue_as_new``) whose commit was cut off between two transactions.
+        No code of the orchestrator runs.
+
+        :returns: True if there was a rest, so that the instance must be loaded again.
+        :raises Aborted: if the store refuses the rest as too large or invalid, or another worker has written it.
+        :raises HistoryUnreadable: if the blob with the rest is missing or damaged.
+        """
+        sentinel = loaded.sentinel
+        if not loaded.begun or sentinel is None or sentinel.complete or sentinel.unwritten is None:
+            return False
+        log.info("switch_resumed", instance_id=session.instance_id, rows=len(loaded.past))
+        try:
+            tenure = session.reader.tenure
+            await self._committer.complete_switch(session.instance_id, sentinel, sentinel.unwritten, tenure)
+        except (PayloadTooLarge, InputError) as error:
+            await self._fail_too_large(session, batch, error, admitted=False)
+            raise Aborted("the store refused the next generation of the instance") from error
+        return True
+
     async def _complete_switch(
         self, session: Session[LoadedInstance], live: LoadedInstance, batch: Sequence[Delivery]
     ) -> None:
-        """Commit the rest of a new generation (``continue_as_new``) whose commit was cut off between two transactions.
+        """Make the rest of a new generation again and commit it. An older version has cut off its commit.
 
         :raises UnknownOrchestrator: if this worker does not have the code, and another worker may have it.
         :raises Aborted: if the store refuses the rest as too large or invalid.

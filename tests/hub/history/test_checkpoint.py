@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_taskhub.codec import Packed
 from airflow_provider_taskhub.engine.episode import Episode
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
@@ -18,6 +19,7 @@ from airflow_provider_taskhub.engine.events import (
     OrchestratorStarted,
     Status,
 )
+from airflow_provider_taskhub.hub.formats import unwritten_rows
 from airflow_provider_taskhub.hub.formats.history_rows import MAX_CONSUMED, row_key
 from airflow_provider_taskhub.hub.history.checkpoint import (
     CheckpointPlan,
@@ -88,7 +90,7 @@ def plan(made: Episode, stored: Stored = Stored(), **fields: Any) -> CheckpointP
         "write_instance": True,
         "check": lambda: None,
     }
-    return build(made, written(made, NAMES), stored, **(given | fields))
+    return build(made, written(made, NAMES, commit_id="c1"), stored, **(given | fields))
 
 
 def steps(made: CheckpointPlan) -> dict[str, Step]:
@@ -217,7 +219,7 @@ def test_the_blobs_of_a_generation_go_once_nothing_names_them() -> None:
     assert steps(made)["blobs"].operations == gone
     assert steps(plan(episode(), stored))["blobs"].operations == (), "the generation goes on"
     common: dict[str, Any] = {"names": NAMES, "processed": PROCESSED, "now": NOW, "container_url": "https://here/x"}
-    rows = written(switch, NAMES)
+    rows = written(switch, NAMES, commit_id="c1")
     (spilled,) = [blob.name for blob in rows.blobs]
     again = rest(switch, rows, stored, tags={}, check=lambda: None, **common).steps
     assert [step.name for step in again if step.operations] == ["instance", "blobs", "delete"], "its payload stands"
@@ -230,6 +232,30 @@ def test_the_blobs_of_a_generation_go_once_nothing_names_them() -> None:
     assert after(stored, episode(), rows, **kept).blobs == (*stored.blobs, spilled)
     assert after(stored, switch, NO_ROWS, **kept).blobs == ()
     assert after(stored, episode(), NO_ROWS, **kept).blobs == stored.blobs
+
+
+@pytest.mark.rows("K28", "K47")
+def test_a_switch_of_several_transactions_stores_its_later_rows_in_a_blob_first() -> None:
+    stored = Stored(sentinel_etag="e1", row_etag="r1")
+    made = plan(episode(history(250), switched=True), stored)
+    (blob,) = [one for one in steps(made)["payloads"].operations if isinstance(one, PutBlob) and one not in BLOBS]
+    assert isinstance(blob.data, Packed)
+    groups = transacts(made)
+    assert [group.rows[-1].entity.properties["TaskHubUnwritten"] for group in groups] == [blob.name] * 3
+    kept = unwritten_rows.decode(blob.data.text, "i")
+    assert list(kept.rows) == [row.entity for group in groups[1:] for row in group.rows[:-1]]
+    assert kept.awaits == groups[-1].rows[-1].entity.properties["TaskHubAwaits"]
+    assert steps(made)["blobs"].operations == (DeleteBlob(container=NAMES.large_messages, name=blob.name),)
+    for other in (episode(history(250)), episode(history(99), switched=True)):
+        sentinels = [group.rows[-1].entity.properties for group in transacts(plan(other, stored))]
+        assert all("TaskHubUnwritten" not in sentinel for sentinel in sentinels), "its rows are not overwritten"
+
+
+@pytest.mark.rows("K30")
+def test_the_next_checkpoint_deletes_the_blob_of_a_switch_that_was_cut_off_before_it_could() -> None:
+    stored = Stored(sentinel_etag="e1", row_etag="r1", unwritten="i/history-c0-Unwritten.json.gz")
+    deletion = DeleteBlob(container=NAMES.large_messages, name="i/history-c0-Unwritten.json.gz")
+    assert steps(plan(episode(), stored))["blobs"].operations == (deletion,)
 
 
 @pytest.mark.rows("K27")
@@ -287,7 +313,7 @@ def test_the_rest_of_a_committed_checkpoint_is_row_hint_and_deletes() -> None:
     made = episode(history(4, start()))
     unit = rest(
         made,
-        written(made, NAMES),
+        written(made, NAMES, commit_id="c1"),
         Stored(row_etag="r9"),
         names=NAMES,
         processed=PROCESSED,
