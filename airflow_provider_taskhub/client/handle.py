@@ -302,6 +302,8 @@ class InstanceHandle:
         :raises InstanceNotFound: if there is no such instance.
         :raises InvalidStateError: if the instance has not failed.
         :raises InputError: if the reason cannot be stored.
+        :raises Conflict: if the last checkpoint of a child that has failed is still under way after 30 seconds, or if
+            other clients change the instance again and again. Call the rewind again later.
         """
         check_column(reason, "the reason")
         check_instance_id(self.id)

@@ -24,6 +24,7 @@ from airflow_provider_taskhub.engine.events import (
     OrchestrationInstance,
     Status,
     SubOrchestrationInstanceCreated,
+    SubOrchestrationInstanceFailed,
     TimerCreated,
     TimerFired,
 )
@@ -41,8 +42,16 @@ from airflow_provider_taskhub.storage.primitives import RowOperation, RowVerb, T
 TRIES = 5
 CHECKPOINT = 3.0
 """Seconds after which the checkpoint of a child that has just ended should be complete."""
+CHILDREN_END = 30.0
+"""Seconds that a rewind waits in all for the last checkpoints of children which have ended."""
+POLL = 0.5
+"""Seconds between two looks at such a child."""
 RunningChild = tuple[OrchestrationInstance, SubOrchestrationInstanceCreated]
 """A child that still runs: its parent, and the event of the parent's history that created the child."""
+
+
+class _StillEnding(Conflict):
+    """A child has answered, and its last checkpoint is not complete within the time to wait."""
 
 
 async def rewind(hub: Hub, instance_id: str, reason: str) -> None:
@@ -50,9 +59,10 @@ async def rewind(hub: Hub, instance_id: str, reason: str) -> None:
 
     :raises InstanceNotFound: there is no such instance.
     :raises InvalidStateError: the instance has not failed, or was started again after its failure.
-    :raises Conflict: another process changed the instance during each try.
+    :raises Conflict: another process changed the instance during each try. Or the last checkpoint of a child that has
+        failed is still under way after 30 seconds. The rewind can be called again.
     """
-    running = await _rewind(hub, instance_id, reason)
+    running = await _rewind(hub, instance_id, reason, hub.clock.monotonic() + CHILDREN_END)
     if running:
         await hub.clock.sleep(CHECKPOINT)
     for parent, created in running:
@@ -61,9 +71,10 @@ async def rewind(hub: Hub, instance_id: str, reason: str) -> None:
             await _answer_again(hub, child.instance_id)
 
 
-async def _rewind(hub: Hub, instance_id: str, reason: str) -> list[RunningChild]:
+async def _rewind(hub: Hub, instance_id: str, reason: str, until: float) -> list[RunningChild]:
     """Rewind an instance and its failed children.
 
+    :param until: how long to wait for the last checkpoints of children, as a time of the clock's ``monotonic``.
     :returns: children that still run: children of the instance, and of the children that are rewound. The caller must
         read the rows of these children again. A child may have sent its answer before the parent's history was
         rewritten, so that the answer was lost, while the child's row did not say yet that the child has ended.
@@ -71,7 +82,9 @@ async def _rewind(hub: Hub, instance_id: str, reason: str) -> list[RunningChild]
     last: Conflict | None = None
     for _ in range(TRIES):
         try:
-            return await _once(hub, instance_id, reason)
+            return await _once(hub, instance_id, reason, until)
+        except _StillEnding:
+            raise
         except Conflict as error:
             # An episode, a purge, a restart or another rewind changed the instance: read it again, and try again.
             last = error
@@ -79,7 +92,7 @@ async def _rewind(hub: Hub, instance_id: str, reason: str) -> list[RunningChild]
     raise last
 
 
-async def _once(hub: Hub, instance_id: str, reason: str) -> list[RunningChild]:
+async def _once(hub: Hub, instance_id: str, reason: str, until: float) -> list[RunningChild]:
     row = await hub.instance(instance_id)
     if row is None:
         raise InstanceNotFound(f"no instance {instance_id!r} in hub {hub.names.hub} at {hub.store.describe()}")
@@ -96,11 +109,13 @@ async def _once(hub: Hub, instance_id: str, reason: str) -> list[RunningChild]:
     written = {event.event_id: row.timestamp for event, row in pairs if isinstance(event, TimerCreated)}
     again: set[int] = set()
     if rewinding is not None:
+        for at in rewinding.children:
+            await _has_ended(hub, past, rows, at, target, until)
         again = {at for at in rewinding.children if await _is_asked_again(hub, past[at], target)}
         await _rewrite(hub, rows, rewinding, again)
         taken = rewinding.taken | again
         past = tuple(event for at, event in enumerate(past) if at not in taken)
-    waits, running = await _children(hub, past, target, reason)
+    waits, running = await _children(hub, past, target, reason, until)
     await _timers(hub, past, target, written)
     await _mark(hub, row)
     if not waits or again or rewinding is None or _asks_again(rewinding):
@@ -177,6 +192,59 @@ async def _child(
     return child if (started.parent.instance, started.parent.task_schedule_id) == (parent, created.event_id) else None
 
 
+async def _has_ended(
+    hub: Hub, past: Sequence[HistoryEvent], rows: HistoryRows, at: int, parent: OrchestrationInstance, until: float
+) -> None:
+    """Wait until the last checkpoint of a child that has failed is complete.
+
+    The failure in the parent's history proves that the child has ended. The child's row may say that it still runs: the
+    checkpoint sends the answer first, and writes the row last. If the rewind believed the row, it would remove the
+    answer, and would not rewind the child, so the parent would wait forever. Nothing of the parent is rewritten before
+    this wait, so the rewind can be called again.
+
+    :param at: index of the event that created the child.
+    :raises _StillEnding: if the time is over.
+    """
+    created = past[at]
+    assert isinstance(created, SubOrchestrationInstanceCreated)
+    answers = (
+        row.timestamp
+        for event, row in zip(past, rows.committed, strict=True)
+        if isinstance(event, SubOrchestrationInstanceFailed) and event.task_scheduled_id == created.event_id
+    )
+    answered = max((time for time in answers if time is not None), default=None)
+    while await _is_ending(hub, created, parent, answered):
+        if hub.clock.monotonic() >= until:
+            raise _StillEnding(
+                f"child {created.instance_id!r} of {parent.instance_id!r} has failed, and its last checkpoint is not "
+                "complete: rewind the instance again later"
+            )
+        await hub.clock.sleep(POLL)
+
+
+async def _is_ending(
+    hub: Hub, created: SubOrchestrationInstanceCreated, parent: OrchestrationInstance, answered: Timestamp | None
+) -> bool:
+    """Return whether the last checkpoint of a child that has answered is under way.
+
+    A child that somebody has rewound since runs again. Its history has the mark of the rewind. After
+    ``continue_as_new`` the mark is gone, but then the sentinel was changed after the parent stored the answer.
+
+    :param answered: when the parent's history got the answer, by the clock of the store.
+    """
+    child = await _child(hub, created, parent)
+    if child is None or child.status.is_final or child.status is Status.PENDING:
+        return False
+    rows = await load_rows(hub.store, hub.names, child.instance_id)
+    history = await decoded(hub.store, hub.names, rows.committed)
+    if any(isinstance(event, ExecutionCompleted) for event in history):
+        return True
+    if any(isinstance(event, GenericEvent) and event.is_rewind for event in history):
+        return False
+    changed = rows.sentinel.timestamp if rows.sentinel is not None else None
+    return changed is None or answered is None or changed <= answered
+
+
 async def _is_asked_again(hub: Hub, event: HistoryEvent, parent: OrchestrationInstance) -> bool:
     """Return True if the parent must start a failed child again: the child was deleted, terminated or cancelled.
 
@@ -188,7 +256,7 @@ async def _is_asked_again(hub: Hub, event: HistoryEvent, parent: OrchestrationIn
 
 
 async def _children(
-    hub: Hub, past: Sequence[HistoryEvent], parent: OrchestrationInstance, reason: str
+    hub: Hub, past: Sequence[HistoryEvent], parent: OrchestrationInstance, reason: str, until: float
 ) -> tuple[bool, list[RunningChild]]:
     """Rewind the failed children. Send the answer of each ended child again, as the failed parent did not take it.
 
@@ -202,7 +270,7 @@ async def _children(
             continue
         if child.status in (Status.FAILED, Status.PENDING):
             with suppress(InvalidStateError):  # the child cannot be rewound: it has just been started, or runs again
-                running += await _rewind(hub, child.instance_id, reason)
+                running += await _rewind(hub, child.instance_id, reason, until)
                 waits = True
                 continue
         elif child.status.is_final:
