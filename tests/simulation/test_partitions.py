@@ -130,21 +130,6 @@ def test_a_broken_promise_is_caught(broken: Break, caught: str, monkeypatch: pyt
     assert "python -m tests.simulation.partitions --seed" in story
 
 
-@pytest.mark.rows("T20")
-@pytest.mark.long
-def test_a_claim_that_was_answered_late_ends_by_its_age(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watchdog slept for as long as a tenure lasts, since it had nothing to watch, when the claim was sent."""
-    simulate(1011, 6.0)
-
-    async def asleep(self: PartitionOwner) -> None:
-        while True:
-            await self._clock.sleep(self.expire())
-
-    monkeypatch.setattr(PartitionOwner, "_watching", asleep)
-    with pytest.raises(Violation, match=r"is read by .* and .* \(T20\)"):
-        simulate(1011, 6.0)
-
-
 def first_violation() -> str:
     """What the simulation says, of hubs with few partitions and late answers, which are quick to play.
 

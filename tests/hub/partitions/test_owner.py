@@ -684,6 +684,25 @@ async def test_a_renewal_too_counts_from_its_sending() -> None:
         assert node.when("lost") == [(pytest.approx(sent[-1] + GIVE_UP, abs=0.05), 0)]
 
 
+@scenario
+@pytest.mark.rows("T16", "T20")
+async def test_a_claim_that_was_answered_late_ends_by_its_age() -> None:
+    """The watchdog, which had nothing to watch, may have gone to sleep between the claim and its answer."""
+    async with Cluster(1) as cluster:
+        faults = Faults(cluster.store)
+        node = await cluster.join("a", store=faults)  # type: ignore[arg-type]
+        await cluster.settle()
+        lease, faults.before = node.held[0].lease, never
+        await asyncio.sleep(GIVE_UP)
+        for _ in range(7):  # at another moment of the watchdog's sleep each time
+            assert not node.held
+            sent = now() - 4
+            assert node.owner._holds.take_up(lease, sent) is not None
+            await asyncio.sleep(GIVE_UP - 4 + 0.1)
+            assert node.when("lost")[-1] == (pytest.approx(sent + GIVE_UP, abs=0.05), 0)
+            await asyncio.sleep(3)
+
+
 async def never(_: str, __: tuple[object, ...]) -> None:
     await asyncio.Event().wait()
 
