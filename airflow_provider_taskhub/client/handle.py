@@ -1,4 +1,7 @@
-"""A handle for one instance: read its state and history, wait for it, control it, and remove it."""
+"""A handle for one instance: read its state and history, wait for it, control it, and remove it.
+
+The module has more than 400 lines, because users find all operations on an instance in one class.
+"""
 
 from __future__ import annotations
 
