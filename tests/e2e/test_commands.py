@@ -112,11 +112,13 @@ def test_instances_are_suspended_rewound_and_purged(house: House, tmp_path: Path
         "purged": 1,
         "complete": False,
         "failed": {},
+        "watched": [],
     }
     assert house.json("instances", "purge", "--status", "Completed", "--yes") == {
         "purged": 1,
         "complete": True,
         "failed": {},
+        "watched": [],
     }
     assert [row["instance_id"] for row in house.json("instances", "list")["instances"]] == ["later"]
     assert worker.end() == OK
