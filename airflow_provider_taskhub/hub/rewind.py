@@ -137,7 +137,8 @@ async def _rewrite(hub: Hub, rows: HistoryRows, rewinding: Rewinding, again: Col
     assert sentinel is not None
     etag = sentinel.etag
     for group in rules.transactions(rules.rewritten(rows.committed, rewinding, again)):
-        change = rules.locked(hub.names, group, sentinel.execution_id, etag, commit_id=token_hex(16))
+        commit_id = token_hex(16) if sentinel.commit_id is not None else None
+        change = rules.locked(hub.names, group, sentinel.execution_id, etag, commit_id=commit_id)
         etags = await hub.store.execute(change)
         assert isinstance(etags, tuple)
         etag = etags[-1]

@@ -444,7 +444,15 @@ def test_at_its_limit_what_names_a_run_of_which_nothing_is_left_is_for_a_purged_
 
 @pytest.mark.rows("K31", "K32")
 @pytest.mark.parametrize("event", answers(4), ids=type_of)
-def test_no_number_of_failures_spends_an_answer_whose_event_may_still_come(event: HistoryEvent) -> None:
+def test_an_answer_that_comes_again_is_kept_for_people_at_its_limit(event: HistoryEvent) -> None:
+    """An activity or a timer answers again when its message is sent again; a child does not."""
+    child = isinstance(event, SubOrchestrationInstanceCompleted | SubOrchestrationInstanceFailed)
+    assert verdict(event, RUNNING, execution_id=GEN0, spent=True) is (DEFER if child else SOON)
+
+
+@pytest.mark.rows("K31", "K32")
+@pytest.mark.parametrize("event", answers(4)[2:4], ids=type_of)
+def test_no_number_of_failures_spends_a_childs_answer_whose_event_may_still_come(event: HistoryEvent) -> None:
     pending = row(GEN0, Status.PENDING)
     for facts, run in (
         (RUNNING, GEN0),

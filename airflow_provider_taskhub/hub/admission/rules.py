@@ -28,7 +28,6 @@ from airflow_provider_taskhub.hub.admission.facts import (
     Facts,
     Incoming,
     Judged,
-    MessageKind,
     RowFacts,
     Verdict,
     precedes,
@@ -210,16 +209,18 @@ def uncommitted(message: Incoming, facts: Facts) -> Judged:
 
 
 def waits_for_its_event(message: Incoming, facts: Facts, judged: Judged) -> Judged | None:
-    """Defer an answer whose scheduling event may still come, instead of counting one more failure.
+    """Defer the answer of a child whose scheduling event may still come, instead of counting one more failure.
 
     The worker that sent the scheduling message may have died before it wrote the history, and the next worker may have
     to wait for the code of the orchestrator. No time limit ends this wait. The next checkpoint of the instance ends it,
     or the end of the run. A child answers only once, so its parent would wait forever if the answer went to quarantine.
+    Activities and timers answer again when their message is sent again.
 
     :param judged: the verdict without this rule.
-    :returns: None if the event cannot come any more, or if the verdict has another reason.
+    :returns: None if the message is not the answer of a child, if the event cannot come any more, or if the verdict has
+        another reason.
     """
-    if message.kind is not MessageKind.ANSWER or judged.verdict is not Verdict.RETRY_SOON:
+    if not _of_a_child(message) or judged.verdict is not Verdict.RETRY_SOON:
         return None
     row = facts.row
     never = not facts.live and (same_start(message.run, facts.execution_id) or (row is not None and row.ended))
@@ -235,10 +236,13 @@ def waits_for_a_parent(message: Incoming, judged: Judged) -> Judged | None:
     :param judged: the verdict without this rule.
     :returns: None if the message is not the answer of a child, or after this hour.
     """
-    answers = isinstance(message.event, SubOrchestrationInstanceCompleted | SubOrchestrationInstanceFailed)
-    if not answers or message.age >= PARENT_STARTS:
+    if not _of_a_child(message) or message.age >= PARENT_STARTS:
         return None
     return _defer(message, judged.reason, LONGEST_START)
+
+
+def _of_a_child(message: Incoming) -> bool:
+    return isinstance(message.event, SubOrchestrationInstanceCompleted | SubOrchestrationInstanceFailed)
 
 
 def unnamed_answer(message: Incoming, facts: Facts) -> Judged:

@@ -53,7 +53,8 @@ def _last(message: Incoming, facts: Facts, judged: Judged) -> Judged:
 
     If the message names a run, and neither a history nor a row of its instance exists, the instance was purged. Then
     the message is discarded, because no instance waits for it. The answer of a child waits for an hour before that,
-    because its parent may be a child that has no row yet. An answer whose scheduling event may still come is deferred.
+    because its parent may be a child that has no row yet. The answer of a child whose scheduling event may still come
+    is deferred.
 
     :param judged: the verdict without this rule.
     """

@@ -290,7 +290,9 @@ def transactions(rows: Sequence[Entity]) -> Iterator[tuple[RowOperation, ...]]:
         yield tuple(RowOperation(verb=RowVerb.REPLACE, entity=row, etag=row.etag) for row in group)
 
 
-def locked(names: HubNames, group: Sequence[RowOperation], execution_id: str, etag: str, *, commit_id: str) -> Transact:
+def locked(
+    names: HubNames, group: Sequence[RowOperation], execution_id: str, etag: str, *, commit_id: str | None
+) -> Transact:
     """Return a transaction that writes a group of history rows and the sentinel (the last row of the history, whose
     ETag is the lock of the instance). The transaction fails if an episode (one run of the orchestrator), a purge or
     another rewind has changed the sentinel.
@@ -300,10 +302,12 @@ def locked(names: HubNames, group: Sequence[RowOperation], execution_id: str, et
 
     :param execution_id: execution id in the sentinel.
     :param etag: ETag of the sentinel.
-    :param commit_id: a new id of the rewind.
+    :param commit_id: a new id of the rewind; None: the sentinel has no commit id, because a .NET worker wrote it.
     """
     key = group[0].entity.partition_key
-    columns: dict[str, Property | None] = {"ExecutionId": execution_id, "TaskHubCommit": commit_id}
+    columns: dict[str, Property | None] = {"ExecutionId": execution_id}
+    if commit_id is not None:
+        columns["TaskHubCommit"] = commit_id
     lock = Entity(partition_key=key, row_key=SENTINEL, properties=columns)
     return Transact(table=names.history, rows=(*group, RowOperation(verb=RowVerb.MERGE, entity=lock, etag=etag)))
 
