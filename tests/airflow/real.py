@@ -229,6 +229,15 @@ class RealAirflow:
 
         return until(f"{dag_id}.{task_id} {states}", look)
 
+    def left_worker(self, dag_id: str, run_id: str, task_id: str = "hub") -> bool:
+        """Tell whether the scheduler has seen the end of the task's process.
+
+        Airflow fails a task that continues before that as "killed externally", because its ``LocalExecutor`` takes the
+        end of the first process for the end of the second. A person is never that fast; a test is.
+        """
+        finished = f"TaskInstance Finished: dag_id={dag_id}, task_id={task_id}, run_id={run_id},"
+        return finished in self.processes["scheduler"].log.read_text()
+
     def log(self, dag_id: str, run_id: str, task_id: str = "hub", attempt: int = 1, index: int = -1) -> str:
         answer = self.get(f"{self.path(dag_id, run_id, task_id)}/logs/{attempt}", full_content=True, map_index=index)
         return "\n".join(f"{line.get('event', line)}{line.get('error_detail') or ''}" for line in answer["content"])

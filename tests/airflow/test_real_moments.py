@@ -15,6 +15,7 @@ def test_a_persons_answer_reaches_the_orchestration_as_an_event(real: RealAirflo
     for task_id in ("counted", "asked"):
         real.reaches("approval", run, "success", task_id=task_id)
     until("the question", lambda: real.task("approval", run, "decide")["state"] == "awaiting_input")
+    until("the end of the task's process", lambda: real.left_worker("approval", run, "decide"))
     path = f"{real.path('approval', run, 'decide')}/-1/hitlDetails"
     replied = real.request("PATCH", path, json={"chosen_options": [answer]})
     assert replied.status_code == 200, replied.text
