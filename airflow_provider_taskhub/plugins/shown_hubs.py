@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.hooks.deployment import page_connections
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook, served_at
 from airflow_provider_taskhub.plugins.client_cache import ClientCache, client_cache_of
+from airflow_provider_taskhub.plugins.timeline import milliseconds
 
 
 async def described(conn: str) -> dict[str, str]:
@@ -42,5 +43,5 @@ async def open_hub(conn: str) -> tuple[ClientCache, dict[str, Any]]:
         "conn": conn,
         "hub": settings.hub,
         "place": place,
-        "time": datetime.now(UTC).timestamp() * 1000,
+        "time": milliseconds(SYSTEM_CLOCK.utc_now()),
     }

@@ -12,10 +12,11 @@ inside a function.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from importlib import resources
 from typing import Annotated, Any
 
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import ConfigurationError, InputError, StorageError
@@ -275,11 +276,7 @@ async def _waits(
 
 def _since(window: str) -> datetime | None:
     hours = WINDOWS[window]
-    return None if hours is None else _now() - timedelta(hours=hours)
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
+    return None if hours is None else SYSTEM_CLOCK.utc_now().datetime() - timedelta(hours=hours)
 
 
 async def _shows(states: Sequence[InstanceState], user: Any) -> list[json_views.Show]:
