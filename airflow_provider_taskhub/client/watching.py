@@ -61,21 +61,9 @@ class Watches:
     async def remove(self, watch: Watch) -> None:
         """Delete a watch row. If the row was written again after it was read, or is already deleted, do nothing.
 
-        :param watch: the watch as :meth:`of` returned it.
+        :param watch: the watch as :meth:`of` or :meth:`get` returned it.
         """
         await watches.delete(self._hub.store, self._hub.names, watch)
-
-    async def release(self, deployment: str, instance_id: str) -> None:
-        """Delete the watch row of an instance, if a task of this Airflow deployment waits for the instance.
-
-        Call this method before an instance that has ended goes on without its task. Else the sweep would terminate it.
-
-        :param deployment: the deployment's name.
-        :param instance_id: id of the instance.
-        """
-        for watch in await self.of(deployment):
-            if watch.instance_id == instance_id:
-                await self.remove(watch)
 
     async def release_ended(self, instance_id: str, statuses: Collection[Status]) -> None:
         """Delete the watch row of an instance that will go on again without the Airflow task that waited for it.

@@ -66,7 +66,7 @@ class TaskHubRewindOperator(ActingOperator):
         if state is not None and state.status is Status.FAILED:
             owner = (state.tags or {}).get(OWNER_TAG)
             before = await client.watches.get(self.instance_id) if owner is not None else None
-            await self._take_over(client, context, owner)
+            await self._take_over(client, context, owner, before)
         elif state is not None and not state.status.is_final and self.wait_for_completion:
             owner = await self._owner(client, context, state)
         if state is None or state.status in (Status.FAILED, Status.PENDING):
@@ -155,20 +155,21 @@ class TaskHubRewindOperator(ActingOperator):
         text = f"instance {self.instance_id} {state.status.lower()}: {reason(state)}"
         raise (AirflowException if retryable(state) else AirflowFailException)(text)
 
-    async def _take_over(self, client: Client, context: Context, owner: str | None) -> None:
+    async def _take_over(self, client: Client, context: Context, owner: str | None, before: Watch | None) -> None:
         """Make this task the one that waits for the instance, or nobody if this task does not wait.
 
         The watch row of the task that has started the instance may still be there. That task has failed, so the sweep
         would terminate the rewound instance.
 
         :param owner: the instance's owner tag; None: no Airflow task has started it, and the sweep does not know it.
+        :param before: the watch row of the instance; None: there is no row.
         """
         if owner is None:
             return
         if self.wait_for_completion:
             await client.watches.add(_watch(self.instance_id, context, owner))
-            return
-        await client.watches.release(deployment(), self.instance_id)
+        elif before is not None and before.deployment == deployment():
+            await client.watches.remove(before)
 
     async def _give_back(self, client: Client, context: Context, owner: str | None, before: Watch | None) -> None:
         """Undo :meth:`_take_over` after a rewind that was refused. Else the sweep would end the instance of another.

@@ -310,7 +310,9 @@ def watch_of(task: TaskIdentity, deployment: str, instance_id: str, generation: 
 async def _unwatch(client: Client, request: StartRequest, instance_id: str) -> None:
     """Delete the watch row of an earlier try, if the DAG was changed to ``wait_for_completion=False`` in between."""
     if request.task.try_number > 1:
-        await client.watches.release(request.deployment, instance_id)
+        old = await client.watches.get(instance_id)
+        if old is not None and old.deployment == request.deployment:
+            await client.watches.remove(old)
 
 
 async def _start(

@@ -473,11 +473,6 @@ class FakeWatches(Fake):
         if hub.watched.get(watch.instance_id) == watch:
             del hub.watched[watch.instance_id]
 
-    async def release(self, deployment: str, instance_id: str) -> None:
-        hub = self._count("unwatch")
-        if instance_id in hub.watched and hub.watched[instance_id].deployment == deployment:
-            del hub.watched[instance_id]
-
     @asynccontextmanager
     async def attending(self, name: str) -> AsyncIterator[None]:
         hub = self._count("attending")

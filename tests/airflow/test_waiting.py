@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import runpy
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,15 @@ def test_a_dag_that_stops_waiting_takes_back_that_its_task_waits(make_task, hub)
     task.operator.wait_for_completion = False
     assert task.run(ti.next_try()) == ID.format(1)
     assert hub.watched == {}
+
+
+def test_a_task_that_does_not_wait_leaves_the_watch_row_of_another_deployment(make_task, hub) -> None:
+    task, ti = make_task(), Ti()
+    task.start(ti)
+    hub.watched[ID.format(1)] = there = replace(hub.watched[ID.format(1)], deployment="there")
+    task.operator.wait_for_completion = False
+    task.run(ti.next_try())
+    assert hub.watched == {ID.format(1): there}
 
 
 def test_a_task_that_does_not_wait_still_rewinds_and_clears(make_task, hub) -> None:
