@@ -14,9 +14,12 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from airflow_provider_taskhub.tags import OWNER_TAG, WATCH_TAG
+
+if TYPE_CHECKING:
+    from airflow_provider_taskhub.hub.watches import Watch
 
 DAG_TAG = "airflow.dag_id"
 RUN_TAG = "airflow.run_id"
@@ -117,3 +120,29 @@ class TaskIdentity(TaskIds):
             OWNER_TAG: self.owner,
             WATCH_TAG: "1",
         }
+
+    def watch(
+        self, instance_id: str, *, deployment: str, owner: str, generation: int, cleared_continues: bool = False
+    ) -> Watch:
+        """Return the watch row which says that this try waits for an instance.
+
+        :param instance_id: the id of the instance.
+        :param deployment: the name of this Airflow deployment.
+        :param owner: the owner tag of the instance.
+        :param generation: the generation of the task that has started the instance.
+        :param cleared_continues: True: after a clear, the task waits for the same instance again.
+        """
+        from airflow_provider_taskhub.hub.watches import Watch
+
+        return Watch(
+            instance_id=instance_id,
+            deployment=deployment,
+            dag_id=self.dag_id,
+            run_id=self.run_id,
+            task_id=self.task_id,
+            map_index=self.map_index,
+            owner=owner,
+            generation=generation,
+            waiter=self.owner,
+            cleared_continues=cleared_continues,
+        )

@@ -138,7 +138,7 @@ class TaskHubRewindOperator(ActingOperator):
         owner = (state.tags or {}).get(OWNER_TAG)
         if owner is None or (found := await client.watches.get(self.instance_id)) is None:
             return None
-        mine = _watch(self.instance_id, context, owner)
+        mine = self._watch(context, owner)
         if replace(found, waiter=mine.waiter, etag=mine.etag) != mine:
             return None
         if found.waiter != mine.waiter:
@@ -167,7 +167,7 @@ class TaskHubRewindOperator(ActingOperator):
         if owner is None:
             return
         if self.wait_for_completion:
-            await client.watches.add(_watch(self.instance_id, context, owner))
+            await client.watches.add(self._watch(context, owner))
         elif before is not None and before.deployment == deployment():
             await client.watches.remove(before)
 
@@ -186,30 +186,13 @@ class TaskHubRewindOperator(ActingOperator):
         if found is not None and found.waiter == identity.TaskIdentity.of(context["ti"]).owner:
             await client.watches.remove(found)
 
+    def _watch(self, context: Context, owner: str) -> Watch:
+        """Return the watch row which says that this try waits for the instance. A rewind does not change the owner."""
+        task = identity.TaskIdentity.of(context["ti"])
+        return task.watch(self.instance_id, deployment=deployment(), owner=owner, generation=1, cleared_continues=True)
+
     def _late(self) -> str:
         return "the instance is rewound, and this task waits for it no longer"
-
-
-def _watch(instance_id: str, context: Context, owner: str) -> Watch:
-    """Return the watch row which says that this try of the task waits for the instance.
-
-    :param owner: the instance's owner tag, which a rewind does not change.
-    """
-    from airflow_provider_taskhub.hub.watches import Watch
-
-    task = identity.TaskIdentity.of(context["ti"])
-    return Watch(
-        instance_id=instance_id,
-        deployment=deployment(),
-        dag_id=task.dag_id,
-        run_id=task.run_id,
-        task_id=task.task_id,
-        map_index=task.map_index,
-        owner=owner,
-        generation=1,
-        waiter=task.owner,
-        cleared_continues=True,
-    )
 
 
 class TaskHubPurgeOperator(ActingOperator):

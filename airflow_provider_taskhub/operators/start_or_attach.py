@@ -280,31 +280,7 @@ def _task(watch: Watch) -> object:
 
 
 def _watch(request: StartRequest, instance_id: str, generation: int, owner: str) -> Watch:
-    return watch_of(request.task, request.deployment, instance_id, generation, owner)
-
-
-def watch_of(task: TaskIdentity, deployment: str, instance_id: str, generation: int, owner: str) -> Watch:
-    """Return the watch row of an instance for which a task waits.
-
-    :param task: the Airflow task.
-    :param deployment: the name of this Airflow deployment.
-    :param instance_id: the id of the instance.
-    :param generation: the generation of the task that has started the instance.
-    :param owner: the owner tag of the instance.
-    """
-    from airflow_provider_taskhub.hub.watches import Watch
-
-    return Watch(
-        instance_id=instance_id,
-        deployment=deployment,
-        dag_id=task.dag_id,
-        run_id=task.run_id,
-        task_id=task.task_id,
-        map_index=task.map_index,
-        owner=owner,
-        generation=generation,
-        waiter=task.owner,
-    )
+    return request.task.watch(instance_id, deployment=request.deployment, owner=owner, generation=generation)
 
 
 async def _unwatch(client: Client, request: StartRequest, instance_id: str) -> None:

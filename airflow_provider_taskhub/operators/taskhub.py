@@ -40,7 +40,7 @@ from airflow_provider_taskhub.operators.arguments import (
 )
 from airflow_provider_taskhub.operators.reactions import REACTION_TEXTS, FoundInstance, OnRetry, found
 from airflow_provider_taskhub.operators.short_wait import ends_soon, log_progress
-from airflow_provider_taskhub.operators.start_or_attach import Counter, Launched, StartRequest, Taken, launch, watch_of
+from airflow_provider_taskhub.operators.start_or_attach import Counter, Launched, StartRequest, Taken, launch
 from airflow_provider_taskhub.operators.worker_wait import default_deferrable, wait_in_worker
 from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, terminate_owned
@@ -375,7 +375,9 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             )
         if state is not None and not state.status.is_final:
             task, generation = identity.TaskIdentity.of(context["ti"]), int((state.tags or {})[identity.GENERATION_TAG])
-            await client.watches.add(watch_of(task, deployment(), instance_id, generation, owner))
+            await client.watches.add(
+                task.watch(instance_id, deployment=deployment(), owner=owner, generation=generation)
+            )
         if state is not None:
             await log_failure(client, state, self.log)
         await client.watches.forget([instance_id])
