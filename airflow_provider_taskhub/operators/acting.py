@@ -20,6 +20,7 @@ from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hooks.at_parse import check_name
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
+from airflow_provider_taskhub.triggers.deferral import deferral_timeout
 from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, OWNER_KEY, needs_worker
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 
@@ -34,8 +35,6 @@ WORKER_WAIT = timedelta(seconds=10)
 """How long the Airflow worker waits for the effect before it defers the task. Longer than ``TaskHubOperator`` waits: a
 worker of the hub usually carries out such a request within seconds, and a task that was deferred is resumed 30 s after
 the start of its trigger at the earliest."""
-_BACKSTOP = timedelta(minutes=5)
-"""Time from the trigger's deadline to Airflow's own timeout of the deferral, which acts if no triggerer was running."""
 _PAUSE = 0.25
 """Seconds between two readings of the instance in the worker."""
 GIVE_ID = (
@@ -174,8 +173,6 @@ class ActingOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not foll
         return self._defer(wait, context, until)
 
     def _defer(self, wait: Wait, context: Context, until: Timestamp | None) -> NoReturn:
-        from airflow_provider_taskhub.clock import SYSTEM_CLOCK
-
         ti, text = context["ti"], until.text() if until else None
         ti.xcom_push(key=INSTANCE_KEY, value=wait.instance_id)
         if wait.owner is not None:
@@ -195,7 +192,7 @@ class ActingOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not foll
             ),
             method_name="execute_complete",
             kwargs={"waits_for": asdict(wait) | {"statuses": [*wait.statuses]}, "deadline": text},
-            timeout=max(until - SYSTEM_CLOCK.utc_now(), timedelta(0)) + _BACKSTOP if until else None,
+            timeout=deferral_timeout(until),
         )
         raise AssertionError("defer() raises")
 

@@ -43,6 +43,7 @@ from airflow_provider_taskhub.operators.short_wait import ends_soon, log_progres
 from airflow_provider_taskhub.operators.start_or_attach import Counter, Launched, StartRequest, Taken, launch
 from airflow_provider_taskhub.operators.worker_wait import default_deferrable, wait_in_worker
 from airflow_provider_taskhub.tags import OWNER_TAG
+from airflow_provider_taskhub.triggers.deferral import deferral_timeout
 from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, terminate_owned
 from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, OWNER_KEY, needs_worker
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
@@ -58,8 +59,6 @@ __all__ = ["TaskHubOperator"]
 
 COUNTER_KEY = "taskhub"
 """Key under which Airflow's ``task_state_store`` keeps the task's generation, a counter that a clear raises."""
-_BACKSTOP = timedelta(minutes=5)
-"""Time from the trigger's deadline to Airflow's own timeout of the deferral, which acts if no triggerer was running."""
 _CONFIRM = 10.0
 """Seconds for which the Airflow worker waits until a terminated instance has ended. Short, because the task holds a
 worker slot during this time."""
@@ -294,8 +293,6 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
 
     def _wait(self, context: Context, instance_id: str, owner: str, deadline: Timestamp | None) -> Any:
         """Defer the task until the instance has ended. With ``deferrable=False``, wait here and return the output."""
-        from airflow_provider_taskhub.clock import SYSTEM_CLOCK
-
         text = deadline.text() if deadline else None
         if not self.deferrable:
             self.log.info("this Airflow worker waits for instance %s, because deferrable is False", instance_id)
@@ -314,7 +311,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             trigger=self._trigger(instance_id, owner, text),
             method_name="execute_complete",
             kwargs={"waits_for": [instance_id, owner], "deadline": text},
-            timeout=max(deadline - SYSTEM_CLOCK.utc_now(), timedelta(0)) + _BACKSTOP if deadline else None,
+            timeout=deferral_timeout(deadline),
         )
         raise AssertionError("defer() raises")
 

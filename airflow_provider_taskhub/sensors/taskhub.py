@@ -20,6 +20,7 @@ from airflow_provider_taskhub.errors import HubError, InputError, StorageError, 
 from airflow_provider_taskhub.hooks.at_parse import check_choice, check_name, is_template
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
+from airflow_provider_taskhub.triggers.deferral import deferral_timeout
 from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, needs_worker
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TaskHubSensor"]
 
-_BACKSTOP = timedelta(minutes=5)
 STATUSES = ("Pending", "Running", "Suspended", "ContinuedAsNew", "Completed", "Failed", "Terminated", "Canceled")
 """All statuses. The engine has them too, but a DAG's parse must not load the engine."""
 
@@ -143,7 +143,7 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
     def _wait(self) -> NoReturn:
         from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 
-        limit = timedelta(seconds=self.timeout)
+        deadline = SYSTEM_CLOCK.utc_now() + timedelta(seconds=self.timeout)
         self.log.info("a triggerer now waits for instance %s: one must run (airflow triggerer)", self.instance_id)
         self.defer(
             trigger=TaskHubTrigger(
@@ -154,11 +154,11 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
                 awaited_event=self.event_name,
                 end_from_trigger=not needs_worker(self),
                 push_output=self.do_xcom_push,
-                deadline=(SYSTEM_CLOCK.utc_now() + limit).text(),
+                deadline=deadline.text(),
                 may_be_missing=True,
             ),
             method_name="execute_complete",
-            timeout=limit + _BACKSTOP,
+            timeout=deferral_timeout(deadline),
         )
         raise AssertionError("defer() raises")
 
