@@ -7,6 +7,7 @@ the instance first and does not do again what is done.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -134,12 +135,12 @@ class ActingOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not foll
             raise AirflowException(f"instance {self.instance_id}: {event['message']}; {self._late()}")
         return self._attempt(lambda client: self._reached(client, context, event["status"], wait), context, until)
 
+    @abstractmethod
     async def _act(self, client: Client, context: Context) -> Any:
         """Send the request, and return the task's result.
 
         :raises NotYet: if the task must wait for the effect.
         """
-        raise NotImplementedError
 
     async def _reached(self, client: Client, context: Context, status: str, wait: Wait | None) -> Any:
         """Return the task's result after the wait.
