@@ -87,12 +87,15 @@ class ActingOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not foll
     template_fields: Sequence[str] = ("instance_id", "taskhub_conn_id")
     operator_extra_links = (TaskHubInstanceLink(),)
     ui_color = "#fef3c7"
+    _needs_instance_id = True
+    """False: the operator also acts without an ``instance_id``."""
 
     def __init__(self, *, instance_id: str, taskhub_conn_id: str = DEFAULT_CONNECTION, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.instance_id = instance_id
         self.taskhub_conn_id = taskhub_conn_id
-        check_name(self._where(), "instance_id", instance_id, GIVE_ID)
+        if instance_id is not None or self._needs_instance_id:
+            check_name(self._where(), "instance_id", instance_id, GIVE_ID)
         check_name(self._where(), "taskhub_conn_id", taskhub_conn_id, "give the id of a connection of type taskhub")
 
     def execute(self, context: Context) -> Any:
@@ -157,6 +160,8 @@ class ActingOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not foll
 
     def _check(self) -> None:
         """Check the rendered arguments. :raises AirflowFailException: if one is wrong. A retry would not help."""
+        if self.instance_id is None and not self._needs_instance_id:
+            return
         if not self.instance_id or self.instance_id == "None":  # what Jinja makes of an XCom that is not there
             raise AirflowFailException(f"{self._where()}: instance_id is empty after rendering: {GIVE_ID}")
 

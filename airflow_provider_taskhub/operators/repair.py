@@ -219,6 +219,7 @@ class TaskHubPurgeOperator(ActingOperator):
 
     template_fields: Sequence[str] = ("instance_id", "statuses", "prefix", "tags", "taskhub_conn_id")
     template_fields_renderers = {"tags": "json"}  # noqa: RUF012  # as Airflow declares it
+    _needs_instance_id = False
 
     def __init__(
         self,
@@ -232,8 +233,7 @@ class TaskHubPurgeOperator(ActingOperator):
         rate: float | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(instance_id="unused" if instance_id is None else instance_id, **kwargs)
-        self.instance_id = instance_id  # type: ignore[assignment]  # None: the other parameters select
+        super().__init__(instance_id=instance_id, **kwargs)  # type: ignore[arg-type]  # None: the others select
         self.older_than = older_than
         self.statuses = statuses
         self.prefix = prefix
@@ -264,10 +264,6 @@ class TaskHubPurgeOperator(ActingOperator):
         for name, value, least in (("limit", self.limit, 1), ("rate", self.rate, 0)):
             if value is not None and not (isinstance(value, int | float) and value >= least and value > 0):
                 raise InputError(f"{where}: {name} is {value!r}: give a number above 0, or None")
-
-    def _check(self) -> None:
-        if self.instance_id is not None:
-            super()._check()
 
     async def _act(self, client: Client, context: Context) -> int:
         if self.instance_id is not None:
