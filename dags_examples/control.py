@@ -28,7 +28,7 @@ with DAG(dag_id="control_events", schedule=None):
     begun >> suspend >> ready >> resume
 
 # A report that fails. Its cause is repaired, and the instance continues from before its failure.
-with DAG(dag_id="control_rewind", schedule=None, params={"folder": "/tmp/taskhub-reports"}):
+with DAG(dag_id="control_rewind", schedule=None, params={"folder": str(Path.home() / "taskhub-reports")}):
     report_id = "report-{{ run_id }}"
     report = TaskHubOperator(
         task_id="report", orchestrator="publish_report", input="{{ params.folder }}", instance_id=report_id
