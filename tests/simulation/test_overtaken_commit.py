@@ -125,10 +125,9 @@ def test_a_failure_is_not_written_over_a_rewind(place: Place) -> None:
     assert (status, output) == (Status.COMPLETED, "3")
 
 
-@pytest.mark.rows("K29")
-def test_what_two_tries_have_put_is_handed_over_once(place: Place) -> None:
-    """The store throttles the first try after its puts. The second try is committed, but its answer is lost."""
-    app, runs = App("tries", version="1"), list[int]()
+def squares(name: str) -> tuple[App, list[int]]:
+    """An app whose orchestrator ``one`` calls one activity, and the list of the numbers that the activity has got."""
+    app, runs = App(name, version="1"), list[int]()
 
     @app.activity
     def square(number: int) -> int:
@@ -138,6 +137,14 @@ def test_what_two_tries_have_put_is_handed_over_once(place: Place) -> None:
     @app.orchestrator
     async def one(ctx: OrchestrationContext) -> int:
         return int(await ctx.call_activity("square", 3))
+
+    return app, runs
+
+
+@pytest.mark.rows("K29")
+def test_what_two_tries_have_put_is_handed_over_once(place: Place) -> None:
+    """The store throttles the first try after its puts. The second try is committed, but its answer is lost."""
+    app, runs = squares("tries")
 
     async def play() -> tuple[str | None, list[int], int]:
         async with World(app, place=place, partitions=1) as world:
@@ -162,16 +169,7 @@ def test_what_two_tries_have_put_is_handed_over_once(place: Place) -> None:
 @pytest.mark.rows("K29")
 def test_a_claim_that_has_run_out_is_not_handed_over(place: Place) -> None:
     """The answer to the history takes longer than the claim. Meanwhile another worker has received the work item."""
-    app, runs = App("outrun", version="1"), list[int]()
-
-    @app.activity
-    def square(number: int) -> int:
-        runs.append(number)
-        return number * number
-
-    @app.orchestrator
-    async def one(ctx: OrchestrationContext) -> int:
-        return int(await ctx.call_activity("square", 3))
+    app, runs = squares("outrun")
 
     async def play() -> tuple[str | None, list[int], list[str]]:
         async with World(app, place=place, partitions=1) as world:
