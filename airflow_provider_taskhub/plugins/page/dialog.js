@@ -4,7 +4,7 @@ import { el } from "./page.js";
 
 /**
  * Open the dialog. `act` gets the values of the fields by name and sends the order; what it returns goes to `done`.
- * A field is { name, label, kind: "text" | "json" | "check", required, value }.
+ * A field is { name, label, kind: "text" | "json" | "check", required }.
  */
 export function askFirst({ title, says, fields = [], button, danger = false, act, done }) {
   const inputs = fields.map((field) => ({ ...field, input: input(field) }));
@@ -40,9 +40,9 @@ export function askFirst({ title, says, fields = [], button, danger = false, act
   (inputs.find(({ kind }) => kind !== "check")?.input ?? cancel).focus();
 }
 
-function input({ kind, required, value: first = "" }) {
+function input({ kind, required }) {
   if (kind === "check") return el("input", { type: "checkbox" });
-  return kind === "json" ? el("textarea", { rows: 4, spellcheck: "false", class: "mono" }) : el("input", { type: "text", required, value: first, maxlength: 1000 });
+  return kind === "json" ? el("textarea", { rows: 4, spellcheck: "false", class: "mono" }) : el("input", { type: "text", required, maxlength: 1000 });
 }
 
 function value(kind, label, field) {
