@@ -64,9 +64,15 @@ def dialog(page: Page) -> Locator:
     return page.get_by_role("dialog")
 
 
-def test_a_termination_says_what_will_happen_and_asks(shown: Open, hub: FakeHub) -> None:
+@pytest.fixture
+def running(shown: Open, hub: FakeHub) -> Page:
+    """The page of a running instance that an Airflow task has started."""
     hub.put("mine", Status.RUNNING, tags=TAGS, created=NOW)
-    page = shown("instance?id=mine")
+    return shown("instance?id=mine")
+
+
+def test_a_termination_says_what_will_happen_and_asks(running: Page, hub: FakeHub) -> None:
+    page = running
     expect(page.locator(".head .actions button")).to_have_text(["Raise event…", "Suspend…", "Terminate…"])
     page.get_by_role("button", name="Terminate…").click()
     expect(dialog(page)).to_contain_text("The instance and its children end now")
@@ -90,10 +96,9 @@ def test_an_instance_without_an_airflow_task_is_not_said_to_have_one(shown: Open
     expect(dialog(page)).not_to_contain_text("Airflow")
 
 
-def test_a_refusal_stays_in_the_dialog(shown: Open, hub: FakeHub) -> None:
-    hub.put("mine", Status.RUNNING, tags=TAGS, created=NOW)
+def test_a_refusal_stays_in_the_dialog(running: Page, hub: FakeHub) -> None:
+    page = running
     hub.refuses = InvalidStateError("instance 'mine' has ended (Completed): it cannot be suspended")
-    page = shown("instance?id=mine")
     page.get_by_role("button", name="Suspend…").click()
     dialog(page).get_by_role("button", name="Suspend").click()
     expect(dialog(page).get_by_role("alert")).to_contain_text("it cannot be suspended. Load the page again")
@@ -102,9 +107,8 @@ def test_a_refusal_stays_in_the_dialog(shown: Open, hub: FakeHub) -> None:
     expect(page.locator("#told")).to_be_empty()
 
 
-def test_an_event_with_data(shown: Open, hub: FakeHub) -> None:
-    hub.put("mine", Status.RUNNING, tags=TAGS, created=NOW)
-    page = shown("instance?id=mine")
+def test_an_event_with_data(running: Page, hub: FakeHub) -> None:
+    page = running
     page.get_by_role("button", name="Raise event…").click()
     page.get_by_label("Name of the event").fill("approve")
     page.get_by_label("Data").fill("yes")

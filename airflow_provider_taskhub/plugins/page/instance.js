@@ -1,6 +1,6 @@
 // The page of one instance: its state, its timeline, the details of the selected attempt, and its history.
 
-import { airflowLink, ask, bar, base, duration, el, exactTime, fullTime, instanceHref, keepFocus, pretty, query, refresh, status, taskPath, time, triggererTrouble, trouble, worker } from "./page.js";
+import { airflowLink, ask, bar, base, duration, el, exactTime, fullTime, instanceHref, keepFocus, PARTITION_STATES, pretty, query, refresh, status, taskPath, time, triggererTrouble, trouble, worker } from "./page.js";
 import { buttons } from "./actions.js";
 import { told } from "./dialog.js";
 import { colour, draw, workersOf } from "./timeline.js";
@@ -118,17 +118,11 @@ function paint() {
 
 const fact = (name, ...value) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value));
 
-const STANDING = {
-  silent: "The owner of the partition does not renew the lease: the worker is dead, paused or cut off from the store",
-  offline: "An administrator took the partition offline: no worker serves it",
-  missing: "The partition has no lease row: run taskhub partitions create",
-};
-
 /** Show what is wrong with the owner of the partition; nothing if the owner is alive, or if this is not known yet. */
 function standing({ state, offline }) {
-  const ordered = offline && state !== "offline" ? el("span", { class: "mute", title: STANDING.offline }, " · ordered offline") : "";
+  const ordered = offline && state !== "offline" ? el("span", { class: "mute", title: PARTITION_STATES.offline }, " · ordered offline") : "";
   if (state === "live" || state === "unproven") return ordered;
-  return [el("span", { class: state === "silent" ? "bad" : "mute", title: STANDING[state] ?? "No worker owns the partition yet" }, ` · ${state}`), ordered];
+  return [el("span", { class: state === "silent" ? "bad" : "mute", title: PARTITION_STATES[state] ?? "" }, ` · ${state}`), ordered];
 }
 
 function counts(tally) {

@@ -152,6 +152,24 @@ export function refresh(load, show, failed) {
   return turn;
 }
 
+/** Refresh a table. If it cannot be loaded for the first time, or must not be shown any more, the error takes `place`. */
+export function refreshTable(load, show, body, place) {
+  return refresh(load, show, (error) => {
+    if (!body.querySelector(".ghost") && (!error.code || error.code >= 500)) return false;
+    place.replaceChildren(trouble(error));
+    return true;
+  });
+}
+
+// --- partitions
+
+export const PARTITION_STATES = {
+  live: "The owner renews the lease.", silent: "The owner does not renew the lease: the worker is dead, paused or cut off from the store.",
+  unproven: "The page does not know yet whether the owner renews the lease.", kicked: "The owner has handed the partition over, and no worker has taken it yet.",
+  released: "The owner gave the partition up, and no worker has taken it yet.", new: "No worker has served the partition yet.",
+  offline: "No worker serves the partition, because an administrator ordered so.", missing: "The partition has no lease row: run taskhub partitions create",
+};
+
 // --- the bar on top
 
 const TABS = [["instances", "Instances"], ["partitions", "Partitions"], ["workers", "Workers"], ["quarantine", "Quarantine"]];

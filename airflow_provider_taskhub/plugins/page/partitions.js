@@ -1,24 +1,19 @@
 // The partitions of the hub: who serves each of them, what waits there, and which orders are in force.
 
 import { askFirst, REASON, tell, told } from "./dialog.js";
-import { ask, bar, chip, duration, el, ghosts, keepFocus, keepQuery, query, refresh, send, time, trouble, worker } from "./page.js";
+import { ask, bar, chip, duration, el, ghosts, keepFocus, keepQuery, PARTITION_STATES, query, refreshTable, send, time, worker } from "./page.js";
 
 const HEADS = ["Partition", "Owner", "State", "Epoch", "Messages", "Load", "Since", "Last renewal", "Orders", ""];
 const RIGHT = new Set(["Epoch", "Messages", "Load"]);
 const STATES = { live: "ok", silent: "bad", missing: "bad", unproven: "", offline: "off", kicked: "wait", released: "wait", new: "wait" };
-const MEANS = {
-  live: "The owner renews the lease.", silent: "The owner does not renew the lease: the worker is dead, paused or cut off from the store.",
-  unproven: "The page does not know yet whether the owner renews the lease.", kicked: "The owner has handed the partition over, and no worker has taken it yet.",
-  released: "The owner gave the partition up, and no worker has taken it yet.", new: "No worker has served the partition yet.",
-  offline: "No worker serves the partition, because an administrator ordered so.", missing: "The partition has no lease row: run taskhub partitions create",
-};
 const main = document.getElementById("main");
 const filter = { conn: query.get("conn") ?? "", worker: query.get("worker") ?? "" };
 const chips = el("div", { class: "chips" });
 const body = el("tbody", {}, ghosts(8, [90, 160, 60, 30, 40, 40, 70, 70, 160, 60]));
 const orders = el("div");
 const table = el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, HEADS.map((name) => el("th", { class: RIGHT.has(name) ? "n" : "" }, name)))), body));
-main.replaceChildren(el("div", { class: "head", style: "margin:0" }, el("h1", {}, "Partitions")), told, chips, table, orders);
+const place = el("div", {}, table);
+main.replaceChildren(el("div", { class: "head", style: "margin:0" }, el("h1", {}, "Partitions")), told, chips, place, orders);
 
 function show(answer) {
   bar(answer);
@@ -39,7 +34,7 @@ function line(one, answer) {
   const standing = one.offline && one.state !== "offline" ? `${one.state}, ordered offline` : one.state;
   return el("tr", {}, el("td", { class: "mono" }, one.queue),
     el("td", {}, one.owner ? el("span", { title: one.owner }, worker(one.owner)) : el("span", { class: "mute" }, "nobody"), one.next_owner ? el("span", { class: "mute", title: one.next_owner }, ` → ${worker(one.next_owner)}`) : "", one.draining ? el("span", { class: "mute" }, ", moving") : ""),
-    el("td", {}, el("span", { class: `s ${STATES[one.state] ?? ""}`, title: MEANS[one.state] ?? "" }, el("i", { "aria-hidden": "true" }), standing)),
+    el("td", {}, el("span", { class: `s ${STATES[one.state] ?? ""}`, title: PARTITION_STATES[one.state] ?? "" }, el("i", { "aria-hidden": "true" }), standing)),
     el("td", { class: "n" }, one.epoch ?? "–"), el("td", { class: "n" }, one.messages ?? "–"), el("td", { class: "n" }, one.load == null ? "–" : `${one.load.toPrecision(2)}/s`),
     el("td", {}, time(one.owned_since)), el("td", {}, one.last_renewal == null ? "–" : `${duration(answer.time - one.last_renewal)} ago`),
     el("td", { class: "now small" }, one.orders.map((order) => el("div", {}, said(order))), one.kicked ? el("div", { class: "mute" }, `last kick: ${one.kicked}`) : ""),
@@ -70,8 +65,4 @@ function choose(owner) {
   again();
 }
 
-const again = refresh(() => ask("partitions", { conn: filter.conn }), show, (error) => {
-  if (!body.querySelector(".ghost") && (!error.code || error.code >= 500)) return false;
-  table.replaceWith(trouble(error));
-  return true;
-});
+const again = refreshTable(() => ask("partitions", { conn: filter.conn }), show, body, place);

@@ -1,7 +1,7 @@
 // The messages that no worker could process: what they were for, the cause, and the way out.
 
 import { askFirst, tell, told } from "./dialog.js";
-import { ask, bar, el, ghosts, instanceHref, keepFocus, keepQuery, query, refresh, send, time, trouble } from "./page.js";
+import { ask, bar, el, ghosts, instanceHref, keepFocus, keepQuery, query, refreshTable, send, time } from "./page.js";
 
 const HEADS = ["Since", "Instance", "Queue", "Deliveries", "Cause", ""];
 const main = document.getElementById("main");
@@ -11,8 +11,8 @@ const note = el("div");
 const body = el("tbody", {}, ghosts(3, [70, 200, 110, 40, 260, 110]));
 const table = el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, HEADS.map((name) => el("th", { class: name === "Deliveries" ? "n" : "" }, name)))), body));
 const none = el("div", { class: "empty", hidden: true });
-const place = el("div", {}, note, table, none);
-main.replaceChildren(el("div", { class: "head", style: "margin:0" }, el("h1", {}, "Quarantine")), told, el("div", { class: "chips" }, search), place);
+const place = el("div", {}, el("div", { class: "chips" }, search), note, table, none);
+main.replaceChildren(el("div", { class: "head", style: "margin:0" }, el("h1", {}, "Quarantine")), told, place);
 const open = new Set();
 let last = null;
 
@@ -47,9 +47,4 @@ function button(name, action, one, go, says, danger = false) {
 
 search.addEventListener("input", () => { filter.text = search.value; keepQuery(filter); if (last) show(last); });
 
-const again = refresh(() => ask("quarantine", { conn: filter.conn }), show, (error) => {
-  if (!body.querySelector(".ghost") && (!error.code || error.code >= 500)) return false;
-  place.replaceChildren(trouble(error));
-  search.hidden = true;
-  return true;
-});
+const again = refreshTable(() => ask("quarantine", { conn: filter.conn }), show, body, place);

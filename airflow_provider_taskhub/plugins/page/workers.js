@@ -1,7 +1,7 @@
 // The workers of the hub: which of them live, what they can run, and which partitions they serve.
 
 import { askFirst, REASON, tell, told } from "./dialog.js";
-import { ask, bar, base, el, ghosts, keepFocus, query, refresh, send, time, trouble, worker } from "./page.js";
+import { ask, bar, base, el, ghosts, keepFocus, query, refreshTable, send, time, worker } from "./page.js";
 
 const HEADS = ["Worker", "State", "App and version", "Roles", "Partitions", "Activities now", "Started", "Functions", ""];
 const ONE = { orchestrators: "orchestrator", activities: "activity" };
@@ -48,8 +48,4 @@ function action(one) {
     act: (values) => send(`worker/${path}`, { worker: name, conn, ...values }), done: ({ text }) => { tell(text); again(); } }) }, label);
 }
 
-const again = refresh(() => ask("workers", { conn }), show, (error) => {
-  if (!body.querySelector(".ghost") && (!error.code || error.code >= 500)) return false;
-  place.replaceChildren(trouble(error));
-  return true;
-});
+const again = refreshTable(() => ask("workers", { conn }), show, body, place);
