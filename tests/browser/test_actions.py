@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.errors import InvalidStateError
+from airflow_provider_taskhub.errors import InvalidStateError, Unavailable
 from tests.airflow.conftest import hub
 from tests.airflow.fake import NOW, FakeHub
 from tests.airflow.test_page_actions import TAGS, audit_log, entries
@@ -233,3 +233,18 @@ def test_an_empty_hub_says_so(shown: Open, hub: FakeHub) -> None:
     hub.workers = ()
     expect(shown("quarantine").get_by_text("Nothing is in quarantine.")).to_be_visible()
     expect(shown("workers").get_by_text("No worker is listed.")).to_be_visible()
+
+
+@pytest.mark.parametrize("tab", ["partitions", "workers", "quarantine"])
+def test_a_hub_that_does_not_answer_is_said_in_place_of_the_first_table_and_beside_a_later_one(
+    shown: Open, full: FakeHub, tab: str
+) -> None:
+    page = shown(tab)
+    expect(page.locator("tbody tr:not(.ghost)").first).to_be_visible()
+    full.down = Unavailable("the store does not answer")
+    page.clock.fast_forward(60_000)
+    expect(page.locator("header")).to_contain_text("no answer for")
+    expect(page.locator("tbody tr:not(.ghost)").first).to_be_visible()
+    page.reload()
+    expect(page.get_by_role("alert")).to_contain_text("The hub does not answer")
+    expect(page.locator("table")).to_have_count(0)
