@@ -46,6 +46,9 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "sensors": _modules(module, "sensors"),
         "triggers": _modules(module, "triggers"),
+        "task-decorators": [
+            {"class-name": f"{_ROOT}.decorators.orchestration.orchestration_task", "name": "orchestration"}
+        ],
         "connection-types": [
             {
                 "connection-type": "taskhub",

@@ -133,7 +133,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        where = f"{type(self).__name__} {self.task_id!r}"
+        where = f"{self.operator_name} {self.task_id!r}"
         self.orchestrator = orchestrator_name(where, orchestrator)
         self.input = input
         self.taskhub_conn_id = taskhub_conn_id

@@ -31,7 +31,12 @@ T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 COMPONENTS = ("api-server", "scheduler", "triggerer", "dag-processor")
-APPS = ("tests.airflow.hub_app:app", "dags_examples.approval_app:app", "dags_examples.control_app:app")
+APPS = (
+    "tests.airflow.hub_app:app",
+    "dags_examples.approval_app:app",
+    "dags_examples.control_app:app",
+    "dags_examples.taskflow_app:app",
+)
 """What the worker serves: the tests' own app, and those of the examples that the tests run."""
 USERS = {"admin": "admin", "vera": "viewer", "olga": "viewer:ops", "uma": "user", "otto": "op"}
 """Vera is of no team, Olga of the team that owns the DAG ``secret``."""

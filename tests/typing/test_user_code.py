@@ -23,6 +23,7 @@ EXAMPLES = (
     "flights_app.py",
     "flights_delays.py",
     "on_retry.py",
+    "taskflow_app.py",
     "waiting.py",
 )
 MARK = re.compile(r"#\s*refused: (.+)$")

@@ -97,3 +97,10 @@ with DAG("sensor", schedule=None, default_args=AT_ONCE, params={"instance": "non
 
 with DAG("moment", schedule=None, default_args=AT_ONCE, params={"instance": "none"}):
     TaskHubSensor(task_id="hub", instance_id="{{ params.instance }}", event_name="go", timeout=120)
+
+with DAG("taskflow_wrong", schedule=None, default_args=AT_ONCE | {"retries": 2}, params={"month": 1}):
+
+    @task.orchestration(orchestrator="month_sales", task_id="hub")
+    def month_sales(year: int, month: int) -> None: ...
+
+    month_sales(2025, "{{ params.month }}")

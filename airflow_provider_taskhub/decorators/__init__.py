@@ -1,0 +1,1 @@
+"""Task decorators for DAG files: ``@task.orchestration``."""

@@ -1,0 +1,226 @@
+"""Checks a stub against the function of its orchestrator, where the DAG file has this function.
+
+The check is the one of a worker, which decodes the input by the annotation of the orchestrator's parameter. As long as
+a part of the input is a template, only the names of the keys and the known values can be checked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from airflow_provider_taskhub.decorators.stub import DECORATOR
+from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.hooks.at_parse import is_template
+
+if TYPE_CHECKING:
+    from airflow_provider_taskhub.decorators.stub import Stub
+
+_NO_OBJECTS = (str, bytes, int, float, Sequence, set, frozenset, date, time, timedelta, Decimal, UUID, Enum)
+"""Types that no JSON object can be decoded to."""
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OrchestratorInput:
+    """The one input of an orchestrator.
+
+    :param function: the orchestrator.
+    :param name: the name by which it is declared.
+    :param parameter: the parameter that takes the input; None: it takes no input.
+    :param annotation: the type of this parameter; None: any type.
+    """
+
+    function: Callable[..., Any]
+    name: str
+    parameter: str | None
+    annotation: Any
+
+    @classmethod
+    @lru_cache(maxsize=1024)
+    def of(cls, function: Callable[..., Any]) -> OrchestratorInput:
+        """Return the input of a function that ``@app.orchestrator`` has declared.
+
+        :raises InputError: if no app has declared the function, or if the annotation uses a name that the function's
+            module does not have.
+        """
+        from airflow_provider_taskhub.engine.registry import annotation_of
+        from airflow_provider_taskhub.engine.tasks import NAME
+
+        name = getattr(function, NAME, None)
+        if not isinstance(name, str):
+            shown = getattr(function, "__qualname__", repr(function))
+            raise InputError(
+                f"{DECORATOR}: orchestrator is {shown}, which no App has declared: decorate it with @app.orchestrator, "
+                "or give the name of an orchestrator"
+            )
+        positional = [one.name for one in inspect.signature(function).parameters.values() if one.kind in _POSITIONAL]
+        parameter = positional[1] if len(positional) > 1 else None
+        return cls(function, name, parameter, annotation_of(function, parameter))
+
+    def check_names(self, stub: Stub) -> None:
+        """Check what does not depend on arguments: whether the stub makes an input that the orchestrator takes.
+
+        :raises InputError: if the stub has no parameter, too many or others than the input's type has fields.
+        """
+        for problem in self._problems_of_names(stub):
+            raise InputError(f"{stub.where}: orchestrator {self.name!r} {problem}")
+
+    def check_argument(self, stub: Stub, name: str, value: Any) -> None:
+        """Check one argument, while others are not known. :raises InputError: if it does not fit the orchestrator."""
+        if is_template(value):
+            return
+        if stub.alone:
+            self.check_values(stub, {name: value})
+            return
+        from airflow_provider_taskhub.codec import decode, dumps, loads
+
+        annotation = fields_of(self.annotation).get(name, (None, False))[0]
+        what = f"argument {name!r} of orchestrator {self.name!r}"
+        try:
+            decode(loads(dumps(value)), annotation, what=what)
+        except InputError as error:
+            raise InputError(f"{stub.where}: {error}") from None
+
+    def check_values(self, stub: Stub, values: Mapping[str, Any]) -> None:
+        """Check the arguments of a call. :param values: the values of all parameters of the stub, by name.
+
+        :raises InputError: if they do not fit the orchestrator's input.
+        """
+        given = stub.input_of(values)
+        if is_template(given):
+            for name, value in values.items():
+                self.check_argument(stub, name, value)
+        elif self.parameter is not None:
+            from airflow_provider_taskhub.codec import dumps, loads
+            from airflow_provider_taskhub.engine.inputs import input_arguments
+
+            what = f"input of orchestrator {self.name!r}"
+            try:
+                input_arguments(self.function, self.parameter, self.annotation, loads(dumps(given)), what=what)
+            except InputError as error:
+                raise InputError(f"{stub.where}: {error}: change the arguments of the call") from None
+
+    def _problems_of_names(self, stub: Stub) -> Iterator[str]:
+        names = ", ".join(stub.names)
+        if self.parameter is None:
+            if stub.names:
+                yield f"takes no input, and the stub has the parameters ({names}): remove them"
+            return
+        if not stub.names:
+            if not self._works_without():
+                yield f"needs an input ({self.parameter}: {self._type()}): give the stub its parameters"
+            return
+        fields = fields_of(self.annotation)
+        if stub.alone:
+            if names in fields and _no_object(_annotation(stub)):
+                yield (
+                    f"takes an object with the key {names!r}, and a lone parameter is the input itself: "
+                    f"write (*, {stub.signature.parameters[names]})"
+                )
+            return
+        if _no_object(self.annotation):
+            yield (
+                f"takes {self.parameter}: {self._type()}, and the parameters ({names}) make an object: "
+                "give the stub one parameter, not after *"
+            )
+        for name in stub.names if fields else ():
+            if name not in fields:
+                yield f"has no {name!r} in its input {self._type()}: it has {', '.join(fields)}"
+        missing = [name for name, (_, required) in fields.items() if required and name not in stub.names]
+        if missing:
+            yield f"needs {', '.join(missing)} in its input {self._type()}: add them to the stub's parameters"
+
+    def _works_without(self) -> bool:
+        from airflow_provider_taskhub.codec import decode
+        from airflow_provider_taskhub.engine.inputs import has_default
+
+        try:
+            decode(None, self.annotation)
+        except InputError:
+            return has_default(self.function, str(self.parameter))
+        return True
+
+    def _type(self) -> str:
+        return inspect.formatannotation(self.annotation) if self.annotation is not None else "Any"
+
+
+def fields_of(annotation: Any) -> dict[str, tuple[Any, bool]]:
+    """Return the type of each field of a dataclass, TypedDict or pydantic model, and whether the field is required.
+
+    The result is empty for other types, and for types that decide themselves what they do with keys (with aliases, a
+    pydantic configuration or validators): only a worker's decoding can check these.
+    """
+    from pydantic import BaseModel
+    from typing_extensions import get_type_hints, is_typeddict
+
+    kinds = [*_members(annotation)]
+    if len(kinds) != 1 or hasattr(kinds[0], "__pydantic_config__"):
+        return {}
+    kind = kinds[0]
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        decorated = kind.__pydantic_decorators__.model_validators
+        aliased = any(field.alias or field.validation_alias for field in kind.model_fields.values())
+        if decorated or kind.model_config or aliased:
+            return {}
+        return {name: (field.annotation, field.is_required()) for name, field in kind.model_fields.items()}
+    try:
+        hints = get_type_hints(kind, include_extras=True)
+    except (NameError, AttributeError, TypeError):
+        return {}
+    if is_typeddict(kind):
+        # __required_keys__ misses NotRequired where annotations are texts
+        return {name: _of_key(hint, name in kind.__required_keys__) for name, hint in hints.items()}
+    if not dataclasses.is_dataclass(kind) or hasattr(kind, "__pydantic_decorators__"):
+        return {}
+    if any(isinstance(hint, dataclasses.InitVar) for hint in hints.values()):
+        return {}
+    return {
+        one.name: (
+            hints.get(one.name),
+            one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING,
+        )
+        for one in dataclasses.fields(kind)
+        if one.init
+    }
+
+
+def _of_key(hint: Any, required: bool) -> tuple[Any, bool]:
+    """Return the type of a TypedDict's key, and whether the key is required."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Required, typing.NotRequired):
+        return typing.get_args(hint)[0], origin is typing.Required
+    return hint, required
+
+
+def _annotation(stub: Stub) -> Any:
+    from airflow_provider_taskhub.engine.registry import annotation_of
+
+    return annotation_of(stub.function, stub.names[0])
+
+
+def _no_object(annotation: Any) -> bool:
+    """Return whether no JSON object can be decoded to a type."""
+    kinds = [typing.get_origin(kind) or kind for kind in _members(annotation)]
+    return bool(kinds) and all(isinstance(kind, type) and issubclass(kind, _NO_OBJECTS) for kind in kinds)
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """Yield the types of a union except None, each without ``Annotated``. A type that is no union yields itself."""
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        yield from _members(typing.get_args(annotation)[0])
+    elif origin in (typing.Union, types.UnionType):
+        for member in typing.get_args(annotation):
+            yield from _members(member)
+    elif annotation is not None and annotation is not type(None):
+        yield annotation
