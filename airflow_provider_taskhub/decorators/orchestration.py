@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from airflow.sdk.bases.decorator import TaskDecorator
 
     from airflow_provider_taskhub.app import App
-    from airflow_provider_taskhub.operators.start_or_attach import StartRequest
 
 __all__ = ["orchestration_task"]
 
@@ -72,7 +71,7 @@ class _OrchestrationOperator(TaskHubOperator):
         self.template_fields = TaskHubOperator.template_fields
         self._stub = stub
 
-    def _request(self, context: Context) -> StartRequest:
+    def _request(self, context: Context) -> Any:  # as the operator: the request to start an instance
         request = super()._request(context)
         try:
             self._stub.check_input(request.input)
