@@ -128,7 +128,7 @@ kills: .venv/.test ## tasks killed on a real Airflow 0 to 10 s after their defer
 	@$(BIN)/python -m tests.airflow.kills kills
 
 .PHONY: mapped
-mapped: .venv/.test ## a task mapped 100 times on a real Airflow, RUNS=5 times in a row: seconds, and how many failed (MAPPED="--database URL")
+mapped: .venv/.test ## a task mapped 100 times on a real Airflow, RUNS=5 times in a row: seconds, and how many failed (MAPPED=--sqlite)
 	@$(BIN)/python -m tests.airflow.kills mapped --times $(if $(filter file,$(origin RUNS)),5,$(RUNS)) $(MAPPED)
 
 .PHONY: explore

@@ -1,5 +1,7 @@
 """A real Airflow (API server, scheduler, triggerer, DAG processor) and a worker over an embedded hub, started once.
 
+Airflow's metadata is in PostgreSQL, as in production.
+
 Shared by ``tests/airflow`` and ``tests/browser``: :func:`started` starts everything at its first call; it ends with the
 test process, also when that is killed.
 """
@@ -69,10 +71,10 @@ def _port() -> int:
 
 
 class Process:
-    """A component: its own process group, its log in a file."""
+    """A component: its own process group, its log in a file. :param user: who runs it, as ``Popen`` takes it."""
 
-    def __init__(self, name: str, command: Sequence[str], env: dict[str, str], home: Path) -> None:
-        self.name, self.command, self.env = name, command, env
+    def __init__(self, name: str, command: Sequence[str], env: dict[str, str], home: Path, **user: Any) -> None:
+        self.name, self.command, self.env, self.user = name, command, env, user
         self.log = home / f"{name}.out"
         self.start()
 
@@ -81,11 +83,12 @@ class Process:
             self.process = subprocess.Popen(
                 self.command,
                 env=self.env,
-                cwd=ROOT,
+                cwd=self.log.parent if self.user else ROOT,  # another user may not see the project
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 preexec_fn=_die_with_parent,
+                **self.user,
             )
 
     def signal(self, number: int) -> None:
@@ -105,8 +108,8 @@ class Process:
 class RealAirflow:
     """Airflow's REST API and the hub, as far as tests need them."""
 
-    def __init__(self, home: Path, **options: str) -> None:
-        self.home = home
+    def __init__(self, home: Path, *, postgres: bool = True, **options: str) -> None:
+        self.home, self.postgres = home, postgres
         self.url = f"http://127.0.0.1:{_port()}"
         self.env = self._environment() | {name: value.format(home=home) for name, value in options.items()}
         self.processes: dict[str, Process] = {}
@@ -155,6 +158,8 @@ class RealAirflow:
         }
 
     def start(self) -> None:
+        if self.postgres:
+            self._start_postgres()
         passwords = self.home / "simple_auth_manager_passwords.json.generated"
         passwords.write_text(json.dumps({name: name for name in USERS}))
         for command in (["db", "migrate"], ["teams", "create", "ops"]):
@@ -167,6 +172,15 @@ class RealAirflow:
             self.processes[name] = Process(name, ["airflow", name], self.env, self.home)
         until("a healthy Airflow", self.healthy, seconds=START)
         until("all DAGs parsed", lambda: len(self.get("/api/v2/dags")["dags"]) >= 21, seconds=START)
+
+    def _start_postgres(self) -> None:
+        from tests.airflow.postgres import made
+
+        command, user, address = made(self.home)
+        self.env["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = address
+        self.processes["postgres"] = Process("postgres", command, self.env, self.home, **user)
+        log = self.processes["postgres"].log
+        until("PostgreSQL", lambda: "ready to accept connections" in log.read_text())
 
     def stop(self) -> None:
         for process in self.processes.values():
@@ -284,13 +298,14 @@ class RealAirflow:
 
 
 @cache
-def started(**options: str) -> RealAirflow:
+def started(*, postgres: bool = True, **options: str) -> RealAirflow:
     """The one of this test process.
 
+    :param postgres: False: Airflow's database is SQLite.
     :param options: more of its environment; ``{home}`` in a value is the folder of this Airflow.
     """
     home = Path(tempfile.mkdtemp(prefix="taskhub-real-"))
-    real = RealAirflow(home, **options)
+    real = RealAirflow(home, postgres=postgres, **options)
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     atexit.register(real.stop)
     real.start()
