@@ -85,6 +85,14 @@ def get_provider_info() -> dict[str, Any]:
                         "example": "production",
                         "default": "",
                     },
+                    "max_output_bytes": {
+                        "description": "Size of the largest output that a task returns as its XCom, in bytes of JSON. "
+                        "In place of a larger output the task returns a reference, which TaskHubHook.output opens.",
+                        "version_added": "0.1.0",
+                        "type": "integer",
+                        "example": "1048576",
+                        "default": "262144",
+                    },
                 },
             }
         },

@@ -102,6 +102,27 @@ class TaskHubHook(BaseHook):  # type: ignore[misc]  # Airflow is not followed by
 
         return run_async(call)
 
+    @classmethod
+    def output(cls, returned: Any) -> Any:
+        """Return the output of an orchestration from what its Airflow task returned.
+
+        A task returns a reference in place of an output that is larger than the option ``[taskhub] max_output_bytes``.
+        This method reads the output from the hub. It opens references in lists and mappings too, for example those of
+        mapped tasks, and returns everything else unchanged. Call it in a task, not while the DAG file is parsed.
+
+        :param returned: the return value of a ``TaskHubOperator``, a ``TaskHubRewindOperator`` or a ``TaskHubSensor``.
+        :raises InstanceNotFound: if the hub has the output no longer, because the instance was purged or started again.
+        :raises ConfigurationError: if the connection that the reference names is wrong or does not exist.
+        :raises StorageError: if the hub's storage does not answer.
+        """
+        from airflow_provider_taskhub.hooks.outputs import read, reference_in
+
+        if (reference := reference_in(returned)) is not None:
+            return cls(reference.taskhub_conn_id).run(lambda client: read(client, reference))
+        if isinstance(returned, dict):
+            return {name: cls.output(value) for name, value in returned.items()}
+        return [cls.output(value) for value in returned] if isinstance(returned, list) else returned
+
     def test_connection(self) -> tuple[bool, str]:
         """Return whether the hub answers, and a text about the hub or about the error.
 

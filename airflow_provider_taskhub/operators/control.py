@@ -13,6 +13,7 @@ from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # exported l
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_taskhub.hooks.at_parse import check_flag, check_name, check_text, is_template
+from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
 from airflow_provider_taskhub.operators.acting import WORKER_WAIT, ActingOperator, NotYet, Wait, becomes, source
 from airflow_provider_taskhub.operators.arguments import evaluated, holds_secret
 
@@ -93,7 +94,7 @@ class TaskHubRaiseEventOperator(ActingOperator):
         """Return the event's content. :raises AirflowFailException: if it contains a secret."""
         from airflow_provider_taskhub.codec import dumps, loads
 
-        data = evaluated(self.data)
+        data = TaskHubHook.output(evaluated(self.data))
         if holds_secret(loads(dumps(data, what=f"data of event {self.event_name!r}"))):
             raise AirflowFailException(
                 f"{self._where()}: data contains a value that Airflow masks as a secret, and the hub stores events as "

@@ -138,7 +138,7 @@ def difference(state: InstanceState, *, orchestrator: str, version: str, given: 
     :param given: the input that the task gives now.
     """
     from airflow_provider_taskhub.codec import dumps
-    from airflow_provider_taskhub.triggers.outcome import plain
+    from airflow_provider_taskhub.hooks.outputs import plain
 
     if state.name != orchestrator:
         return f"it was started with orchestrator {state.name!r}, and the task now asks for {orchestrator!r}"

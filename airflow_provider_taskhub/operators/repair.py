@@ -13,9 +13,11 @@ from airflow_provider_taskhub.errors import InputError, InvalidStateError
 from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hooks.at_parse import check_choice, check_flag, check_text, is_template
 from airflow_provider_taskhub.hooks.deployment import deployment
+from airflow_provider_taskhub.hooks.outputs import returned
 from airflow_provider_taskhub.operators.acting import WORKER_WAIT, ActingOperator, NotYet, Wait, source
 from airflow_provider_taskhub.tags import OWNER_TAG
-from airflow_provider_taskhub.triggers.outcome import log_failure, plain, reason, retryable
+from airflow_provider_taskhub.triggers.outcome import log_failure, reason, retryable
+from airflow_provider_taskhub.triggers.task_end import needs_whole_output
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -151,7 +153,7 @@ class TaskHubRewindOperator(ActingOperator):
         await log_failure(client, state, self.log)
         await client.watches.forget([self.instance_id])
         if state.status is Status.COMPLETED:
-            return plain(state.output)
+            return returned(state, self.taskhub_conn_id, whole=needs_whole_output(self))
         text = f"instance {self.instance_id} {state.status.lower()}: {reason(state)}"
         raise (AirflowException if retryable(state) else AirflowFailException)(text)
 

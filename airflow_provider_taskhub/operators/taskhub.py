@@ -27,6 +27,7 @@ from airflow.sdk.exceptions import (
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hooks.deployment import deployment, swept_connections
+from airflow_provider_taskhub.hooks.outputs import returned
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
 from airflow_provider_taskhub.operators.arguments import (
@@ -45,7 +46,7 @@ from airflow_provider_taskhub.operators.worker_wait import default_deferrable, w
 from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers.deferral import deferral_timeout
 from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, terminate_owned
-from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, OWNER_KEY, needs_worker
+from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, OWNER_KEY, needs_whole_output, needs_worker
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 
 if TYPE_CHECKING:
@@ -169,6 +170,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         """
         ti = context["ti"]
         deadline = self._deadline()
+        self.input = TaskHubHook.output(evaluated(self.input))
         request = self._request(context)
         link = self.operator_extra_links[0]
         ti.xcom_push(key=link.xcom_key, value=link.get_link(self, ti_key=ti))  # first, so that the link soon works
@@ -384,14 +386,14 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         self, context: Context, state: InstanceState | None, instance_id: str, owner: str, deadline: Timestamp | None
     ) -> Any:
         from airflow_provider_taskhub.engine.events import Status
-        from airflow_provider_taskhub.triggers.outcome import plain, reason, retryable
+        from airflow_provider_taskhub.triggers.outcome import reason, retryable
 
         if state is None:
             raise AirflowException(f"{self._named(instance_id)} is not in the hub any more")
         if not state.status.is_final:  # another client has rewound or restarted the instance: see _ended
             return self._wait(context, instance_id, owner, deadline)
         if state.status is Status.COMPLETED:
-            return plain(state.output)
+            return returned(state, self.taskhub_conn_id, whole=needs_whole_output(self))
         text = f"{self._named(instance_id)} {state.status.lower()}: {reason(state)}"
         raise (AirflowException if retryable(state) else AirflowFailException)(text)
 

@@ -17,10 +17,11 @@ from airflow_provider_taskhub.engine import events
 from airflow_provider_taskhub.engine.events import FailureDetails, HistoryEvent, Status
 from airflow_provider_taskhub.engine.failures import headline
 from airflow_provider_taskhub.hooks import identity
+from airflow_provider_taskhub.hooks.outputs import plain
 from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, OwnerState, PartitionState
 from airflow_provider_taskhub.hub.waiting.reasons import Reason, Why, clock
 from airflow_provider_taskhub.plugins.timeline import milliseconds, only
-from airflow_provider_taskhub.triggers.outcome import plain, reason
+from airflow_provider_taskhub.triggers.outcome import reason
 from airflow_provider_taskhub.triggers.task_log import execution
 
 Show = Callable[[str | None], str]

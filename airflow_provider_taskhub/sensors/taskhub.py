@@ -18,10 +18,11 @@ from airflow.sdk.exceptions import (
 
 from airflow_provider_taskhub.errors import HubError, InputError, StorageError, TaskHubError
 from airflow_provider_taskhub.hooks.at_parse import check_choice, check_name, is_template
+from airflow_provider_taskhub.hooks.outputs import returned
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
 from airflow_provider_taskhub.triggers.deferral import deferral_timeout
-from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, needs_worker
+from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, needs_whole_output, needs_worker
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         :raises AirflowException: if the instance has ended with a status that the sensor does not wait for.
         """
         from airflow_provider_taskhub.engine.events import Status
-        from airflow_provider_taskhub.triggers.outcome import plain, reason
+        from airflow_provider_taskhub.triggers.outcome import reason
 
         self.log.info("instance %s is %s", self.instance_id, state.status)
         if not self._moment().succeeds(state, met=met):
@@ -217,7 +218,9 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
             if state.status is Status.COMPLETED:
                 raise AirflowException(f"{text} before it reached what this sensor waits for")
             raise AirflowException(f"{text}: {reason(state)}")
-        return plain(state.output) if state.status is Status.COMPLETED else None
+        if state.status is not Status.COMPLETED:
+            return None
+        return returned(state, self.taskhub_conn_id, whole=needs_whole_output(self))
 
     def _overdue(self, message: str) -> str:
         """Return the text of the error when the time limit is over.

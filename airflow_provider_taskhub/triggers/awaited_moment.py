@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from airflow_provider_taskhub.engine.pending_waits import LONGEST_NAME
 from airflow_provider_taskhub.errors import InputError
-from airflow_provider_taskhub.triggers.outcome import plain
+from airflow_provider_taskhub.hooks.outputs import plain
 from airflow_provider_taskhub.triggers.predicate import compiled
 
 if TYPE_CHECKING:

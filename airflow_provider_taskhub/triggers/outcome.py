@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_taskhub.hooks.outputs import plain
 from airflow_provider_taskhub.tags import OWNER_TAG
 
 if TYPE_CHECKING:
@@ -20,19 +20,6 @@ EXECUTION_TIMEOUT = "from Airflow: execution timeout"
 """Reason with which an instance is terminated when the task's time limit is over."""
 LOG_LINES = 50
 """Lines of the failed attempt's log that the task's log shows."""
-
-
-def plain(text: str | None) -> Any:
-    """Return the value of a JSON text; None for None.
-
-    A text that is not JSON, for example the output of a failed instance, is returned unchanged.
-    """
-    if text is None:
-        return None
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 async def terminate_owned(

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
+from airflow_provider_taskhub.hooks.outputs import reference_in, returned
 from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers.airflow_tasks import index_of, key, state_of
-from airflow_provider_taskhub.triggers.outcome import plain
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.model import InstanceState
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 INSTANCE_KEY, OWNER_KEY = "instance_id", "taskhub_owner"
 """Keys of the XComs with the instance id and the owner tag of the instance for which a try of the task waits."""
 LARGEST_OUTPUT = 256 * 1024
-"""Characters of the largest output that the triggerer pushes as an XCom. All triggers of a triggerer share one
+"""Characters of the largest output that the triggerer pushes whole as an XCom. All triggers of a triggerer share one
 process, so a task with a larger output ends in an Airflow worker."""
 
 
@@ -38,15 +38,25 @@ def needs_worker(operator: Any) -> bool:
         or type(operator).post_execute is not BaseOperator.post_execute
         or getattr(operator, "returns_dag_result", False)
         or getattr(operator, "map_index_template", None)
-        or (operator.has_dag() and next(operator.iter_mapped_dependants(), None) is not None)
+        or _mapped_over(operator)
         or get_listener_manager().has_listeners
     )
 
 
-async def end(ti: Any, state: InstanceState, *, owner: str | None, push: bool) -> bool:
-    """Push the output as the task's XCom and return True, if the task still waits for this instance. Else return False.
+def needs_whole_output(operator: Any) -> bool:
+    """Return whether Airflow itself reads the output, so that the task cannot return a reference to it."""
+    return bool(operator.multiple_outputs) or _mapped_over(operator)
 
-    The result is False too if the output is larger than :data:`LARGEST_OUTPUT`.
+
+def _mapped_over(operator: Any) -> bool:
+    return operator.has_dag() and next(operator.iter_mapped_dependants(), None) is not None
+
+
+async def end(ti: Any, state: InstanceState, *, owner: str | None, push: bool, taskhub_conn_id: str) -> bool:
+    """Push the output, or a reference to a large output, as the task's XCom, and return True.
+
+    Return False if the task does not wait for this instance any more, or if the XCom would be larger than
+    :data:`LARGEST_OUTPUT`.
 
     Airflow on SQLite gives the id of a deleted trigger to a new trigger. The old trigger may still run, and Airflow
     would treat its event as the event of the new trigger's task. So this function checks that the task is deferred and
@@ -56,13 +66,16 @@ async def end(ti: Any, state: InstanceState, *, owner: str | None, push: bool) -
     :param state: the state of the completed instance.
     :param owner: the owner tag that the instance must have; None: a sensor waits, and the instance may have any tag.
     :param push: False: do not push the output.
+    :param taskhub_conn_id: the Airflow connection of the hub.
     :returns: whether the triggerer may end the task now.
     :raises Exception: if Airflow does not answer, or refuses the XCom.
     """
     from airflow.sdk.execution_time.xcom import XCom
 
     foreign = owner is not None and (state.tags or {}).get(OWNER_TAG) != owner
-    if foreign or len(state.output or "") > LARGEST_OUTPUT:
+    value = returned(state, taskhub_conn_id)
+    large = push and reference_in(value) is None and len(state.output or "") > LARGEST_OUTPUT
+    if foreign or large:
         return False
     states = await state_of(ti)
     found = states.get(ti.run_id, {}).get(key(ti.task_id, index_of(ti)))
@@ -72,6 +85,6 @@ async def end(ti: Any, state: InstanceState, *, owner: str | None, push: bool) -
     waits_for = [await XCom.aget_one(key=name, **place) for name in (INSTANCE_KEY, OWNER_KEY)]
     if waits_for != [state.instance_id, owner]:
         return False
-    if push and (value := plain(state.output)) is not None:
+    if push and value is not None:
         await XCom.aset(key=XCom.XCOM_RETURN_KEY, value=value, **place)
     return True

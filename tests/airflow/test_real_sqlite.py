@@ -10,6 +10,8 @@ import pytest
 
 from tests.airflow.real import RealAirflow
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def on_sqlite() -> Iterator[RealAirflow]:

@@ -19,6 +19,7 @@ from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.pending_waits import AwaitedEvent, Awaits
 from airflow_provider_taskhub.errors import HubError, InputError, Throttled, Unavailable
+from airflow_provider_taskhub.hooks.outputs import MAX_OUTPUT_BYTES
 from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.triggers import taskhub as module
@@ -29,6 +30,12 @@ from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from tests.airflow.fake import NOW, FakeHub, member, record
 
 OWNER = {"taskhub.owner": "me"}
+REFERENCE = {
+    "taskhub_conn_id": "taskhub_default",
+    "instance_id": "i",
+    "execution_id": "e",
+    "size": MAX_OUTPUT_BYTES + 4,  # the JSON has brackets and quotes
+}
 
 
 @pytest.fixture(autouse=True)
@@ -172,6 +179,8 @@ async def event_of(trigger: TaskHubTrigger) -> Any:
         (0, True, {"return_value": 0}),
         (None, True, {}),
         ({"sum": 1}, False, {}),
+        ("x" * MAX_OUTPUT_BYTES, True, {"return_value": {"taskhub_output": REFERENCE}}),
+        ("x" * MAX_OUTPUT_BYTES, False, {}),
     ],
 )
 def test_where_nothing_needs_a_worker_it_ends_the_task_at_once_with_its_xcom(
@@ -181,7 +190,7 @@ def test_where_nothing_needs_a_worker_it_ends_the_task_at_once_with_its_xcom(
 
     async def scenario() -> None:
         hub.put("i", Status.RUNNING, tags=OWNER)
-        after(3, lambda: hub.end("i", output))
+        after(3, lambda: hub.end("i", [output] if isinstance(output, str) else output))
         assert type(await event_of(ending(monkeypatch, push_output=push))) is TaskSuccessEvent
         assert asyncio.get_running_loop().time() < 5
         assert airflow.pushed == pushed
@@ -198,6 +207,7 @@ def test_a_task_that_may_not_end_here_is_handed_back(hub: FakeHub, monkeypatch: 
     waited = {"another start is waited for": {"owner": "x"}, "another instance": {"instance_id": "j"}}
     airflow = FakeXComs(monkeypatch, **waited.get(odd, {}))
     airflow.refuses = ValueError("too large") if odd == "XCom is refused" else None
+    monkeypatch.setenv("AIRFLOW__TASKHUB__MAX_OUTPUT_BYTES", str(2 * LARGEST_OUTPUT))
 
     async def scenario() -> None:
         hub.put("i", Status.RUNNING, tags=OWNER)
