@@ -71,7 +71,7 @@ def test_without_a_worker_that_knows_the_orchestrator_the_task_fails_and_says_so
     real.reaches("nobody", run, "failed")
     log = real.log("nobody", run)
     assert re.search(r"no live worker has known orchestrator 'unheard_of' for 5 s. Alive: first", log)
-    assert re.search(r"they know: .*fails, fails_plainly, flaky, .*slow.* more", log)
+    assert re.search(r"they know: .*fails, fails_plainly, flaky, .* and \d+ more", log)
 
 
 def test_execution_timeout_terminates_and_fails(real: RealAirflow) -> None:
