@@ -61,7 +61,7 @@ class Watches:
     async def remove(self, watch: Watch) -> None:
         """Delete a watch row. If the row was written again after it was read, or is already deleted, do nothing.
 
-        :param watch: the watch as :meth:`of` or :meth:`get` returned it.
+        :param watch: a watch that :meth:`of` or :meth:`get` has returned.
         """
         await watches.delete(self._hub.store, self._hub.names, watch)
 

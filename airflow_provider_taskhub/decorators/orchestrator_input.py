@@ -21,6 +21,7 @@ from uuid import UUID
 from airflow_provider_taskhub.decorators.stub import DECORATOR
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks.at_parse import is_template
+from airflow_provider_taskhub.operators.arguments import orchestrator_name
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.decorators.stub import Stub
@@ -54,15 +55,8 @@ class OrchestratorInput:
             module does not have.
         """
         from airflow_provider_taskhub.engine.registry import annotation_of
-        from airflow_provider_taskhub.engine.tasks import NAME
 
-        name = getattr(function, NAME, None)
-        if not isinstance(name, str):
-            shown = getattr(function, "__qualname__", repr(function))
-            raise InputError(
-                f"{DECORATOR}: orchestrator is {shown}, which no App has declared: decorate it with @app.orchestrator, "
-                "or give the name of an orchestrator"
-            )
+        name = orchestrator_name(DECORATOR, function)
         positional = [one.name for one in inspect.signature(function).parameters.values() if one.kind in _POSITIONAL]
         parameter = positional[1] if len(positional) > 1 else None
         return cls(function, name, parameter, annotation_of(function, parameter))
@@ -155,7 +149,7 @@ class OrchestratorInput:
 
 
 def fields_of(annotation: Any) -> dict[str, tuple[Any, bool]]:
-    """Return the type of each field of a dataclass, TypedDict or pydantic model, and whether the field is required.
+    """Return the fields of a dataclass, TypedDict or pydantic model: by name, the type and whether it is required.
 
     The result is empty for other types, and for types that decide themselves what they do with keys (with aliases, a
     pydantic configuration or validators): only a worker's decoding can check these.

@@ -23,7 +23,8 @@ from airflow_provider_taskhub.hooks.at_parse import is_template
 DECORATOR = "@task.orchestration"
 """The decorator's name, as errors and Airflow's UI show it."""
 _TEXTS = ("ds", "ds_nodash", "run_id", "ts", "ts_nodash", "ts_nodash_with_tz")
-"""Texts of Airflow's context. A parameter with such a name gets the text of the run if the call gives no value."""
+"""Names of texts that Airflow knows about a run. If a stub has a parameter with such a name, and the call gives no
+value for it, the orchestrator gets this text."""
 _REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _NO_CODE = ("RESUME", "NOP", "CACHE")
 """Bytecode instructions that do nothing."""

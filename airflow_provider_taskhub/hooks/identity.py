@@ -124,7 +124,7 @@ class TaskIdentity(TaskIds):
     def watch(
         self, instance_id: str, *, deployment: str, owner: str, generation: int, cleared_continues: bool = False
     ) -> Watch:
-        """Return the watch row which says that this try waits for an instance.
+        """Make the watch row of an instance: the row in the hub that names the task for which the instance runs.
 
         :param instance_id: the id of the instance.
         :param deployment: the name of this Airflow deployment.

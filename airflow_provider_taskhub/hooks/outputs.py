@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.model import InstanceState
 
 MAX_OUTPUT_BYTES = 256 * 1024
-"""Default of the option ``[taskhub] max_output_bytes``."""
+"""The largest output that a task returns whole, if Airflow's option ``[taskhub] max_output_bytes`` is not set."""
 _KEY = "taskhub_output"
 """The only key of a reference: a mapping with the fields of :class:`OutputReference`."""
 
@@ -41,7 +41,7 @@ class OutputReference:
 
 
 def plain(text: str | None) -> Any:
-    """Return the value of a JSON text; None for None.
+    """Parse a JSON text and return its value. If there is no text (None), return None.
 
     A text that is not JSON, for example the output of a failed instance, is returned unchanged.
     """
@@ -53,6 +53,15 @@ def plain(text: str | None) -> Any:
         return text
 
 
+def stays_in_hub(state: InstanceState) -> bool:
+    """Return whether the output is so large that the task returns a reference to it."""
+    return bool(_size(state) > conf.getint("taskhub", "max_output_bytes", fallback=MAX_OUTPUT_BYTES))
+
+
+def _size(state: InstanceState) -> int:
+    return len((state.output or "").encode())
+
+
 def returned(state: InstanceState, taskhub_conn_id: str, *, whole: bool = False) -> Any:
     """Return what the task of a completed instance returns: its output, or a reference to a large output.
 
@@ -60,15 +69,13 @@ def returned(state: InstanceState, taskhub_conn_id: str, *, whole: bool = False)
     :param taskhub_conn_id: the Airflow connection of the hub.
     :param whole: True: return the output, however large it is.
     """
-    text = state.output or ""
-    size = len(text.encode())
-    if whole or size <= conf.getint("taskhub", "max_output_bytes", fallback=MAX_OUTPUT_BYTES):
+    if whole or not stays_in_hub(state):
         return plain(state.output)
     reference = OutputReference(
         taskhub_conn_id=taskhub_conn_id,
         instance_id=state.instance_id,
         execution_id=state.execution_id or "",
-        size=size,
+        size=_size(state),
     )
     return {_KEY: asdict(reference)}
 

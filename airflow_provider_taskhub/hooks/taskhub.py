@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -107,8 +107,9 @@ class TaskHubHook(BaseHook):  # type: ignore[misc]  # Airflow is not followed by
         """Return the output of an orchestration from what its Airflow task returned.
 
         A task returns a reference in place of an output that is larger than the option ``[taskhub] max_output_bytes``.
-        This method reads the output from the hub. It opens references in lists and mappings too, for example those of
-        mapped tasks, and returns everything else unchanged. Call it in a task, not while the DAG file is parsed.
+        This method reads the output from the hub. It also opens references inside dicts and sequences, for example in
+        the outputs of mapped tasks. A sequence becomes a list. Every other value is returned unchanged. Call this
+        method in a task, not while the DAG file is parsed.
 
         :param returned: the return value of a ``TaskHubOperator``, a ``TaskHubRewindOperator`` or a ``TaskHubSensor``.
         :raises InstanceNotFound: if the hub has the output no longer, because the instance was purged or started again.
@@ -121,7 +122,9 @@ class TaskHubHook(BaseHook):  # type: ignore[misc]  # Airflow is not followed by
             return cls(reference.taskhub_conn_id).run(lambda client: read(client, reference))
         if isinstance(returned, dict):
             return {name: cls.output(value) for name, value in returned.items()}
-        return [cls.output(value) for value in returned] if isinstance(returned, list) else returned
+        if isinstance(returned, Sequence) and not isinstance(returned, str | bytes | bytearray):
+            return [cls.output(value) for value in returned[:]]  # Airflow reads all outputs with one request
+        return returned
 
     def test_connection(self) -> tuple[bool, str]:
         """Return whether the hub answers, and a text about the hub or about the error.

@@ -164,7 +164,7 @@ class TaskHubRewindOperator(ActingOperator):
         would terminate the rewound instance.
 
         :param owner: the instance's owner tag; None: no Airflow task has started it, and the sweep does not know it.
-        :param before: the watch row of the instance; None: there is no row.
+        :param before: the watch row of the instance, as it is in the hub; None: the hub has no row for the instance.
         """
         if owner is None:
             return

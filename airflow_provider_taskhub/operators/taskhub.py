@@ -24,7 +24,7 @@ from airflow.sdk.exceptions import (
     TaskDeferralTimeout,
 )
 
-from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.errors import InputError, InstanceNotFound
 from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hooks.deployment import deployment, swept_connections
 from airflow_provider_taskhub.hooks.outputs import returned
@@ -170,7 +170,6 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         """
         ti = context["ti"]
         deadline = self._deadline()
-        self.input = TaskHubHook.output(evaluated(self.input))
         request = self._request(context)
         link = self.operator_extra_links[0]
         ti.xcom_push(key=link.xcom_key, value=link.get_link(self, ti_key=ti))  # first, so that the link soon works
@@ -266,14 +265,14 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
 
         :raises AirflowFailException: if an argument is wrong. A retry would not help.
         """
-        given = evaluated(self.input)
+        try:
+            given = TaskHubHook.output(evaluated(self.input))
+            start_at = moment(self.start_at)
+        except (InputError, InstanceNotFound) as error:
+            raise AirflowFailException(str(error)) from None
         problem = next(problems(self.orchestrator, given, self.instance_id, self.version or "", self.tags or {}), None)
         if problem is not None:
             raise AirflowFailException(problem)
-        try:
-            start_at = moment(self.start_at)
-        except InputError as error:
-            raise AirflowFailException(str(error)) from None
         return StartRequest(
             task=identity.TaskIdentity.of(context["ti"]),
             orchestrator=self.orchestrator,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
-from airflow_provider_taskhub.hooks.outputs import reference_in, returned
+from airflow_provider_taskhub.hooks.outputs import returned, stays_in_hub
 from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers.airflow_tasks import index_of, key, state_of
 
@@ -52,7 +52,7 @@ def _mapped_over(operator: Any) -> bool:
     return operator.has_dag() and next(operator.iter_mapped_dependants(), None) is not None
 
 
-async def end(ti: Any, state: InstanceState, *, owner: str | None, push: bool, taskhub_conn_id: str) -> bool:
+async def end(ti: Any, state: InstanceState, owner: str | None, push: bool, taskhub_conn_id: str) -> bool:
     """Push the output, or a reference to a large output, as the task's XCom, and return True.
 
     Return False if the task does not wait for this instance any more, or if the XCom would be larger than
@@ -73,8 +73,7 @@ async def end(ti: Any, state: InstanceState, *, owner: str | None, push: bool, t
     from airflow.sdk.execution_time.xcom import XCom
 
     foreign = owner is not None and (state.tags or {}).get(OWNER_TAG) != owner
-    value = returned(state, taskhub_conn_id)
-    large = push and reference_in(value) is None and len(state.output or "") > LARGEST_OUTPUT
+    large = push and len(state.output or "") > LARGEST_OUTPUT and not stays_in_hub(state)
     if foreign or large:
         return False
     states = await state_of(ti)
@@ -85,6 +84,6 @@ async def end(ti: Any, state: InstanceState, *, owner: str | None, push: bool, t
     waits_for = [await XCom.aget_one(key=name, **place) for name in (INSTANCE_KEY, OWNER_KEY)]
     if waits_for != [state.instance_id, owner]:
         return False
-    if push and value is not None:
+    if push and (value := returned(state, taskhub_conn_id)) is not None:
         await XCom.aset(key=XCom.XCOM_RETURN_KEY, value=value, **place)
     return True

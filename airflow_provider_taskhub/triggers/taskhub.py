@@ -190,8 +190,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         if self._completed is None or self.task_instance is None:
             return False
         try:
-            ti, conn = self.task_instance, self.taskhub_conn_id
-            return await end(ti, self._completed, owner=self.owner, push=self.push_output, taskhub_conn_id=conn)
+            return await end(self.task_instance, self._completed, self.owner, self.push_output, self.taskhub_conn_id)
         except Exception as error:  # an error of Airflow: a worker ends the task, which takes longer
             self.log.warning(
                 "the triggerer cannot end the task, so a worker ends it: %s: %s", type(error).__name__, error

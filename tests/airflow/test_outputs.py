@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import InstanceNotFound
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
+from airflow_provider_taskhub.operators.control import TaskHubRaiseEventOperator
+from airflow_provider_taskhub.operators.repair import TaskHubRewindOperator
 from tests.airflow.conftest import Task, Ti
 from tests.airflow.fake import FakeHub
 
@@ -68,6 +71,21 @@ def test_what_is_no_reference_is_returned_unchanged(hub: FakeHub, value: Any) ->
     assert hub.opened == 0
 
 
+def test_the_hook_opens_the_outputs_of_mapped_tasks_as_airflow_gives_them(make_task, hub) -> None:
+    class Lazy(Sequence[Any]):
+        """As Airflow's ``LazyXComSequence``: a slice is one request, and each item is one."""
+
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, at: Any) -> Any:
+            assert at == slice(None)
+            return [returned, 7]
+
+    returned = result(make_task, hub, LARGE)
+    assert TaskHubHook.output(Lazy()) == [LARGE, 7]
+
+
 def test_an_output_that_is_gone_is_an_error_that_says_what_to_do(make_task, hub) -> None:
     returned = result(make_task, hub, LARGE)
     hub.put(ID, Status.COMPLETED, execution_id="another", output='"other"')
@@ -104,6 +122,27 @@ def test_an_operator_opens_a_reference_in_its_input(make_task, hub) -> None:
     task, ti = make_task(input={"of the first": returned}, instance_id="second"), Ti(task_id="second")
     task.start(ti)
     assert hub.instances["second"].input == f'{{"of the first":"{LARGE}"}}'
+
+
+def test_an_operator_whose_input_is_gone_fails_without_retries_and_starts_nothing(make_task, hub) -> None:
+    returned = result(make_task, hub, LARGE)
+    del hub.instances[ID]
+    with pytest.raises(AirflowFailException, match="the instance was purged"):
+        make_task(input=returned, instance_id="second").run(Ti(task_id="second"))
+    assert "second" not in hub.instances
+
+
+def test_an_event_has_the_output_and_not_the_reference(make_task, hub) -> None:
+    returned = result(make_task, hub, LARGE)
+    hub.put("i", Status.RUNNING)
+    operator = TaskHubRaiseEventOperator(task_id="tell", instance_id="i", event_name="go", data={"rows": returned})
+    Task(operator).run(Ti(task_id="tell"))
+    assert hub.events == [("i", "go", {"rows": LARGE})]
+
+
+def test_a_rewind_returns_a_reference_too(hub: FakeHub) -> None:
+    hub.end(ID, f'"{LARGE}"')
+    assert Task(TaskHubRewindOperator(task_id="again", instance_id=ID)).run(Ti(task_id="again")) == reference()
 
 
 def test_a_sensor_returns_a_reference_too(hub: FakeHub) -> None:
