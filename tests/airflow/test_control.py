@@ -354,6 +354,15 @@ def test_nobody_waits_for_an_instance_that_is_only_rewound(hub: FakeHub) -> None
     assert not hub.watched
 
 
+def test_what_another_deployment_waits_for_stays_that_deployments(hub: FakeHub) -> None:
+    failed(hub, **{"taskhub.owner": "o"})
+    task(TaskHubRewindOperator).start(Ti())
+    hub.watched["i"] = replace(hub.watched["i"], deployment="there")
+    failed(hub, **{"taskhub.owner": "o"})
+    assert task(TaskHubRewindOperator, wait_for_completion=False).run(Ti()) == "Pending"
+    assert hub.watched["i"].deployment == "there"
+
+
 def test_what_another_task_waits_for_stays_that_tasks(hub: FakeHub) -> None:
     hub.put("i", Status.RUNNING, tags={"taskhub.owner": "o"})
     assert task(TaskHubRewindOperator).start(Ti()).trigger.owner is None
