@@ -21,7 +21,7 @@ from uuid import UUID
 from airflow_provider_taskhub.decorators.stub import DECORATOR
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks.at_parse import is_template
-from airflow_provider_taskhub.operators.arguments import orchestrator_name
+from airflow_provider_taskhub.triggers.arguments import orchestrator_name
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.decorators.stub import Stub

@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_provider_taskhub.hooks.at_parse import check_flag, check_name, check_text, is_template
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
 from airflow_provider_taskhub.operators.acting import WORKER_WAIT, ActingOperator, NotYet, Wait, becomes, source
-from airflow_provider_taskhub.operators.arguments import evaluated, holds_secret
+from airflow_provider_taskhub.triggers.arguments import evaluated, holds_secret
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

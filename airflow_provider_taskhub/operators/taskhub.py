@@ -30,7 +30,10 @@ from airflow_provider_taskhub.hooks.deployment import deployment, swept_connecti
 from airflow_provider_taskhub.hooks.outputs import returned
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
-from airflow_provider_taskhub.operators.arguments import (
+from airflow_provider_taskhub.operators.short_wait import ends_soon, log_progress
+from airflow_provider_taskhub.operators.worker_wait import default_deferrable, wait_in_worker
+from airflow_provider_taskhub.tags import OWNER_TAG
+from airflow_provider_taskhub.triggers.arguments import (
     check_at_parse,
     date_tags,
     evaluated,
@@ -39,13 +42,10 @@ from airflow_provider_taskhub.operators.arguments import (
     problems,
     seconds,
 )
-from airflow_provider_taskhub.operators.reactions import REACTION_TEXTS, FoundInstance, OnRetry, found
-from airflow_provider_taskhub.operators.short_wait import ends_soon, log_progress
-from airflow_provider_taskhub.operators.start_or_attach import Counter, Launched, StartRequest, Taken, launch
-from airflow_provider_taskhub.operators.worker_wait import default_deferrable, wait_in_worker
-from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers.deferral import deferral_timeout
 from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, terminate_owned
+from airflow_provider_taskhub.triggers.reactions import REACTION_TEXTS, FoundInstance, OnRetry, found
+from airflow_provider_taskhub.triggers.start_or_attach import Counter, Launched, StartRequest, Taken, launch
 from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, OWNER_KEY, needs_whole_output, needs_worker
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 

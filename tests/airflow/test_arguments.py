@@ -13,8 +13,8 @@ from airflow.sdk import DAG, task
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.tasks import NAME
 from airflow_provider_taskhub.errors import InputError
-from airflow_provider_taskhub.operators import arguments
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
+from airflow_provider_taskhub.triggers import arguments
 
 EXAMPLE = Path(__file__).parents[2] / "dags_examples" / "by_function.py"
 

@@ -16,7 +16,7 @@ from airflow_provider_taskhub.errors import Conflict, InputError
 from airflow_provider_taskhub.hooks.identity import TaskIdentity
 from airflow_provider_taskhub.hub.history.load import HistoryUnreadable
 from airflow_provider_taskhub.hub.model import InstanceState, StartPolicy
-from airflow_provider_taskhub.operators.reactions import (
+from airflow_provider_taskhub.triggers.reactions import (
     REACTION_TEXTS,
     REACTIONS,
     FoundInstance,

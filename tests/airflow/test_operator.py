@@ -25,9 +25,9 @@ from airflow_provider_taskhub.hooks.identity import TaskIdentity
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
 from airflow_provider_taskhub.hub.model import InstanceState, RecordState, StartPolicy
 from airflow_provider_taskhub.hub.watches import Watch
-from airflow_provider_taskhub.operators.arguments import evaluated
 from airflow_provider_taskhub.operators.short_wait import SHORT_WAIT, short_wait
 from airflow_provider_taskhub.settings import load_settings
+from airflow_provider_taskhub.triggers.arguments import evaluated
 from tests.airflow.conftest import Ti
 from tests.airflow.fake import FakeClient, FakeWatches, record
 

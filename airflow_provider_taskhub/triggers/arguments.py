@@ -89,7 +89,7 @@ def check_at_parse(where: str, **given: Any) -> None:
     """
     from airflow_provider_taskhub.codec import dumps
     from airflow_provider_taskhub.engine.validation import check_column, check_tags
-    from airflow_provider_taskhub.operators.reactions import OnRetry
+    from airflow_provider_taskhub.triggers.reactions import OnRetry
 
     orchestrator, version, tags = given["orchestrator"], given["version"], given["tags"]
     check_name(where, "orchestrator", orchestrator, _ORCHESTRATOR)

@@ -23,7 +23,8 @@ from airflow_provider_taskhub.errors import (
     TaskHubError,
 )
 from airflow_provider_taskhub.hooks.identity import GENERATION_TAG, MAX_TRIES_TAG, TaskIdentity
-from airflow_provider_taskhub.operators.reactions import (
+from airflow_provider_taskhub.tags import OWNER_TAG, WATCH_TAG
+from airflow_provider_taskhub.triggers.reactions import (
     REACTIONS,
     STARTS,
     FoundInstance,
@@ -32,7 +33,6 @@ from airflow_provider_taskhub.operators.reactions import (
     difference,
     found,
 )
-from airflow_provider_taskhub.tags import OWNER_TAG, WATCH_TAG
 
 if TYPE_CHECKING:
     from datetime import datetime
