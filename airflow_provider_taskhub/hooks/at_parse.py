@@ -50,6 +50,12 @@ def check_flag(where: str, parameter: str, value: Any) -> None:
         raise InputError(f"{where}: {parameter} is {value!r}: give True or False")
 
 
+def check_value(where: str, parameter: str, value: Any, values: Collection[str]) -> None:
+    """Check a parameter that is no template and must be one of some texts. :raises InputError: if it is none."""
+    if not isinstance(value, str) or value not in values:
+        raise InputError(f"{where}: {parameter} is {value!r}: choose from {', '.join(values)}")
+
+
 def check_choice(where: str, parameter: str, value: Any, choices: Collection[str]) -> None:
     """Check a parameter that must be one of some texts, in upper or lower case. :raises InputError: if it is none."""
     known = {choice.lower() for choice in choices}

@@ -22,8 +22,9 @@ from airflow_provider_taskhub.hooks.at_parse import check_name
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
 from airflow_provider_taskhub.triggers.deferral import deferral_timeout
-from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, OWNER_KEY, needs_worker
+from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, OWNER_KEY
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
+from airflow_provider_taskhub.triggers.worker_reasons import needs_worker
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

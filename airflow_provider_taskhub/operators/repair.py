@@ -17,7 +17,7 @@ from airflow_provider_taskhub.hooks.outputs import returned
 from airflow_provider_taskhub.operators.acting import WORKER_WAIT, ActingOperator, NotYet, Wait, source
 from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers.outcome import log_failure, reason, retryable
-from airflow_provider_taskhub.triggers.task_end import needs_whole_output
+from airflow_provider_taskhub.triggers.worker_reasons import needs_whole_output
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

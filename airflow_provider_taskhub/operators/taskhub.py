@@ -1,9 +1,9 @@
 """``TaskHubOperator``: starts an orchestration, defers the task until the orchestration has ended, returns its output.
 
-``execute()`` starts the instance, waits a moment and defers, so that the task holds no worker slot while the
-orchestration runs. A successful task ends in the triggerer if nothing in it needs an Airflow worker. The operator has
-no ``on_kill``, because Airflow also calls ``on_kill`` when it only shuts a worker down. The trigger's ``on_kill`` first
-checks whether a user has killed the task.
+The triggerer starts and ends the task if nothing in it needs an Airflow worker (:mod:`.placement`). Otherwise
+``execute()`` starts the instance in a worker, waits a moment and defers, so that the task holds no worker slot while
+the orchestration runs. The operator has no ``on_kill``, because Airflow also calls ``on_kill`` when it only shuts a
+worker down. The trigger's ``on_kill`` first checks whether a user has killed the task.
 
 The module has more than 400 lines, because Airflow reads the parameters, their description and its methods from one
 class.
@@ -11,7 +11,6 @@ class.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,24 +29,21 @@ from airflow_provider_taskhub.hooks.deployment import deployment, swept_connecti
 from airflow_provider_taskhub.hooks.outputs import returned
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
+from airflow_provider_taskhub.operators.giving_up import end_overdue, named, terminate
+from airflow_provider_taskhub.operators.placement import Placement, place
 from airflow_provider_taskhub.operators.short_wait import ends_soon, log_progress
+from airflow_provider_taskhub.operators.start_from_trigger import StartFromTrigger, StartTriggerArguments
 from airflow_provider_taskhub.operators.worker_wait import default_deferrable, wait_in_worker
 from airflow_provider_taskhub.tags import OWNER_TAG
-from airflow_provider_taskhub.triggers.arguments import (
-    check_at_parse,
-    date_tags,
-    evaluated,
-    moment,
-    orchestrator_name,
-    problems,
-    seconds,
-)
+from airflow_provider_taskhub.triggers.arguments import check_at_parse, evaluated, orchestrator_name, seconds
 from airflow_provider_taskhub.triggers.deferral import deferral_timeout
-from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, terminate_owned
-from airflow_provider_taskhub.triggers.reactions import REACTION_TEXTS, FoundInstance, OnRetry, found
+from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE
+from airflow_provider_taskhub.triggers.reactions import REACTION_TEXTS, OnRetry
+from airflow_provider_taskhub.triggers.request import request_of
 from airflow_provider_taskhub.triggers.start_or_attach import Counter, Launched, StartRequest, Taken, launch
-from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, OWNER_KEY, needs_whole_output, needs_worker
+from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, OWNER_KEY, STARTED, WORKER_STARTS
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
+from airflow_provider_taskhub.triggers.worker_reasons import needs_whole_output
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -60,9 +56,6 @@ __all__ = ["TaskHubOperator"]
 
 COUNTER_KEY = "taskhub"
 """Key under which Airflow's ``task_state_store`` keeps the task's generation, a counter that a clear raises."""
-_CONFIRM = 10.0
-"""Seconds for which the Airflow worker waits until a terminated instance has ended. Short, because the task holds a
-worker slot during this time."""
 
 
 class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not followed by mypy
@@ -94,12 +87,17 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         somebody can rewind in the meantime.
     :param wait_for_completion: False: the task ends when the instance is started. Its XCom is the instance id. Nothing
         in Airflow terminates the instance then, except a clear of the task.
-    :param deferrable: True: the task waits in the triggerer and holds no worker slot. False: it waits in its Airflow
-        worker. None: the environment variable ``AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE`` if it is set, else True.
+    :param deferrable: True: the task waits in the triggerer and holds no worker slot. False: it uses no triggerer, and
+        waits in its Airflow worker. None: the environment variable ``AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE`` if it is
+        set, else True.
     :param poll_interval: a timedelta, or seconds: how often a wait in the Airflow worker asks the hub. None: every 1 s
         on SQLite and every 3 s on Azure, as triggerers do.
     :param start_at: the instance does not begin before this time: a datetime, or a text in ISO 8601. A time without a
         zone is UTC. Templated. None: the instance begins at once.
+    :param start_on: who starts the task. ``"auto"``: the triggerer, without a worker and its slot, unless something in
+        the task needs a worker. ``"trigger"``: the same, but callbacks, hooks, listeners, pools and limits that only
+        workers know are no reason. ``"worker"``: always a worker. The task's log says why a worker starts it.
+    :param complete_on: who ends the task, with the same values. A task with outlets always ends in a worker.
     :raises InputError: if an argument that is no template is wrong.
     """
 
@@ -115,6 +113,8 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
     template_fields_renderers = {"input": "json", "tags": "json"}  # noqa: RUF012  # as Airflow declares it
     operator_extra_links = (TaskHubInstanceLink(),)
     ui_color = "#dbeafe"
+    start_from_trigger = StartFromTrigger()
+    start_trigger_args = StartTriggerArguments()
 
     def __init__(
         self,
@@ -131,6 +131,8 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         deferrable: bool | None = None,
         poll_interval: timedelta | float | None = None,
         start_at: datetime | str | None = None,
+        start_on: Literal["trigger", "worker", "auto"] = "auto",
+        complete_on: Literal["trigger", "worker", "auto"] = "auto",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -147,6 +149,9 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         self.deferrable = default_deferrable() if deferrable is None else deferrable
         self.poll_interval = poll_interval
         self.start_at = start_at
+        self.start_on = start_on
+        self.complete_on = complete_on
+        self._placement: Placement | None = None
         check_at_parse(
             where,
             orchestrator=self.orchestrator,
@@ -161,6 +166,8 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             deferrable=self.deferrable,
             poll_interval=poll_interval,
             start_at=start_at,
+            start_on=start_on,
+            complete_on=complete_on,
         )
 
     def execute(self, context: Context) -> Any:
@@ -169,6 +176,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         :param context: Airflow's context of the task.
         """
         ti = context["ti"]
+        self._log_why_a_worker_starts(ti)
         deadline = self._deadline()
         request = self._request(context)
         link = self.operator_extra_links[0]
@@ -202,13 +210,34 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         except Taken as error:
             raise AirflowException(str(error)) from error
         except AirflowTaskTimeout:  # Airflow raises this error at the timeout, whatever code is running
-            raise AirflowTaskTimeout(self._overdue(request, generation)) from None
+            raise AirflowTaskTimeout(end_overdue(self._hook(), request, generation)) from None
         if not self.wait_for_completion:
             return launched.instance_id
         if state is not None:
             return self._result(context, state, launched.instance_id, launched.owner, deadline)
         ti.xcom_push(key=OWNER_KEY, value=launched.owner)
         return self._wait(context, launched.instance_id, launched.owner, deadline)
+
+    def execute_started(self, context: Context, event: dict[str, Any]) -> Any:
+        """Continue a task that its trigger has started. Airflow calls this when the trigger cannot end the task.
+
+        :param context: Airflow's context of the task.
+        :param event: the content of the trigger's event. If the trigger has started nothing, or the event belongs to
+            another try, the instance is started here.
+        """
+        if event["reason"] == WORKER_STARTS or event["owner"] != str(context["ti"].id):
+            self._placement = None  # its reasons are those of the trigger, which has written them into the log
+            return self.execute.__wrapped__(self, context)  # type: ignore[attr-defined]
+        return event["instance_id"] if event["reason"] == STARTED else self.execute_complete(context, event)
+
+    def placement(self) -> Placement:
+        """Return why a worker starts this task, and why a worker ends it."""
+        return self._placement or self._place()
+
+    def render_template_fields(self, context: Context, jinja_env: Any = None) -> None:
+        """Render the templates as Airflow does, and keep the placement, which depends on the templates."""
+        self._placement = self._place()
+        super().render_template_fields(context, jinja_env)
 
     def execute_complete(
         self,
@@ -246,7 +275,8 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Resume the task as Airflow does. If the deferral timed out, first terminate the instance.
 
-        A deferral times out if no triggerer was running at the trigger's deadline.
+        A deferral times out if no triggerer was running at the trigger's deadline. If the trigger has started the task,
+        Airflow's time limit is also the trigger's deadline, so either may come first.
         """
         try:
             return super().resume_execution(next_method, next_kwargs, context)
@@ -257,7 +287,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
                 ti.xcom_pull(task_ids=self.task_id, key=key, map_indexes=index) for key in (INSTANCE_KEY, OWNER_KEY)
             )
             if instance_id:
-                self._terminate(instance_id, owner, EXECUTION_TIMEOUT)
+                self._terminate(instance_id, owner, EXECUTION_TIMEOUT, wait=True)
             raise AirflowTaskTimeout(f"{self._named(instance_id)}: {OVERDUE}") from error
 
     def _request(self, context: Context) -> StartRequest:
@@ -267,24 +297,10 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         """
         try:
             given = TaskHubHook.output(evaluated(self.input))
-            start_at = moment(self.start_at)
+            task = identity.TaskIdentity.of(context["ti"])
+            return request_of(self, given, task, context, on_retry=OnRetry(self.on_retry))
         except (InputError, InstanceNotFound) as error:
             raise AirflowFailException(str(error)) from None
-        problem = next(problems(self.orchestrator, given, self.instance_id, self.version or "", self.tags or {}), None)
-        if problem is not None:
-            raise AirflowFailException(problem)
-        return StartRequest(
-            task=identity.TaskIdentity.of(context["ti"]),
-            orchestrator=self.orchestrator,
-            input=given,
-            version=self.version or "",
-            instance_id=self.instance_id or None,
-            tags={**(self.tags or {}), **date_tags(context)},
-            deployment=deployment(),
-            on_retry=OnRetry(self.on_retry),
-            start_at=start_at,
-            waits=self.wait_for_completion,
-        )
 
     def _deadline(self) -> Timestamp | None:
         """Return the time by which this try must end, counted from now; None: there is no time limit."""
@@ -301,6 +317,8 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             pause = seconds(self.poll_interval)
             here.interval = timedelta(seconds=pause) if pause else None
             return self.execute_complete(context, wait_in_worker(here), [instance_id, owner], text)
+        if reasons := self._place().success:
+            self.log.info("a worker ends this task: %s", "; ".join(reasons))
         self.log.info("a triggerer now waits for instance %s: one must run (airflow triggerer)", instance_id)
         if self.taskhub_conn_id not in swept_connections():
             self.log.info(
@@ -324,34 +342,18 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             owner=owner,
             deadline=deadline,
             no_worker_timeout=seconds(self.no_worker_timeout),
-            end_from_trigger=self.deferrable and not needs_worker(self),
+            end_from_trigger=not self._place().success,
             push_output=self.do_xcom_push,
         )
 
-    def _overdue(self, request: StartRequest, generation: int | None) -> str:
-        """Terminate the instance of this try, because the time limit was over before the task could defer.
+    def _place(self) -> Placement:
+        return place(self, TaskHubOperator, start_on=self.start_on, complete_on=self.complete_on)
 
-        :param generation: the generation of the instance; None: the try has started nothing.
-        :returns: the text of the task's error.
-        """
-        if generation is None:
-            return f"orchestration {self.orchestrator!r}: {OVERDUE}; nothing was started"
-        instance_id = request.instance_id or request.task.instance_id(generation)
-
-        async def use(client: Client) -> str:
-            state = await client.get(instance_id, payloads=False)
-            mine = state is not None and found(state, request.task, generation) is FoundInstance.LIVE
-            owner = (state.tags or {}).get(OWNER_TAG) if state is not None and mine else request.task.owner
-            async with asyncio.timeout(_CONFIRM):
-                return await terminate_owned(client, instance_id, owner, EXECUTION_TIMEOUT)
-
-        try:
-            result = self._hook().run(use)
-        except TimeoutError:
-            result = f"the termination was sent, but the instance has not ended within {_CONFIRM:g} s"
-        except Exception as error:  # an error of the hub; if no try follows, the sweep terminates the instance
-            result = f"cannot terminate: {type(error).__name__}: {error}"
-        return f"{self._named(instance_id)}: {OVERDUE}; {result}"
+    def _log_why_a_worker_starts(self, ti: Any) -> None:
+        if ti.map_index is not None and ti.map_index >= 0:
+            self.log.info("a worker starts this task: it is mapped")
+        elif self._placement is not None and self._placement.start:
+            self.log.info("a worker starts this task: %s", "; ".join(self._placement.start))
 
     async def _ended(self, client: Client, context: Context, instance_id: str, owner: str) -> InstanceState | None:
         """Read the ended instance with its output, log the cause of a failure, and delete the completion hint.
@@ -407,22 +409,11 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             return
         self._terminate(instance_id, owner, "from Airflow: no worker came in time")
 
-    def _terminate(self, instance_id: str, owner: str, why: str) -> None:
-        """Terminate the instance if it has not ended and has this owner tag. Do not wait for its end.
-
-        :param why: the reason of the termination.
-        """
-
-        async def use(client: Client) -> str:
-            return await terminate_owned(client, instance_id, owner, why, wait=False)
-
-        try:
-            self.log.warning("instance %s: %s", instance_id, self._hook().run(use))
-        except Exception as error:
-            self.log.error("instance %s could not be terminated: %s", instance_id, error)
+    def _terminate(self, instance_id: str, owner: str, why: str, *, wait: bool = False) -> None:
+        terminate(self._hook(), instance_id, owner, why, self.log, wait=wait)
 
     def _named(self, instance_id: str | None) -> str:
-        return f"orchestration {self.orchestrator!r} (instance {instance_id})"
+        return named(self.orchestrator, instance_id)
 
     def _hook(self) -> TaskHubHook:
         return TaskHubHook(self.taskhub_conn_id)

@@ -22,8 +22,9 @@ from airflow_provider_taskhub.hooks.outputs import returned
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
 from airflow_provider_taskhub.triggers.deferral import deferral_timeout
-from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, needs_whole_output, needs_worker
+from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
+from airflow_provider_taskhub.triggers.worker_reasons import needs_whole_output, needs_worker
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

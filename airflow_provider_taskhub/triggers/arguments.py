@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks import identity
-from airflow_provider_taskhub.hooks.at_parse import check_choice, check_flag, check_name, is_template
+from airflow_provider_taskhub.hooks.at_parse import check_flag, check_name, check_value, is_template
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -90,6 +90,7 @@ def check_at_parse(where: str, **given: Any) -> None:
     from airflow_provider_taskhub.codec import dumps
     from airflow_provider_taskhub.engine.validation import check_column, check_tags
     from airflow_provider_taskhub.triggers.reactions import OnRetry
+    from airflow_provider_taskhub.triggers.worker_reasons import Where
 
     orchestrator, version, tags = given["orchestrator"], given["version"], given["tags"]
     check_name(where, "orchestrator", orchestrator, _ORCHESTRATOR)
@@ -112,7 +113,9 @@ def check_at_parse(where: str, **given: Any) -> None:
                 raise InputError(problem)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
-    check_choice(where, "on_retry", given["on_retry"], list(OnRetry))
+    check_value(where, "on_retry", given["on_retry"], list(OnRetry))
+    for name in ("start_on", "complete_on"):
+        check_value(where, name, given[name], list(Where))
     check_duration(where, "no_worker_timeout", given["no_worker_timeout"])
     check_duration(where, "poll_interval", given["poll_interval"])
     if given["poll_interval"] is not None and not seconds(given["poll_interval"]):
@@ -147,6 +150,11 @@ def moment(start_at: Any) -> datetime | None:
         ) from None
     check_time(Timestamp.from_datetime(time), f"start_at {time}")
     return time
+
+
+def time_text(start_at: Any) -> Any:
+    """Return a datetime as a text that :func:`moment` reads, for a trigger. Return every other value unchanged."""
+    return start_at.isoformat() if isinstance(start_at, datetime) else start_at
 
 
 def check_duration(where: str, parameter: str, value: Any) -> None:

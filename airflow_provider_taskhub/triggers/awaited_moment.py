@@ -99,7 +99,8 @@ class AwaitedMoment:
         if state is None:
             return None
         if state.status is Status.COMPLETED:
-            return await watcher.ended(state.instance_id)
+            ended = await watcher.ended(state.instance_id)  # another client may have started it again meanwhile
+            return ended if ended is not None and ended.status is Status.COMPLETED else None
         return replace(state, output=None)
 
     async def _holds(self, text: str | None) -> bool:

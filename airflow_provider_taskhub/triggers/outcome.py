@@ -71,12 +71,21 @@ async def log_failure(client: Client, state: InstanceState, log: Any) -> None:
     """
     from airflow_provider_taskhub.engine.events import Status
 
-    if state.status is not Status.FAILED:
-        return
+    if state.status is Status.FAILED:
+        log_causes(state, log)
+        log_attempt(await failed_log(client, state.instance_id), log)
+
+
+def log_causes(state: InstanceState, log: Any) -> None:
+    """Write the error of an instance and its causes to the task's log. An instance without an error is ignored."""
     for cause in causes(state.failure):
         log.error(cause)
-    if (found := await failed_log(client, state.instance_id)) is not None:
-        title, lines = found
+
+
+def log_attempt(attempt: tuple[str, list[str]] | None, log: Any) -> None:
+    """Write the failed attempt's last lines to the task's log. :param attempt: what :func:`failed_log` returned."""
+    if attempt is not None:
+        title, lines = attempt
         log.error("last %s of %s:", "line" if len(lines) == 1 else f"{len(lines)} lines", title)
         for line in lines:
             log.info(line)

@@ -140,7 +140,7 @@ async def launch(
         an instance that the next try does not find.
     :raises Taken: if another task or program uses the instance id that the user chose.
     """
-    counter = counter.now(request.task.max_tries) if counter else await _recall(client, request)
+    counter = counter.now(request.task.max_tries) if counter else await recall(client, request)
     remember(counter)
     notes: list[str] = []
     if request.instance_id is None and counter.generation > 1:
@@ -159,11 +159,13 @@ async def launch(
     return await _react(client, request, counter.generation, notes, obstacle)
 
 
-async def _recall(client: Client, request: StartRequest) -> Counter:
+async def recall(client: Client, request: StartRequest) -> Counter:
     """Find the generation from the instances in the hub, when ``task_state_store`` has no stored value.
 
-    No value is stored in a first try, and after somebody deleted the value. If a first try finds instances, the DAG run
-    was deleted and created again. The task's generation is then higher than the generations of these instances.
+    No value is stored in a first try, after somebody deleted the value, and for a task that its trigger has started: a
+    trigger cannot use ``task_state_store``. The instance of this very try has the try's owner tag. If a first try finds
+    other instances, the DAG run was deleted and created again. The task's generation is then higher than the
+    generations of these instances.
     """
     task, last, tags = request.task, 0, None
     if request.instance_id is not None:
@@ -177,7 +179,9 @@ async def _recall(client: Client, request: StartRequest) -> Counter:
             if state is None:
                 break
             last, tags = generation, state.tags or {}
-    same = last > 0 and task.try_number > 1 and (tags or {}).get(MAX_TRIES_TAG) == str(task.max_tries)
+    mine = (tags or {}).get(OWNER_TAG) == task.owner
+    retried = task.try_number > 1 and (tags or {}).get(MAX_TRIES_TAG) == str(task.max_tries)
+    same = last > 0 and (mine or retried)
     return Counter(generation=last if same else last + 1, max_tries=task.max_tries)
 
 

@@ -1,4 +1,4 @@
-"""Ends a successful task in the triggerer, without an Airflow worker.
+"""Ends a task in the triggerer, without an Airflow worker.
 
 This saves a worker slot and avoids a race in Airflow. A deferred task may be resumed before the scheduler knows that
 the process that deferred the task has ended. The scheduler then fails the task ("finished with state success, but the
@@ -10,46 +10,92 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
+from airflow.triggers.base import TaskFailedEvent, TaskSuccessEvent, TriggerEvent
 
 from airflow_provider_taskhub.hooks.outputs import returned, stays_in_hub
 from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers.airflow_tasks import index_of, key, state_of
+from airflow_provider_taskhub.triggers.outcome import log_attempt, log_causes, reason, retryable
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.model import InstanceState
+    from airflow_provider_taskhub.triggers.awaited_moment import AwaitedMoment
+    from airflow_provider_taskhub.triggers.watcher import Watcher
 
 INSTANCE_KEY, OWNER_KEY = "instance_id", "taskhub_owner"
 """Keys of the XComs with the instance id and the owner tag of the instance for which a try of the task waits."""
+WORKER_STARTS = "start"
+"""Reason of the event with which :mod:`.start` hands the start of the instance over to a worker."""
+STARTED = "started"
+"""Reason of the event with which :mod:`.start` lets a worker end a task that does not wait for its instance."""
 LARGEST_OUTPUT = 256 * 1024
 """Characters of the largest output that the triggerer pushes whole as an XCom. All triggers of a triggerer share one
 process, so a task with a larger output ends in an Airflow worker."""
 
 
-def needs_worker(operator: Any) -> bool:
-    """Return whether the success of a task has consequences that Airflow handles only in a worker."""
-    from airflow.sdk.listener import get_listener_manager
+class TaskEnd:
+    """Ends the task of one trigger in the triggerer, if it may.
 
-    return bool(
-        operator.outlets
-        or operator.on_success_callback
-        or operator.multiple_outputs
-        or operator._post_execute_hook
-        or type(operator).post_execute is not BaseOperator.post_execute
-        or getattr(operator, "returns_dag_result", False)
-        or getattr(operator, "map_index_template", None)
-        or _mapped_over(operator)
-        or get_listener_manager().has_listeners
-    )
+    :param owner: the owner tag that the instance must have; None: a sensor waits, and the instance may have any tag.
+    :param success: True: nothing needs a worker when the wait ends as its user wants.
+    :param failure: True: nothing needs a worker when the instance has failed. An error that forbids retries still needs
+        one if the task has retries, because a trigger cannot forbid them.
+    :param push: False: do not push the output.
+    :param taskhub_conn_id: the connection of the hub, for a reference to a large output.
+    """
 
+    def __init__(self, *, owner: str | None, success: bool, failure: bool, push: bool, taskhub_conn_id: str) -> None:
+        self._taskhub_conn_id = taskhub_conn_id
+        self._owner, self._success, self._failure, self._push = owner, success, failure, push
+        self._completed: InstanceState | None = None
+        self._failed: InstanceState | None = None
+        self._attempt: tuple[str, list[str]] | None = None
 
-def needs_whole_output(operator: Any) -> bool:
-    """Return whether Airflow itself reads the output, so that the task cannot return a reference to it."""
-    return bool(operator.multiple_outputs) or _mapped_over(operator)
+    async def read(self, watcher: Watcher, moment: AwaitedMoment, state: InstanceState | None, *, met: bool) -> None:
+        """Read what the task will report. Call this in the watcher's block, after the wait has ended.
 
+        :param watcher: reads the instance.
+        :param moment: what the trigger has waited for.
+        :param state: the state that has ended the wait; None: the instance is missing.
+        :param met: whether the instance has reached a wanted moment.
+        """
+        if moment.succeeds(state, met=met):
+            self._completed = await moment.last(watcher, state) if self._success else None
+        elif self._failure and state is not None and state.status.is_final:
+            self._attempt = await watcher.failed_log(state.instance_id)
+            self._failed = await watcher.ended(state.instance_id)
 
-def _mapped_over(operator: Any) -> bool:
-    return operator.has_dag() and next(operator.iter_mapped_dependants(), None) is not None
+    async def event(self, ti: Any, log: Any) -> TriggerEvent | None:
+        """Return the event that ends the task in the triggerer; None: a worker ends it.
+
+        :param ti: the trigger's task instance.
+        :param log: the task's logger.
+        """
+        if ti is None:
+            return None
+        try:
+            if self._completed is not None:
+                ends = await end(ti, self._completed, self._owner, self._push, self._taskhub_conn_id)
+                return TaskSuccessEvent() if ends else None
+            if self._failed is not None and await self._may_fail(ti, self._failed):
+                log_causes(self._failed, log)
+                log_attempt(self._attempt, log)
+                instance_id, status = self._failed.instance_id, self._failed.status.lower()
+                log.error("instance %s %s: %s", instance_id, status, reason(self._failed))
+                return TaskFailedEvent()
+        except Exception as error:  # an error of Airflow: a worker ends the task, which takes longer
+            log.warning("the triggerer cannot end the task, so a worker ends it: %s: %s", type(error).__name__, error)
+        return None
+
+    async def _may_fail(self, ti: Any, state: InstanceState) -> bool:
+        from airflow_provider_taskhub.engine.events import Status
+
+        if state.status is Status.COMPLETED or _foreign(state, self._owner):  # rewound or started again meanwhile
+            return False
+        retries = getattr(getattr(ti, "task", None), "retries", 0)
+        if retries and not retryable(state):
+            return False
+        return await still_waits(ti, state.instance_id, self._owner)
 
 
 async def end(ti: Any, state: InstanceState, owner: str | None, push: bool, taskhub_conn_id: str) -> bool:
@@ -66,24 +112,53 @@ async def end(ti: Any, state: InstanceState, owner: str | None, push: bool, task
     :param state: the state of the completed instance.
     :param owner: the owner tag that the instance must have; None: a sensor waits, and the instance may have any tag.
     :param push: False: do not push the output.
-    :param taskhub_conn_id: the Airflow connection of the hub.
+    :param taskhub_conn_id: the connection of the hub.
     :returns: whether the triggerer may end the task now.
     :raises Exception: if Airflow does not answer, or refuses the XCom.
     """
     from airflow.sdk.execution_time.xcom import XCom
 
-    foreign = owner is not None and (state.tags or {}).get(OWNER_TAG) != owner
     large = push and len(state.output or "") > LARGEST_OUTPUT and not stays_in_hub(state)
-    if foreign or large:
+    if large or _foreign(state, owner):
         return False
+    if not await still_waits(ti, state.instance_id, owner):
+        return False
+    if push and (value := returned(state, taskhub_conn_id)) is not None:
+        await XCom.aset(key=XCom.XCOM_RETURN_KEY, value=value, **place_of(ti))
+    return True
+
+
+def _foreign(state: InstanceState, owner: str | None) -> bool:
+    """Return whether another task or program has started the instance again. :param owner: as :func:`end` takes it."""
+    return owner is not None and (state.tags or {}).get(OWNER_TAG) != owner
+
+
+async def still_waits(ti: Any, instance_id: str, owner: str | None) -> bool:
+    """Return whether the task is deferred and its XComs name this instance and this owner.
+
+    :param ti: the trigger's task instance.
+    :param instance_id: the instance for which the trigger waits.
+    :param owner: the owner tag of this instance.
+    :raises Exception: if Airflow does not answer.
+    """
     states = await state_of(ti)
     found = states.get(ti.run_id, {}).get(key(ti.task_id, index_of(ti)))
     if str(getattr(found, "value", found)) != "deferred":
         return False
-    place = {"dag_id": ti.dag_id, "task_id": ti.task_id, "run_id": ti.run_id, "map_index": index_of(ti)}
-    waits_for = [await XCom.aget_one(key=name, **place) for name in (INSTANCE_KEY, OWNER_KEY)]
-    if waits_for != [state.instance_id, owner]:
-        return False
-    if push and (value := returned(state, taskhub_conn_id)) is not None:
-        await XCom.aset(key=XCom.XCOM_RETURN_KEY, value=value, **place)
-    return True
+    return await waits_for(ti) == [instance_id, owner]
+
+
+async def waits_for(ti: Any) -> list[Any]:
+    """Return the instance id and the owner tag that the XComs of a task name. None, None: the try has started nothing.
+
+    :param ti: the trigger's task instance.
+    :raises Exception: if Airflow does not answer.
+    """
+    from airflow.sdk.execution_time.xcom import XCom
+
+    return [await XCom.aget_one(key=name, **place_of(ti)) for name in (INSTANCE_KEY, OWNER_KEY)]
+
+
+def place_of(ti: Any) -> dict[str, Any]:
+    """Return the arguments with which Airflow's XCom class finds the XComs of a task instance."""
+    return {"dag_id": ti.dag_id, "task_id": ti.task_id, "run_id": ti.run_id, "map_index": index_of(ti)}

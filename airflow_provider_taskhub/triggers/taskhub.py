@@ -17,7 +17,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
+from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.codec import Timestamp
@@ -27,6 +27,7 @@ from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.triggers.airflow_tasks import SupervisorTasks, index_of, key, state_of, why_nobody_waits
 from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, terminate_owned
+from airflow_provider_taskhub.triggers.task_end import TaskEnd
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.model import InstanceState
@@ -89,6 +90,9 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         the task needs an Airflow worker.
     :param push_output: True: when the task ends in the triggerer, push the output as the task's XCom.
     :param cleared_continues: True: a clear does not terminate the instance: the cleared task waits for it again.
+    :param fail_from_trigger: True: end the task in the triggerer also when the instance has failed. Airflow then
+        retries the task as often as the task allows. An error that forbids retries ends in a worker.
+    :param deferred_by_worker: False: the trigger has started the task itself, so no process of a worker may still run.
     """
 
     clock: Clock = SYSTEM_CLOCK
@@ -112,6 +116,8 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         end_from_trigger: bool = False,
         push_output: bool = True,
         cleared_continues: bool = False,
+        fail_from_trigger: bool = False,
+        deferred_by_worker: bool = True,
         **_of_other_versions: Any,
     ) -> None:
         super().__init__()
@@ -128,7 +134,10 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         self.end_from_trigger = end_from_trigger
         self.push_output = push_output
         self.cleared_continues = cleared_continues
-        self._completed: InstanceState | None = None
+        self.fail_from_trigger = fail_from_trigger
+        self.deferred_by_worker = deferred_by_worker
+        ends = {"success": end_from_trigger, "failure": fail_from_trigger, "push": push_output}
+        self._end = TaskEnd(owner=owner, taskhub_conn_id=taskhub_conn_id, **ends)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the path of this class and the arguments from which Airflow creates the trigger again."""
@@ -146,7 +155,12 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
             "end_from_trigger": self.end_from_trigger,
             "push_output": self.push_output,
             "cleared_continues": self.cleared_continues,
+            "fail_from_trigger": self.fail_from_trigger,
+            "deferred_by_worker": self.deferred_by_worker,
         }
+
+    def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
+        """Keep the arguments: a worker or :mod:`.start` has rendered them already."""
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait for the instance, write the task's log, and fire one event.
@@ -159,11 +173,11 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         if message := event.payload["message"]:
             self.log.error(message)
         if self.trigger_id is not None:  # dag.test() sets none, and its tasks can be resumed at once
-            if await self._ends_here():
+            if (end_event := await self._end.event(self.task_instance, self.log)) is not None:
                 self.log.info("the task ends in the triggerer: nothing in the task needs a worker")
-                yield TaskSuccessEvent()
+                yield end_event
                 return
-            left = began + SETTLE - self.clock.monotonic()
+            left = began + SETTLE - self.clock.monotonic() if self.deferred_by_worker else 0.0
             if left >= 1:
                 self.log.info(
                     "the wait for %s has ended; the task continues in a worker in %.0f s, "
@@ -183,19 +197,6 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         if self.owner is None:
             return
         await asyncio.shield(_KILLS.spawn(self._kill(), name=f"terminate {self.instance_id}"))
-
-    async def _ends_here(self) -> bool:
-        from airflow_provider_taskhub.triggers.task_end import end
-
-        if self._completed is None or self.task_instance is None:
-            return False
-        try:
-            return await end(self.task_instance, self._completed, self.owner, self.push_output, self.taskhub_conn_id)
-        except Exception as error:  # an error of Airflow: a worker ends the task, which takes longer
-            self.log.warning(
-                "the triggerer cannot end the task, so a worker ends it: %s: %s", type(error).__name__, error
-            )
-            return False
 
     async def _outcome(self) -> TriggerEvent:
         try:
@@ -257,8 +258,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
                 except InputError as error:
                     return self._event("unusable", wait.state, str(error))
                 if (event := self._end_event(wait, unusable, met=met)) is not None:
-                    if self.end_from_trigger and moment.succeeds(wait.state, met=met):
-                        self._completed = await moment.last(watcher, wait.state)
+                    await self._end.read(watcher, moment, wait.state, met=met)
                     return event
         return await self._timed_out(settings)
 

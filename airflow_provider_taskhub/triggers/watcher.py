@@ -141,6 +141,18 @@ class Watcher:
             return None
         return state if state is not None and state.status.is_final else None
 
+    async def failed_log(self, instance_id: str) -> tuple[str, list[str]] | None:
+        """Return the log of the failed attempt as :func:`.outcome.failed_log` does; None also if it cannot be read.
+
+        Call this method inside the block of :meth:`waiting`, which keeps the client open.
+        """
+        from airflow_provider_taskhub.triggers.outcome import failed_log
+
+        try:
+            return await failed_log(self._client, instance_id) if self._client is not None else None
+        except Exception:  # the log helps people, and its absence must not change how the task ends
+            return None
+
     def _leave(self, wait: WatchedInstance) -> None:
         others = self._waits[wait.instance_id]
         others.remove(wait)

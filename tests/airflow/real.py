@@ -293,6 +293,9 @@ class RealAirflow:
     def instance(self, instance_id: str) -> Any:
         return self.get("/taskhub/api/instance", id=instance_id)
 
+    def exists(self, instance_id: str) -> bool:
+        return self.request("GET", "/taskhub/api/instance", params={"id": instance_id}).status_code == 200
+
     def status(self, instance_id: str) -> str:
         return str(self.instance(instance_id)["instance"]["status"])
 

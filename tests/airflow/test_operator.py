@@ -184,21 +184,6 @@ def test_a_task_ends_in_the_triggerer_where_nothing_needs_a_worker(make_task, ar
     assert (trigger.end_from_trigger, trigger.push_output) == (ends_here, "do_xcom_push" not in arguments)
 
 
-def test_what_is_mapped_over_is_pushed_by_a_worker() -> None:
-    """It stores the length as well, which decides how many tasks there are."""
-    from airflow.sdk import DAG
-
-    from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
-    from airflow_provider_taskhub.triggers.task_end import needs_worker
-
-    with DAG("d", schedule=None):
-        first = TaskHubOperator(task_id="first", orchestrator="o")
-        second = TaskHubOperator.partial(task_id="second", orchestrator="o").expand(input=first.output)
-        third = TaskHubOperator(task_id="third", orchestrator="o", input=first.output)
-    assert second.is_mapped
-    assert (needs_worker(first), needs_worker(third)) == (True, False)
-
-
 def test_listeners_are_called_by_a_worker(make_task, monkeypatch) -> None:
     monkeypatch.setattr("airflow.sdk.listener.get_listener_manager", lambda: SimpleNamespace(has_listeners=True))
     assert make_task().start(Ti()).trigger.end_from_trigger is False

@@ -77,7 +77,8 @@ def test_without_a_worker_that_knows_the_orchestrator_the_task_fails_and_says_so
 def test_execution_timeout_terminates_and_fails(real: RealAirflow) -> None:
     run = real.trigger("late")
     real.reaches("late", run, "failed")
-    assert "the instance is terminated, nothing of it runs" in real.log("late", run)
+    ends = r"the instance is terminated, nothing of it runs|the instance has ended already"
+    assert re.search(ends, real.log("late", run)), "its trigger and a worker see the time limit at the same time"
     assert real.status(hub_id("late", run)) == "Terminated"
 
 
@@ -85,16 +86,16 @@ def test_execution_timeout_also_terminates_when_no_triggerer_was_there_in_time(r
     triggerer = real.processes["triggerer"]
     triggerer.stop()
     try:
-        run = real.trigger("late")
-        real.reaches("late", run, "deferred")
-        instance = hub_id("late", run)
+        run = real.trigger("late_without_triggerer")
+        real.reaches("late_without_triggerer", run, "deferred")
+        instance = hub_id("late_without_triggerer", run)
         over = real.instance(instance)["instance"]["created"] + 9_000
         until("the time limit is over", lambda: real.instance(instance)["time"] > over)
         assert real.status(instance) == "Running"
     finally:
         triggerer.start()
-    real.reaches("late", run, "failed")
-    assert "the instance is terminated, nothing of it runs" in real.log("late", run)
+    real.reaches("late_without_triggerer", run, "failed")
+    assert "the instance is terminated, nothing of it runs" in real.log("late_without_triggerer", run)
     assert real.status(instance) == "Terminated"
 
 
@@ -115,10 +116,10 @@ def test_clearing_a_waiting_task_ends_the_old_and_starts_a_new_generation(real: 
     real.clear("told", run)
     until("terminated", lambda: real.status(hub_id("told", run)) == "Terminated")
     until("second try", lambda: real.task("told", run)["try_number"] == 2)
-    real.reaches("told", run, "deferred")
+    until("a second instance", lambda: real.exists(hub_id("told", run, 2)))
     real.tell(hub_id("told", run, 2), 20)
     real.reaches("told", run, "success")
-    assert real.status(hub_id("told", run, 2)) == "Completed"
+    until("completed", lambda: real.status(hub_id("told", run, 2)) == "Completed")  # the page keeps an answer for 1.5 s
     assert real.xcom("told", run) == 20
 
 

@@ -220,6 +220,33 @@ def test_a_task_that_may_not_end_here_is_handed_back(hub: FakeHub, monkeypatch: 
     play(scenario)
 
 
+@pytest.mark.parametrize("fails_now", [True, False])
+def test_an_end_that_is_another_one_meanwhile_is_left_to_a_worker(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, fails_now: bool
+) -> None:
+    """Another client may rewind or start the instance again between the two readings of it."""
+    from airflow_provider_taskhub.triggers.watcher import Watcher
+
+    airflow, ended = FakeXComs(monkeypatch), Watcher.ended
+
+    async def changed(self: Watcher, instance_id: str) -> Any:
+        if fails_now:
+            hub.fail("i", "no")
+        else:
+            hub.end("i", 1)
+        return await ended(self, instance_id)
+
+    monkeypatch.setattr(Watcher, "ended", changed)
+
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING, tags=OWNER)
+        after(3, lambda: hub.end("i", 1) if fails_now else hub.fail("i", "no"))
+        event = await event_of(ending(monkeypatch, fail_from_trigger=True))
+        assert (type(event), airflow.pushed) == (TriggerEvent, {})
+
+    play(scenario)
+
+
 def test_a_hint_ends_the_wait_and_is_removed(hub: FakeHub) -> None:
     async def scenario() -> None:
         hub.put("i", Status.RUNNING)

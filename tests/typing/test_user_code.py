@@ -25,6 +25,7 @@ EXAMPLES = (
     "on_retry.py",
     "taskflow_app.py",
     "waiting.py",
+    "zero_slot.py",
 )
 MARK = re.compile(r"#\s*refused: (.+)$")
 ERROR = re.compile(r"^(?P<file>[^:]+):(?P<line>\d+): error: (?P<text>.*)$", re.M)

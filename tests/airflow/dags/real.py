@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from airflow.sdk import DAG, task
+from airflow.sdk import DAG, Asset, task
 
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
 from airflow_provider_taskhub.sensors.taskhub import TaskHubSensor
@@ -25,6 +25,20 @@ with DAG("sums", schedule=None, default_args=AT_ONCE):
 
     check(TaskHubOperator(task_id="hub", orchestrator="sums", input=numbers()).output)
 
+with DAG("zero", schedule=None, default_args=AT_ONCE, params={"orchestrator": "sums"}):
+    TaskHubOperator(
+        task_id="hub", orchestrator="{{ params.orchestrator }}", input=[1, 2, 3], tags={"run": "of {{ run_id }}"}
+    )
+
+with DAG("zero_outlets", schedule=None, default_args=AT_ONCE):
+    TaskHubOperator(task_id="hub", orchestrator="sums", input=[1, 2, 3], outlets=[Asset("sums")])
+
+with DAG("zero_not_waiting", schedule=None, default_args=AT_ONCE):
+    TaskHubOperator(task_id="hub", orchestrator="told", wait_for_completion=False, start_at="2026-01-31")
+
+with DAG("zero_unrendered", schedule=None, default_args=AT_ONCE):
+    TaskHubOperator(task_id="hub", orchestrator="sums", input="{{ params.nothing }}")
+
 with DAG("named", schedule=None, default_args=AT_ONCE):
     TaskHubOperator(task_id="hub", orchestrator="sums", input=[1], instance_id="named-{{ run_id }}")
 
@@ -38,7 +52,7 @@ with DAG("told", schedule=None, default_args=AT_ONCE):
     TaskHubOperator(task_id="hub", orchestrator="told")
 
 with DAG("open", schedule=None, max_active_runs=100, default_args=AT_ONCE):
-    TaskHubOperator(task_id="hub", orchestrator="waits")
+    TaskHubOperator(task_id="hub", orchestrator="waits", start_on="worker")
 
 with DAG("wide", schedule=None, default_args=AT_ONCE):
     TaskHubOperator.partial(task_id="hub", orchestrator="pause", max_active_tis_per_dag=100).expand(
@@ -88,6 +102,11 @@ with DAG("refuses", schedule=None, default_args=AT_ONCE):
 
 with DAG("late", schedule=None, default_args=AT_ONCE):
     TaskHubOperator(task_id="hub", orchestrator="slow", input=300, execution_timeout=timedelta(seconds=8))
+
+with DAG("late_without_triggerer", schedule=None, default_args=AT_ONCE):
+    TaskHubOperator(
+        task_id="hub", orchestrator="slow", input=300, execution_timeout=timedelta(seconds=8), start_on="worker"
+    )
 
 with DAG("nobody", schedule=None, default_args=AT_ONCE):
     TaskHubOperator(task_id="hub", orchestrator="unheard_of", no_worker_timeout=5)

@@ -1,0 +1,170 @@
+"""Decides whether an Airflow worker or the triggerer starts the task of an operator, and which of them ends it.
+
+A task that its trigger starts and ends needs no process and no slot of an Airflow worker. :func:`place` names every
+reason why a task needs a worker all the same. Airflow reads the decision when it serializes a DAG, so the whole DAG is
+known then.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from airflow.sdk import conf
+
+from airflow_provider_taskhub.hooks.outputs import reference_in
+from airflow_provider_taskhub.triggers.arguments import holds_secret, time_text
+from airflow_provider_taskhub.triggers.worker_reasons import Reason, Where, after_success, listened
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Why a worker starts the task, why it ends a success, and why it ends a failure. Empty: the triggerer does it."""
+
+    start: tuple[str, ...]
+    success: tuple[str, ...]
+    failure: tuple[str, ...]
+
+
+LARGEST_ARGUMENTS = 64 * 1024
+"""Characters of the largest arguments, as JSON, that are passed to a trigger. Airflow stores them in the DAG and again
+in each trigger."""
+_DATES = "ds|ds_nodash|ts|ts_nodash|ts_nodash_with_tz|logical_date|data_interval_start|data_interval_end"
+_EXPRESSION = re.compile(
+    rf"""\{{\{{\s*(?:run_id|{_DATES}|dag_run\.run_id|(?:params|dag_run\.conf)(?:\.\w+|\[(?:\d+|'\w+'|"\w+")\])+)\s*\}}\}}"""
+)
+"""The Jinja expressions whose values a triggerer and a worker have alike. All others are rendered by a worker."""
+_JINJA = re.compile(r"\{\{|\{%|\{#")
+
+
+def place(operator: Any, base: type, *, start_on: str, complete_on: str) -> Placement:
+    """Return where the task starts and ends.
+
+    :param operator: the operator, before its templates are rendered.
+    :param base: the operator's class in this package, whose methods the trigger stands for.
+    :param start_on: the operator's parameter.
+    :param complete_on: the operator's parameter.
+    """
+
+    def chosen(name: str, where: str, reasons: Iterator[Reason]) -> tuple[str, ...]:
+        if where == Where.WORKER:
+            return (f"{name}='worker'",)
+        return tuple(reason.text for reason in reasons if reason.forces or where == Where.AUTO)
+
+    return Placement(
+        start=chosen("start_on", start_on, starting(operator, base)),
+        success=chosen("complete_on", complete_on, succeeding(operator, base)),
+        failure=chosen("complete_on", complete_on, failing(operator, base)),
+    )
+
+
+def starting(operator: Any, base: type) -> Iterator[Reason]:
+    """Yield each reason why a worker must start the task."""
+    if not operator.has_dag():
+        yield Reason("the task is in no DAG")
+        return
+    yield from _no_triggerer(operator)
+    for name in ("execute", "pre_execute", "render_template_fields"):
+        if getattr(type(operator), name) is not getattr(base, name):
+            yield Reason(f"{type(operator).__name__} overrides {name}()")
+    if type(operator)._request is not base._request:  # type: ignore[attr-defined]  # as @task.orchestration does
+        yield Reason("a worker checks the rendered arguments")
+    yield from _templates(operator)
+    if listened():
+        yield Reason("a listener expects the start of each task", forces=False)
+    if operator.on_execute_callback:
+        yield Reason("on_execute_callback", forces=False)
+    if operator._pre_execute_hook:
+        yield Reason("pre_execute", forces=False)
+    if operator.pool != "default_pool":
+        yield Reason(f"pool {operator.pool!r}: Airflow counts only the tasks that a worker starts", forces=False)
+    for name in ("max_active_tis_per_dag", "max_active_tis_per_dagrun"):
+        if getattr(operator, name) is not None:
+            yield Reason(f"{name}: Airflow counts only the tasks that a worker starts", forces=False)
+    if operator.queue != conf.get("operators", "default_queue") and conf.getboolean(
+        "triggerer", "queues_enabled", fallback=False
+    ):
+        yield Reason(f"queue {operator.queue!r}: a trigger that starts a task has no queue", forces=False)
+
+
+def succeeding(operator: Any, base: type) -> Iterator[Reason]:
+    """Yield each reason why a worker must end a task whose instance has completed."""
+    yield from _ending(operator, base)
+    yield from after_success(operator)
+
+
+def failing(operator: Any, base: type) -> Iterator[Reason]:
+    """Yield each reason why a worker must end a task whose instance has failed."""
+    yield from _ending(operator, base)
+    if operator.retry_policy:
+        yield Reason("retry_policy")
+    if operator.has_dag() and operator.dag.fail_fast:
+        yield Reason("fail_fast of the DAG")
+    for name in ("on_failure_callback", "on_retry_callback"):
+        if getattr(operator, name):
+            yield Reason(name, forces=False)
+    if operator.email and (operator.email_on_failure or operator.email_on_retry):
+        yield Reason("email", forces=False)
+
+
+def _no_triggerer(operator: Any) -> Iterator[Reason]:
+    """Yield a reason if the user wants no triggerer: perhaps none runs, and then nothing would start the task."""
+    if not operator.deferrable:
+        yield Reason("deferrable is False: the task uses no triggerer")
+
+
+def _ending(operator: Any, base: type) -> Iterator[Reason]:
+    yield from _no_triggerer(operator)
+    if type(operator).execute_complete is not base.execute_complete:  # type: ignore[attr-defined]
+        yield Reason(f"{type(operator).__name__} overrides execute_complete()")
+    if listened():
+        yield Reason("a listener expects the end of each task", forces=False)
+
+
+def _templates(operator: Any) -> Iterator[Reason]:
+    """Yield each reason why only a worker can render the operator's arguments."""
+    fields = {name: getattr(operator, name) for name in operator.template_fields}
+    fields["start_at"] = time_text(operator.start_at)
+    texts: list[str] = []
+    for name, value in fields.items():
+        odd = next(_not_json(value, texts), None)
+        if odd is not None:
+            yield Reason(f"argument {name!r} has a value of type {odd}, which only a worker can resolve")
+            return
+    if len(json.dumps(fields)) > LARGEST_ARGUMENTS:
+        yield Reason(f"the arguments are longer than {LARGEST_ARGUMENTS:,} characters")
+    if holds_secret(fields):  # a worker refuses it
+        yield Reason("the arguments contain a value that Airflow masks as a secret")
+    if operator.template_ext:
+        yield Reason("template files")
+    if operator.dag.jinja_environment_kwargs:
+        yield Reason("jinja_environment_kwargs of the DAG")
+    templates = [text for text in texts if _JINJA.search(text)]
+    for text in templates:
+        if _JINJA.search(_EXPRESSION.sub("", text)):
+            yield Reason(f"the triggerer cannot render the template {text[:200]!r}")
+            return
+    native = operator.render_template_as_native_obj
+    if templates and (operator.dag.render_template_as_native_obj if native is None else native):
+        yield Reason("the triggerer cannot render templates as native objects")
+
+
+def _not_json(value: Any, texts: list[str]) -> Iterator[str]:
+    """Yield the type of each part of a value that JSON cannot express. Add the texts in the value to ``texts``."""
+    if isinstance(value, str):
+        texts.append(value)
+    elif reference_in(value) is not None:
+        yield "output reference"
+    elif type(value) is dict:
+        for key, item in value.items():
+            if type(key) is not str or key.startswith("__"):  # Airflow's serialization uses such keys
+                yield f"dict with the key {key!r}"
+            yield from _not_json(item, texts)
+    elif type(value) is list:
+        for item in value:
+            yield from _not_json(item, texts)
+    elif value is not None and type(value) not in (int, float, bool):
+        yield type(value).__name__

@@ -1,0 +1,300 @@
+"""The trigger that starts the instance of a task, so that the task needs no Airflow worker and no slot.
+
+The scheduler puts such a task into the triggerer at once (Airflow's ``start_from_trigger``). The trigger does there
+what ``execute()`` of the operator does in a worker, and then waits with :class:`.taskhub.TaskHubTrigger`.
+
+Only the first try of a task starts here. A trigger cannot read the task's ``max_tries`` or its ``task_state_store``, so
+it cannot tell a retry from a clear: a retry continues with the instance of the earlier try, and a clear computes
+everything again. A worker therefore starts each later try. It also starts a task for which anything goes wrong here, so
+that the user sees the same error on both ways.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
+
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
+from airflow_provider_taskhub.errors import ConfigurationError, InputError
+from airflow_provider_taskhub.hooks.identity import TaskIdentity
+from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook, open_client
+from airflow_provider_taskhub.retries import Retries, retry
+from airflow_provider_taskhub.supervision import Supervisor
+from airflow_provider_taskhub.tags import OWNER_TAG
+from airflow_provider_taskhub.triggers.reactions import REACTION_TEXTS, StartDecision
+from airflow_provider_taskhub.triggers.request import request_of
+from airflow_provider_taskhub.triggers.start_or_attach import Launched, StartRequest, Taken, launch, recall
+from airflow_provider_taskhub.triggers.task_end import (
+    INSTANCE_KEY,
+    OWNER_KEY,
+    STARTED,
+    WORKER_STARTS,
+    place_of,
+    still_waits,
+    waits_for,
+)
+from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+    from jinja2 import Environment
+
+    from airflow_provider_taskhub.client import Client
+
+__all__ = ["TaskHubStartTrigger"]
+
+_USERS = (Taken, ConfigurationError)
+"""Errors that another try does not change."""
+_RETRIES = Retries(after=(Exception,), tries=4, first=1.0, unless=lambda error: isinstance(error, _USERS))
+"""How a start is tried again. After the last try a worker starts the instance, and reports the error if it remains."""
+_STARTS = Supervisor()
+"""Runs the starts and the terminations after a kill as tasks of their own. Airflow may cancel a trigger in the middle
+of a start, and the trigger must then know the instance that it has to terminate."""
+
+
+class TaskHubStartTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not followed by mypy
+    """Starts the instance of a task, waits for its end, and ends the task.
+
+    Airflow renders the Jinja templates in the arguments that are templated in the operator too. The trigger fires the
+    same events as :class:`.taskhub.TaskHubTrigger`, and two more: with the reason ``start`` it hands the start of the
+    instance over to a worker, and with ``started`` the end of a task that does not wait for its instance.
+
+    :param orchestrator: the orchestrator's name, templated.
+    :param input: the orchestrator's input, templated.
+    :param taskhub_conn_id: the Airflow connection that names the hub, templated.
+    :param instance_id: the instance id that the user chose, templated; None: derive the id from the task.
+    :param version: the version of the instance, templated; "": any.
+    :param tags: the user's tags, templated.
+    :param no_worker_timeout: seconds to wait while no worker can run the instance; None: the value of the settings.
+    :param wait_for_completion: False: the task ends when the instance is started, and its output is the instance id.
+    :param start_at: the instance does not begin before this time, in ISO 8601, templated; None: it begins at once.
+    :param end_from_trigger: True: end the task in the triggerer when it succeeds.
+    :param fail_from_trigger: True: end the task in the triggerer when the instance has failed.
+    :param push_output: True: when the task ends in the triggerer, push the output as the task's XCom.
+    """
+
+    clock: Clock = SYSTEM_CLOCK
+    timeout_after: Any = None
+    """The time at which Airflow ends the wait, from the operator's ``execution_timeout``. Airflow sets it."""
+
+    def __init__(
+        self,
+        *,
+        orchestrator: str,
+        input: Any = None,
+        taskhub_conn_id: str = DEFAULT_CONNECTION,
+        instance_id: str | None = None,
+        version: str = "",
+        tags: Mapping[str, str] | None = None,
+        no_worker_timeout: float | None = None,
+        wait_for_completion: bool = True,
+        start_at: str | None = None,
+        end_from_trigger: bool = True,
+        fail_from_trigger: bool = True,
+        push_output: bool = True,
+        **_of_other_versions: Any,
+    ) -> None:
+        super().__init__()
+        self.orchestrator = orchestrator
+        self.input = input
+        self.taskhub_conn_id = taskhub_conn_id
+        self.instance_id = instance_id
+        self.version = version
+        self.tags = tags
+        self.no_worker_timeout = no_worker_timeout
+        self.wait_for_completion = wait_for_completion
+        self.start_at = start_at
+        self.end_from_trigger = end_from_trigger
+        self.fail_from_trigger = fail_from_trigger
+        self.push_output = push_output
+        self._context: Context | None = None
+        self._unrendered: Exception | None = None
+        self._start: asyncio.Task[Launched] | None = None
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return the path of this class and the arguments from which Airflow creates the trigger again."""
+        return f"{type(self).__module__}.{type(self).__qualname__}", {
+            "orchestrator": self.orchestrator,
+            "input": self.input,
+            "taskhub_conn_id": self.taskhub_conn_id,
+            "instance_id": self.instance_id,
+            "version": self.version,
+            "tags": self.tags,
+            "no_worker_timeout": self.no_worker_timeout,
+            "wait_for_completion": self.wait_for_completion,
+            "start_at": self.start_at,
+            "end_from_trigger": self.end_from_trigger,
+            "fail_from_trigger": self.fail_from_trigger,
+            "push_output": self.push_output,
+        }
+
+    def get_template_env(self, dag: Any = None) -> Environment:
+        """Return Airflow's Jinja environment, in which an unknown name is an error, as in a worker."""
+        from jinja2 import StrictUndefined
+
+        environment: Environment = super().get_template_env(dag)
+        environment.undefined = StrictUndefined
+        return environment
+
+    def render_template_fields(self, context: Context, jinja_env: Environment | None = None) -> None:
+        """Render the arguments. After an error a worker renders them again, and the task's log shows its error.
+
+        :param context: Airflow's context of the task.
+        :param jinja_env: the Jinja environment; None: :meth:`get_template_env`.
+        """
+        self._context = context
+        try:
+            super().render_template_fields(context, jinja_env)
+        except Exception as error:
+            self._unrendered = error
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Start the instance, wait for its end, write the task's log, and fire one event."""
+        why = self._needs_worker()
+        if why is None:
+            try:
+                self._start = _STARTS.spawn(self._launch(), name="start an instance", awaited=True)
+                launched = await asyncio.shield(self._start)
+            except InputError as error:
+                why = str(error)
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+        if why is not None:
+            self.log.info("a worker starts the instance: %s", why)
+            yield self._event(WORKER_STARTS, None, why)
+            return
+        await self._tell(launched)
+        if not self.wait_for_completion:
+            yield await self._end(launched)
+            return
+        async for event in self._waiting(launched).run():
+            yield event
+
+    async def on_kill(self) -> None:
+        """Terminate the instance after a user has killed the task. Airflow calls this method.
+
+        If the start is not over yet, the method first waits for its end. A task that does not wait for its instance
+        terminates it only in this case.
+        """
+        if self._start is not None and (self.wait_for_completion or not self._start.done()):
+            await asyncio.shield(_STARTS.spawn(self._kill(self._start), name="terminate after a kill"))
+
+    def _needs_worker(self) -> str | None:
+        """Return why the trigger cannot start the instance; None: it can."""
+        ti = self.task_instance
+        if ti is None or self._context is None:
+            return "Airflow has not given the task to the trigger"
+        if self._unrendered is not None:
+            return f"the triggerer cannot render the templates: {self._unrendered}"
+        if ti.try_number > 1:
+            return f"this is try {ti.try_number}, and only a worker can tell a retry from a clear"
+        return None
+
+    async def _launch(self) -> Launched:
+        def failed(error: Exception, failures: int) -> None:
+            self.log.warning("cannot start the instance, trying again: %s: %s", type(error).__name__, error)
+
+        request = self._request()
+        return await retry(lambda: self._launch_once(request), _RETRIES, self.clock, failed=failed)
+
+    async def _launch_once(self, request: StartRequest) -> Launched:
+        settings = await TaskHubHook(self.taskhub_conn_id).asettings()
+        async with open_client(settings, create=settings.embedded) as client:
+            return await self._start_or_attach(client, request)
+
+    async def _start_or_attach(self, client: Client, request: StartRequest) -> Launched:
+        """Start the instance, or attach to the instance that this try has started in another triggerer.
+
+        If that instance has ended, its result is the result of the try, also if it is a failure. If another task or
+        program has replaced it since, a worker ends the task with an error, and nothing is started again.
+        """
+        counter = await recall(client, request)
+        instance_id = request.instance_id or request.task.instance_id(counter.generation)
+        state = await client.get(instance_id, payloads=False)
+        owner = request.task.owner
+        if state is not None:
+            mine = (state.tags or {}).get(OWNER_TAG) == owner
+            if state.status.is_final if mine else await waits_for(self.task_instance) == [instance_id, owner]:
+                return Launched(instance_id=instance_id, owner=owner, reaction=StartDecision.RETURN, notes=())
+        return await launch(client, request, counter=counter, remember=lambda _: None)
+
+    def _request(self) -> StartRequest:
+        ti = self.task_instance
+        task = TaskIdentity(
+            dag_id=ti.dag_id,
+            run_id=ti.run_id,
+            task_id=ti.task_id,
+            map_index=place_of(ti)["map_index"],
+            try_number=ti.try_number,
+            max_tries=ti.task.retries,  # true in a first try; Airflow gives no other value to a trigger
+            owner=str(ti.id),
+        )
+        return request_of(self, self.input, task, self._context or {})
+
+    async def _tell(self, launched: Launched) -> None:
+        """Write what was started into the task's log and into its XComs."""
+        from airflow.sdk.execution_time.xcom import XCom
+
+        from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
+
+        for note in launched.notes:
+            self.log.warning(note)
+        self.log.info("instance %s %s, by the triggerer", launched.instance_id, REACTION_TEXTS[launched.reaction])
+        link = TaskHubInstanceLink()
+        values = {
+            INSTANCE_KEY: launched.instance_id,
+            OWNER_KEY: launched.owner,
+            link.xcom_key: link.get_link(self, ti_key=self.task_instance),
+        }
+        try:
+            for name, value in values.items():
+                await XCom.aset(key=name, value=value, **place_of(self.task_instance))
+        except Exception as error:  # without these XComs a worker ends the task
+            self.log.warning("cannot push the XComs of the instance: %s: %s", type(error).__name__, error)
+
+    def _waiting(self, launched: Launched) -> TaskHubTrigger:
+        """Return the trigger that waits for the instance, with the task of this trigger."""
+        waiting = TaskHubTrigger(
+            instance_id=launched.instance_id,
+            taskhub_conn_id=self.taskhub_conn_id,
+            orchestrator=self.orchestrator,
+            owner=launched.owner,
+            deadline=self.timeout_after.isoformat() if self.timeout_after is not None else None,
+            no_worker_timeout=self.no_worker_timeout,
+            end_from_trigger=self.end_from_trigger,
+            push_output=self.push_output,
+            fail_from_trigger=self.fail_from_trigger,
+            deferred_by_worker=False,
+        )
+        waiting.clock = self.clock
+        waiting.task_instance = self.task_instance
+        waiting.trigger_id = self.trigger_id
+        return waiting
+
+    async def _end(self, launched: Launched) -> TriggerEvent:
+        """Return the event that ends a task that does not wait for its instance."""
+        from airflow.sdk.execution_time.xcom import XCom
+
+        ti, instance_id = self.task_instance, launched.instance_id
+        try:
+            if self.end_from_trigger and await still_waits(ti, instance_id, launched.owner):
+                if self.push_output:
+                    await XCom.aset(key=XCom.XCOM_RETURN_KEY, value=instance_id, **place_of(ti))
+                self.log.info("the task ends in the triggerer: nothing in the task needs a worker")
+                return TaskSuccessEvent()
+        except Exception as error:  # an error of Airflow
+            self.log.warning("the triggerer cannot end the task: %s: %s", type(error).__name__, error)
+        self.log.info("a worker ends the task")
+        return self._event(STARTED, instance_id, "")
+
+    def _event(self, reason: str, instance_id: str | None, message: str) -> TriggerEvent:
+        waited = {"instance_id": instance_id, "owner": str(getattr(self.task_instance, "id", "")), "status": None}
+        return TriggerEvent({"reason": reason, **waited, "message": message})
+
+    async def _kill(self, start: asyncio.Task[Launched]) -> None:
+        with suppress(Exception):  # nothing was started, or the sweep finds it by its watch row
+            await self._waiting(await start).on_kill()

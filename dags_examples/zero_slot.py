@@ -1,0 +1,14 @@
+"""Tasks that need no worker of Airflow, and tasks that say where they start and end.
+
+While Airflow runs this DAG, also run ``taskhub worker --app first_app:app``.
+"""
+
+from airflow.sdk import DAG, Asset
+
+from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
+
+with DAG(dag_id="zero_slot", schedule=None, params={"name": "Ada"}) as dag:
+    TaskHubOperator(task_id="no_worker", orchestrator="greetings", input=["{{ params.name }}", "{{ run_id }}"])
+    TaskHubOperator(task_id="ends_in_a_worker", orchestrator="greetings", input=["Ada"], outlets=[Asset("greetings")])
+    TaskHubOperator(task_id="starts_in_a_worker", orchestrator="greetings", input="{{ [params.name] }}")
+    TaskHubOperator(task_id="only_workers", orchestrator="greetings", start_on="worker", complete_on="worker")

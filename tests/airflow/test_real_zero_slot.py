@@ -1,0 +1,83 @@
+"""Tasks that their trigger starts and ends, inside a real Airflow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.airflow.real import RealAirflow, until
+
+pytestmark = pytest.mark.timeout(600)
+
+NO_WORKER = {"pid": None, "hostname": "", "queued_when": None}
+"""What Airflow knows of the worker of a task that no worker has run."""
+
+
+def test_a_task_succeeds_without_any_worker(real: RealAirflow) -> None:
+    run = real.trigger("zero")
+    task = real.reaches("zero", run, "success")
+    assert {name: task[name] for name in NO_WORKER} == NO_WORKER
+    assert real.xcom("zero", run) == {"sum": 14, "run": run}, "the output, its type kept"
+    instance_id = f"zero:hub:{run}:g1"
+    assert real.xcom("zero", run, "instance_id") == instance_id
+    log = real.log("zero", run)
+    assert f"instance {instance_id} started, by the triggerer" in log
+    assert "the task ends in the triggerer" in log
+    assert not list(Path(real.home, "logs").rglob(f"*run_id={run}*/**/attempt=1.log")), "the log of a worker"
+    links = real.get(f"{real.path('zero', run)}/links")["extra_links"]
+    assert links["TaskHub instance"].startswith("/plugin/taskhub/taskhub/page/instance?dag_id=zero&run_id=manual__")
+    tags = real.instance(instance_id)["instance"]["tags"]
+    assert tags["run"] == f"of {run}", "the triggerer renders the templates"
+    assert (tags["airflow.try_number"], tags["airflow.max_tries"], tags["taskhub.generation"]) == ("1", "0", "1")
+    real.clear("zero", run)
+    assert real.reaches("zero", run, "success")["try_number"] == 2
+    assert real.status(f"zero:hub:{run}:g2") == "Completed", "a clear computes everything again"
+    assert "only a worker can tell a retry from a clear" in real.log("zero", run, attempt=2)
+
+
+def test_a_failure_ends_in_the_triggerer_too(real: RealAirflow) -> None:
+    run = real.trigger("fails")
+    task = real.reaches("fails", run, "failed")
+    assert {name: task[name] for name in NO_WORKER} == NO_WORKER
+    log = real.log("fails", run)
+    assert "41 of 8,760 rows rejected" in log
+    assert "broken line 79" in log
+
+
+def test_a_task_that_does_not_wait_needs_no_worker_either(real: RealAirflow) -> None:
+    run = real.trigger("zero_not_waiting")
+    task = real.reaches("zero_not_waiting", run, "success")
+    assert {name: task[name] for name in NO_WORKER} == NO_WORKER
+    instance_id = f"zero_not_waiting:hub:{run}:g1"
+    assert real.xcom("zero_not_waiting", run) == instance_id
+    until("it runs", lambda: real.status(instance_id) == "Running")
+    real.tell(instance_id, 9)
+    until("completed", lambda: real.status(instance_id) == "Completed")
+
+
+def test_outlets_are_updated_by_a_worker_at_once(real: RealAirflow) -> None:
+    run = real.trigger("zero_outlets")
+    task = real.reaches("zero_outlets", run, "success")
+    assert task["pid"] is not None
+    assert "started, by the triggerer" in real.log("zero_outlets", run)
+    events = real.get("/api/v2/assets/events", source_dag_id="zero_outlets")["asset_events"]
+    assert [event["source_run_id"] for event in events] == [run]
+
+
+def test_a_template_that_cannot_be_rendered_fails_with_the_workers_error(real: RealAirflow) -> None:
+    run = real.trigger("zero_unrendered")
+    assert real.reaches("zero_unrendered", run, "failed")["pid"] is not None
+    log = real.log("zero_unrendered", run)
+    assert "a worker starts the instance: the triggerer cannot render the templates" in log
+    assert "no attribute 'nothing'" in log
+
+
+@pytest.mark.parametrize("state", ["failed", "success"])
+def test_marking_a_task_that_its_trigger_has_started_terminates(real: RealAirflow, state: str) -> None:
+    run = real.trigger("told")
+    real.waits("told", run)
+    real.mark("told", run, state)
+    instance_id = f"told:hub:{run}:g1"
+    until("terminated", lambda: real.status(instance_id) == "Terminated")
+    assert real.instance(instance_id)["instance"]["now"] == f"from Airflow: task marked {state}"
