@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_provider_taskhub.triggers.arguments import seconds, time_text
+from airflow_provider_taskhub.triggers.dag_file import fingerprint
 
 TRIGGER = "airflow_provider_taskhub.triggers.start.TaskHubStartTrigger"
 
@@ -35,6 +36,7 @@ class StartTriggerArguments:
         from airflow.triggers.base import StartTriggerArgs
 
         placement = operator.placement()
+        dag_file = operator.dag.fileloc if operator.has_dag() else None
         return StartTriggerArgs(
             trigger_cls=TRIGGER,
             trigger_kwargs={
@@ -50,6 +52,8 @@ class StartTriggerArguments:
                 "end_from_trigger": not placement.success,
                 "fail_from_trigger": not placement.failure,
                 "push_output": operator.do_xcom_push,
+                "dag_file": dag_file,
+                "dag_file_hash": fingerprint(dag_file),
             },
             next_method="execute_started",
         )

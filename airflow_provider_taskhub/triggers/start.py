@@ -25,6 +25,7 @@ from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHo
 from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.tags import OWNER_TAG
+from airflow_provider_taskhub.triggers.dag_file import has_changed
 from airflow_provider_taskhub.triggers.reactions import REACTION_TEXTS, StartDecision
 from airflow_provider_taskhub.triggers.request import request_of
 from airflow_provider_taskhub.triggers.start_or_attach import Launched, StartRequest, Taken, launch, recall
@@ -75,6 +76,9 @@ class TaskHubStartTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not 
     :param end_from_trigger: True: end the task in the triggerer when it succeeds.
     :param fail_from_trigger: True: end the task in the triggerer when the instance has failed.
     :param push_output: True: when the task ends in the triggerer, push the output as the task's XCom.
+    :param dag_file: path of the DAG file.
+    :param dag_file_hash: hash of the DAG file when Airflow read these arguments from it. If the file is on this machine
+        and has changed since, a worker starts the instance.
     """
 
     clock: Clock = SYSTEM_CLOCK
@@ -96,6 +100,8 @@ class TaskHubStartTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not 
         end_from_trigger: bool = True,
         fail_from_trigger: bool = True,
         push_output: bool = True,
+        dag_file: str | None = None,
+        dag_file_hash: str | None = None,
         **_of_other_versions: Any,
     ) -> None:
         super().__init__()
@@ -111,6 +117,8 @@ class TaskHubStartTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not 
         self.end_from_trigger = end_from_trigger
         self.fail_from_trigger = fail_from_trigger
         self.push_output = push_output
+        self.dag_file = dag_file
+        self.dag_file_hash = dag_file_hash
         self._context: Context | None = None
         self._unrendered: Exception | None = None
         self._start: asyncio.Task[Launched] | None = None
@@ -130,6 +138,8 @@ class TaskHubStartTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not 
             "end_from_trigger": self.end_from_trigger,
             "fail_from_trigger": self.fail_from_trigger,
             "push_output": self.push_output,
+            "dag_file": self.dag_file,
+            "dag_file_hash": self.dag_file_hash,
         }
 
     def get_template_env(self, dag: Any = None) -> Environment:
@@ -192,6 +202,8 @@ class TaskHubStartTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not 
             return f"the triggerer cannot render the templates: {self._unrendered}"
         if ti.try_number > 1:
             return f"this is try {ti.try_number}, and only a worker can tell a retry from a clear"
+        if has_changed(self.dag_file, self.dag_file_hash):
+            return "the DAG file has changed since Airflow stored the DAG"
         return None
 
     async def _launch(self) -> Launched:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
@@ -40,6 +41,7 @@ class Airflow:
         self.xcoms: dict[str, Any] = {}
         self.ids: list[UUID] = []
         self.refuses = False
+        self.dag_file = __file__
         monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(lambda **_: {"r": {"t": self.state}}))
         monkeypatch.setattr(XCom, "aget_one", self.get)
         monkeypatch.setattr(XCom, "aset", self.set)
@@ -66,6 +68,7 @@ class Airflow:
         params = {"seconds": 60, "empty": "", "long": "x" * 40_000, "begin": "2027-01-01T01:00:00+01:00"}
         with DAG("d", schedule=None, params=params) as dag:
             TaskHubOperator(**({"task_id": "t", "orchestrator": "flights_delays", "retries": 2} | arguments))
+        dag.fileloc = self.dag_file
         encoded = DagSerialization.to_dict(dag)
         start = DagSerialization.from_dict(encoded).get_task("t").start_trigger_args
         stored = Trigger(classpath=start.trigger_cls, kwargs=start.trigger_kwargs).encrypted_kwargs
@@ -129,10 +132,47 @@ def test_serialises_to_plain_values_and_back() -> None:
         "end_from_trigger": False,
         "fail_from_trigger": False,
         "push_output": False,
+        "dag_file": "/dags/d.py",
+        "dag_file_hash": "abc",
     }
     path, kwargs = TaskHubStartTrigger(**given, gone="since 0.1").serialize()
     assert path == "airflow_provider_taskhub.triggers.start.TaskHubStartTrigger"
     assert kwargs == given
+
+
+def test_a_worker_starts_the_instance_if_the_dag_file_has_changed_since_airflow_read_it(
+    hub: FakeHub, airflow: Airflow, tmp_path: Path
+) -> None:
+    dag_file = tmp_path / "d.py"
+    dag_file.write_text("# as Airflow read it")
+    airflow.dag_file = str(dag_file)
+
+    async def scenario() -> None:
+        trigger = airflow.trigger()
+        dag_file.write_text("# as it is")
+        event = await event_of(trigger)
+        assert event.payload["reason"] == "start"
+        assert event.payload["message"] == "the DAG file has changed since Airflow stored the DAG"
+
+    play(scenario)
+    assert hub.starts == []
+
+
+@pytest.mark.parametrize("change", ["unchanged", "not on this machine"])
+def test_the_triggerer_starts_the_instance_of_a_dag_file_that_is_unchanged_or_elsewhere(
+    hub: FakeHub, airflow: Airflow, tmp_path: Path, change: str
+) -> None:
+    dag_file = tmp_path / "d.py"
+    dag_file.write_text("# as Airflow read it")
+    airflow.dag_file = str(dag_file)
+
+    async def scenario() -> None:
+        after(3, lambda: hub.end(ID, 1))
+        trigger = airflow.trigger()
+        dag_file.unlink() if change == "not on this machine" else dag_file.touch()
+        assert type(await event_of(trigger)) is TaskSuccessEvent
+
+    play(scenario)
 
 
 def test_it_starts_what_a_worker_would_start_and_ends_the_task(hub: FakeHub, airflow: Airflow) -> None:
