@@ -15,6 +15,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_provider_taskhub.decorators.orchestrator_input import OrchestratorInput
 from airflow_provider_taskhub.decorators.stub import DECORATOR, stub_of
 from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.hooks.at_parse import is_template
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class _OrchestrationOperator(TaskHubOperator):
         self.op_kwargs: Mapping[str, Any] = {}
         self.template_fields = TaskHubOperator.template_fields
         self._stub = stub
+        self.checks_templates = any(is_template(one) and not stub.takes_any_text(name) for name, one in values.items())
 
     def _request(self, context: Context) -> Any:  # as the operator: the request to start an instance
         request = super()._request(context)

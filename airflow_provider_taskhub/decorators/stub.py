@@ -12,8 +12,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import FunctionType
-from typing import Any
+from types import FunctionType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS
 
@@ -124,6 +124,14 @@ class Stub:
         elif self.names:
             for name in self.names:
                 self.check(name, value[name])
+
+    def takes_any_text(self, name: str) -> bool:
+        """Return whether every text fits the annotation of a parameter, so that a rendered template needs no check."""
+        from airflow_provider_taskhub.engine.registry import annotation_of
+
+        annotation = annotation_of(self.function, name)
+        kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+        return any(kind in (None, Any, str) for kind in kinds)
 
     def _way_out(self, name: str, value: Any) -> str:
         annotation = self.signature.parameters[name].annotation

@@ -70,9 +70,9 @@ def starting(operator: Any, base: type) -> Iterator[Reason]:
     for name in ("execute", "pre_execute", "render_template_fields"):
         if getattr(type(operator), name) is not getattr(base, name):
             yield Reason(f"{type(operator).__name__} overrides {name}()")
-    if type(operator)._request is not base._request:  # type: ignore[attr-defined]  # as @task.orchestration does
-        yield Reason("a worker checks the rendered arguments")
     yield from _templates(operator)
+    if getattr(operator, "checks_templates", False):
+        yield Reason("rendered templates are checked against the annotations of the stub")
     if listened():
         yield Reason("a listener expects the start of each task", forces=False)
     if operator.on_execute_callback:

@@ -132,7 +132,7 @@ def callback(*_: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "found"),
     [
-        (stubbed, {"start": ("a worker checks the rendered arguments",)}),
+        (stubbed, {"start": ("rendered templates are checked against the annotations of the stub",)}),
         (lambda: made(kind=Executes), {"start": ("Executes overrides execute()",)}),
         (lambda: made(kind=Prepares), {"start": ("Prepares overrides pre_execute()",)}),
         (lambda: made(kind=Renders), {"start": ("Renders overrides render_template_fields()",)}),
@@ -140,6 +140,21 @@ def callback(*_: Any) -> None:
         (
             lambda: made(input={"when": [datetime(2026, 1, 1, tzinfo=UTC)]}),
             {"start": ("argument 'input' has a value of type datetime, which only a worker can resolve",)},
+        ),
+        (
+            lambda: made(
+                input={
+                    "rows": {
+                        "taskhub_output": {
+                            "taskhub_conn_id": "c",
+                            "instance_id": "i",
+                            "execution_id": "e",
+                            "size": 300_000,
+                        }
+                    }
+                }
+            ),
+            {"start": ("argument 'input' has a value of type output reference, which only a worker can resolve",)},
         ),
         (
             lambda: made(tags={"__t": "x"}),

@@ -180,6 +180,19 @@ def test_a_made_task_is_serialized_with_plain_arguments_as_those_of_the_operator
     assert stub["template_fields"] == plain["template_fields"]
 
 
+def of_texts(year: int, day: str, note: str | None = None) -> None: ...
+
+
+def test_a_trigger_starts_a_stub_whose_templates_need_no_check(dag: DAG) -> None:
+    stub = orchestration_task(of_texts, orchestrator="o")
+    by_trigger = operator(stub(2013, "{{ ds }}", "{{ run_id }}"))
+    assert by_trigger.placement().start == ()
+    assert by_trigger.start_trigger_args.trigger_kwargs["input"]["day"] == "{{ ds }}"
+    assert operator(stub("{{ params.year }}", "x")).placement().start == (
+        "rendered templates are checked against the annotations of the stub",
+    )
+
+
 # what is refused
 
 
