@@ -1,6 +1,6 @@
 """``TaskHubOperator``: starts an orchestration, defers the task until the orchestration has ended, returns its output.
 
-The triggerer starts and ends the task if nothing in it needs an Airflow worker (:mod:`.placement`). Otherwise
+The triggerer starts and ends the task if nothing in it needs an Airflow worker (``triggers/placement``). Otherwise
 ``execute()`` starts the instance in a worker, waits a moment and defers, so that the task holds no worker slot while
 the orchestration runs. The operator has no ``on_kill``, because Airflow also calls ``on_kill`` when it only shuts a
 worker down. The trigger's ``on_kill`` first checks whether a user has killed the task.
@@ -30,20 +30,20 @@ from airflow_provider_taskhub.hooks.outputs import returned
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
 from airflow_provider_taskhub.operators.giving_up import end_overdue, named, terminate
-from airflow_provider_taskhub.operators.placement import Placement, place
 from airflow_provider_taskhub.operators.short_wait import ends_soon, log_progress
-from airflow_provider_taskhub.operators.start_from_trigger import StartFromTrigger, StartTriggerArguments
-from airflow_provider_taskhub.operators.worker_wait import default_deferrable, wait_in_worker
 from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers.arguments import check_at_parse, evaluated, orchestrator_name, seconds
 from airflow_provider_taskhub.triggers.deferral import deferral_timeout
 from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE
+from airflow_provider_taskhub.triggers.placement import Placement, place
 from airflow_provider_taskhub.triggers.reactions import REACTION_TEXTS, OnRetry
 from airflow_provider_taskhub.triggers.request import request_of
+from airflow_provider_taskhub.triggers.start_from_trigger import StartFromTrigger, StartTriggerArguments
 from airflow_provider_taskhub.triggers.start_or_attach import Counter, Launched, StartRequest, Taken, launch
 from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, OWNER_KEY, STARTED, WORKER_STARTS
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 from airflow_provider_taskhub.triggers.worker_reasons import needs_whole_output
+from airflow_provider_taskhub.triggers.worker_wait import default_deferrable, wait_in_worker
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -14,8 +14,8 @@ from airflow.sdk import DAG, Asset
 
 from airflow_provider_taskhub.decorators.orchestration import orchestration_task
 from airflow_provider_taskhub.errors import InputError
-from airflow_provider_taskhub.operators.placement import LARGEST_ARGUMENTS, Placement
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
+from airflow_provider_taskhub.triggers.placement import LARGEST_ARGUMENTS, Placement
 
 EXAMPLE = Path(__file__).parents[2] / "dags_examples" / "zero_slot.py"
 NOWHERE = Placement(start=(), success=(), failure=())
