@@ -1,7 +1,8 @@
 """The base class of the operators that act on one instance: arguments, errors, the link, and the wait for the effect.
 
 Such an operator sends its request in an Airflow worker and stays there for :data:`WORKER_WAIT` at most. If the effect
-takes longer, the task waits in the triggerer, without a worker slot. A repeat (a retry of the task, or a clear) reads
+takes longer, the task waits in the triggerer, without a worker slot, or in its worker if ``deferrable`` is False. A
+repeat (a retry of the task, or a clear) reads
 the instance first and does not do again what is done.
 """
 
@@ -11,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
@@ -21,10 +22,14 @@ from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hooks.at_parse import check_name
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
+from airflow_provider_taskhub.operators.giving_up import terminate
+from airflow_provider_taskhub.triggers.arguments import check_waiting, duration
 from airflow_provider_taskhub.triggers.deferral import deferral_timeout
+from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE
 from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, OWNER_KEY
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 from airflow_provider_taskhub.triggers.worker_reasons import needs_worker
+from airflow_provider_taskhub.triggers.worker_wait import default_deferrable, wait_in_worker
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -132,7 +137,7 @@ class ActingOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not foll
         wait = Wait(**waits_for) if waits_for is not None else None
         if wait is not None and (event["instance_id"], event["owner"]) != (wait.instance_id, wait.owner):
             self.log.info("the trigger of another wait (for %s) resumed this task: waiting again", event["instance_id"])
-            self._defer(wait, context, until)
+            return self._wait_for(wait, context, until)
         if event["reason"] == "timeout":
             raise AirflowTaskTimeout(f"instance {self.instance_id}: {event['message']}; {self._late()}")
         if event["reason"] != "reached":
@@ -177,34 +182,74 @@ class ActingOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not foll
             raise AirflowException(str(error)) from error
         except InputError as error:
             raise AirflowFailException(f"{self._where()}: {error}") from error
-        return self._defer(wait, context, until)
+        return self._wait_for(wait, context, until)
 
-    def _defer(self, wait: Wait, context: Context, until: Timestamp | None) -> NoReturn:
+    def _wait_for(self, wait: Wait, context: Context, until: Timestamp | None) -> Any:
+        """Defer the task until the effect is there. With ``deferrable=False``, wait here and return the result."""
         ti, text = context["ti"], until.text() if until else None
         ti.xcom_push(key=INSTANCE_KEY, value=wait.instance_id)
         if wait.owner is not None:
             ti.xcom_push(key=OWNER_KEY, value=wait.owner)
-        self.log.info("a triggerer now waits for instance %s: one must run (airflow triggerer)", wait.instance_id)
-        self.defer(
-            trigger=TaskHubTrigger(
-                instance_id=wait.instance_id,
-                taskhub_conn_id=self.taskhub_conn_id,
-                orchestrator=wait.orchestrator,
-                owner=wait.owner,
-                statuses=wait.statuses,
-                deadline=text,
-                end_from_trigger=wait.owner is not None and not needs_worker(self),
-                push_output=self.do_xcom_push,
-                cleared_continues=True,  # the next try reads the same instance first
-            ),
-            method_name="execute_complete",
-            kwargs={"waits_for": asdict(wait) | {"statuses": [*wait.statuses]}, "deadline": text},
-            timeout=deferral_timeout(until),
+        trigger = TaskHubTrigger(
+            instance_id=wait.instance_id,
+            taskhub_conn_id=self.taskhub_conn_id,
+            orchestrator=wait.orchestrator,
+            owner=wait.owner,
+            statuses=wait.statuses,
+            deadline=text,
+            end_from_trigger=wait.owner is not None and not needs_worker(self),
+            push_output=self.do_xcom_push,
+            cleared_continues=True,  # the next try reads the same instance first
         )
+        kwargs: dict[str, Any] = {"waits_for": asdict(wait) | {"statuses": [*wait.statuses]}, "deadline": text}
+        event = self._event_here(trigger)
+        if event is not None:
+            return self.execute_complete(context, event, **kwargs)
+        self.log.info("a triggerer now waits for instance %s: one must run (airflow triggerer)", wait.instance_id)
+        self.defer(trigger=trigger, method_name="execute_complete", kwargs=kwargs, timeout=deferral_timeout(until))
         raise AssertionError("defer() raises")
+
+    def _event_here(self, trigger: TaskHubTrigger) -> dict[str, Any] | None:
+        """Run a trigger in this worker, and return the content of its event. None: the task defers."""
+        return None
 
     def _where(self) -> str:
         return f"{type(self).__name__} {self.task_id!r}"
+
+
+class WaitingOperator(ActingOperator):
+    """An operator that may wait for the effect of its request, with the parameters that say where.
+
+    :param deferrable: True: a wait longer than a few seconds goes on in the triggerer. False: it goes on in the Airflow
+        worker. None: the default of ``TaskHubOperator``.
+    :param poll_interval: a timedelta, or seconds: how often a wait in the Airflow worker asks the hub.
+    """
+
+    def __init__(
+        self, *, deferrable: bool | None = None, poll_interval: timedelta | float | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.deferrable = default_deferrable() if deferrable is None else deferrable
+        self.poll_interval = poll_interval
+        check_waiting(self._where(), deferrable=self.deferrable, poll_interval=poll_interval)
+
+    def _event_here(self, trigger: TaskHubTrigger) -> dict[str, Any] | None:
+        """Run a trigger in this worker if ``deferrable`` is False, and return the content of its event.
+
+        :raises AirflowTaskTimeout: if ``execution_timeout`` is over. If the trigger may end the instance, the instance
+            is terminated first.
+        """
+        if self.deferrable:
+            return None
+        self.log.info("this Airflow worker waits for instance %s, because deferrable is False", trigger.instance_id)
+        trigger.interval = duration(self.poll_interval)
+        try:
+            return wait_in_worker(trigger)
+        except AirflowTaskTimeout:  # Airflow raises this error at the timeout, whatever code is running
+            if trigger.owner is not None:
+                hook = TaskHubHook(self.taskhub_conn_id)
+                terminate(hook, trigger.instance_id, trigger.owner, EXECUTION_TIMEOUT, self.log)
+            raise AirflowTaskTimeout(f"instance {trigger.instance_id}: {OVERDUE}; {self._late()}") from None
 
 
 async def becomes(client: Client, instance_id: str, ends: Callable[[InstanceState], bool]) -> InstanceState | None:

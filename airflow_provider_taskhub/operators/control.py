@@ -14,7 +14,15 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_taskhub.hooks.at_parse import check_flag, check_name, check_text, is_template
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
-from airflow_provider_taskhub.operators.acting import WORKER_WAIT, ActingOperator, NotYet, Wait, becomes, source
+from airflow_provider_taskhub.operators.acting import (
+    WORKER_WAIT,
+    ActingOperator,
+    NotYet,
+    Wait,
+    WaitingOperator,
+    becomes,
+    source,
+)
 from airflow_provider_taskhub.triggers.arguments import evaluated, holds_secret
 
 if TYPE_CHECKING:
@@ -103,7 +111,7 @@ class TaskHubRaiseEventOperator(ActingOperator):
         return data
 
 
-class _Reasoned(ActingOperator):
+class _Reasoned(WaitingOperator):
     """An operator with the parameters ``reason`` and ``wait``."""
 
     template_fields: Sequence[str] = ("instance_id", "reason", "taskhub_conn_id")
@@ -144,9 +152,14 @@ class TaskHubTerminateOperator(_Reasoned):
     :param instance_id: the id of the instance; templated.
     :param reason: why, for people; templated.
     :param wait: True: the task succeeds when the instance has ended and none of its recorded activities runs any more.
-        A wait longer than a few seconds holds no worker slot. False: the task succeeds when the request is stored.
+        False: the task succeeds when the request is stored.
     :param recurse: True: also terminate the children that have not ended, and their children.
     :param missing_ok: True: succeed if there is no such instance, for example in a teardown task. False: fail.
+    :param deferrable: True: a wait longer than a few seconds goes on in the triggerer, without a worker slot. False: it
+        goes on in the Airflow worker, and needs no triggerer. None: the environment variable
+        ``AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE`` if it is set, else True.
+    :param poll_interval: a timedelta, or seconds: how often a wait in the Airflow worker asks the hub. None: every 1 s
+        on SQLite and every 3 s on Azure.
     :param taskhub_conn_id: connection of type ``taskhub``; templated. Without such a connection, the environment and
         the settings file name the hub, and the embedded hub is the default.
     :raises InputError: while the DAG file is parsed, if an argument cannot be right.
@@ -234,10 +247,14 @@ class TaskHubSuspendOperator(_Reasoned):
 
     :param instance_id: the id of the instance; templated.
     :param reason: why, for people; templated.
-    :param wait: True: the task succeeds when the instance is suspended, or has ended meanwhile. A wait longer than a
-        few seconds holds no worker slot. The triggerer reads the instance from time to time: if somebody resumes it
-        between two readings, the task goes on waiting, so set an ``execution_timeout``. False: the task succeeds when
-        the request is stored.
+    :param wait: True: the task succeeds when the instance is suspended, or has ended meanwhile. The wait reads the
+        instance from time to time: if somebody resumes it between two readings, the task goes on waiting, so set an
+        ``execution_timeout``. False: the task succeeds when the request is stored.
+    :param deferrable: True: a wait longer than a few seconds goes on in the triggerer, without a worker slot. False: it
+        goes on in the Airflow worker, and needs no triggerer. None: the environment variable
+        ``AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE`` if it is set, else True.
+    :param poll_interval: a timedelta, or seconds: how often a wait in the Airflow worker asks the hub. None: every 1 s
+        on SQLite and every 3 s on Azure.
     :param taskhub_conn_id: connection of type ``taskhub``; templated. Without such a connection, the environment and
         the settings file name the hub, and the embedded hub is the default.
     :raises InputError: while the DAG file is parsed, if an argument cannot be right.
@@ -263,8 +280,13 @@ class TaskHubResumeOperator(_Reasoned):
 
     :param instance_id: the id of the instance; templated.
     :param reason: why, for people; templated.
-    :param wait: True: the task succeeds when the instance is not suspended any more. A wait longer than a few seconds
-        holds no worker slot. False: the task succeeds when the request is stored.
+    :param wait: True: the task succeeds when the instance is not suspended any more. False: the task succeeds when the
+        request is stored.
+    :param deferrable: True: a wait longer than a few seconds goes on in the triggerer, without a worker slot. False: it
+        goes on in the Airflow worker, and needs no triggerer. None: the environment variable
+        ``AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE`` if it is set, else True.
+    :param poll_interval: a timedelta, or seconds: how often a wait in the Airflow worker asks the hub. None: every 1 s
+        on SQLite and every 3 s on Azure.
     :param taskhub_conn_id: connection of type ``taskhub``; templated. Without such a connection, the environment and
         the settings file name the hub, and the embedded hub is the default.
     :raises InputError: while the DAG file is parsed, if an argument cannot be right.

@@ -14,7 +14,14 @@ from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hooks.at_parse import check_choice, check_flag, check_text, is_template
 from airflow_provider_taskhub.hooks.deployment import deployment
 from airflow_provider_taskhub.hooks.outputs import returned
-from airflow_provider_taskhub.operators.acting import WORKER_WAIT, ActingOperator, NotYet, Wait, source
+from airflow_provider_taskhub.operators.acting import (
+    WORKER_WAIT,
+    ActingOperator,
+    NotYet,
+    Wait,
+    WaitingOperator,
+    source,
+)
 from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers.outcome import log_failure, reason, retryable
 from airflow_provider_taskhub.triggers.worker_reasons import needs_whole_output
@@ -32,7 +39,7 @@ FINAL = ("Completed", "Failed", "Terminated", "Canceled")
 """Statuses of instances that can be purged. The engine has them too, but a DAG's parse must not load the engine."""
 
 
-class TaskHubRewindOperator(ActingOperator):
+class TaskHubRewindOperator(WaitingOperator):
     """Lets a failed instance continue from before its failure, and waits until it has ended.
 
     Only the activities and children that failed run again. A repeat looks first: an instance that has completed
@@ -46,6 +53,11 @@ class TaskHubRewindOperator(ActingOperator):
     :param instance_id: the id of the instance; templated.
     :param reason: why, for people; templated. The history stores it, with the DAG, the run and the task.
     :param wait_for_completion: False: the task succeeds when the instance is rewound, and returns its status.
+    :param deferrable: True: a wait longer than a few seconds goes on in the triggerer, without a worker slot. False: it
+        goes on in the Airflow worker, and needs no triggerer. None: the environment variable
+        ``AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE`` if it is set, else True.
+    :param poll_interval: a timedelta, or seconds: how often a wait in the Airflow worker asks the hub. None: every 1 s
+        on SQLite and every 3 s on Azure.
     :param taskhub_conn_id: connection of type ``taskhub``; templated. Without such a connection, the environment and
         the settings file name the hub, and the embedded hub is the default.
     :raises InputError: while the DAG file is parsed, if an argument cannot be right.

@@ -32,7 +32,7 @@ from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
 from airflow_provider_taskhub.operators.giving_up import end_overdue, named, terminate
 from airflow_provider_taskhub.operators.short_wait import ends_soon, log_progress
 from airflow_provider_taskhub.tags import OWNER_TAG
-from airflow_provider_taskhub.triggers.arguments import check_at_parse, evaluated, orchestrator_name, seconds
+from airflow_provider_taskhub.triggers.arguments import check_at_parse, duration, evaluated, orchestrator_name, seconds
 from airflow_provider_taskhub.triggers.deferral import deferral_timeout
 from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE
 from airflow_provider_taskhub.triggers.placement import Placement, place
@@ -314,8 +314,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         if not self.deferrable:
             self.log.info("this Airflow worker waits for instance %s, because deferrable is False", instance_id)
             here = self._trigger(instance_id, owner, text)
-            pause = seconds(self.poll_interval)
-            here.interval = timedelta(seconds=pause) if pause else None
+            here.interval = duration(self.poll_interval)
             return self.execute_complete(context, wait_in_worker(here), [instance_id, owner], text)
         if reasons := self._place().success:
             self.log.info("a worker ends this task: %s", "; ".join(reasons))

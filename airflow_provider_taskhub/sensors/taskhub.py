@@ -1,19 +1,24 @@
-"""``TaskHubSensor``: waits, without an Airflow worker slot, until an instance has ended or reached a given moment."""
+"""``TaskHubSensor``: waits, without an Airflow worker slot, until an instance has ended or reached a given moment.
+
+With ``deferrable=False`` the sensor uses no triggerer. It then waits in its worker. With ``mode="reschedule"`` Airflow
+frees the worker between two looks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow.sdk import BaseSensorOperator
+from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
     AirflowSensorTimeout,
     AirflowSkipException,
+    AirflowTaskTimeout,
 )
 
 from airflow_provider_taskhub.errors import HubError, InputError, StorageError, TaskHubError
@@ -21,15 +26,18 @@ from airflow_provider_taskhub.hooks.at_parse import check_choice, check_name, is
 from airflow_provider_taskhub.hooks.outputs import returned
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
+from airflow_provider_taskhub.triggers.arguments import check_waiting, duration
 from airflow_provider_taskhub.triggers.deferral import deferral_timeout
 from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 from airflow_provider_taskhub.triggers.worker_reasons import needs_whole_output, needs_worker
+from airflow_provider_taskhub.triggers.worker_wait import default_deferrable, wait_in_worker
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_taskhub.client import Client
+    from airflow_provider_taskhub.codec import Timestamp
     from airflow_provider_taskhub.hub.model import InstanceState
     from airflow_provider_taskhub.triggers.awaited_moment import AwaitedMoment
 
@@ -60,8 +68,16 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
     :param event_name: wait until the instance awaits an event of this name; templated.
     :param taskhub_conn_id: connection of type ``taskhub``; templated. Without such a connection, the environment and
         the settings file name the hub, and the embedded hub is the default.
+    :param deferrable: True: the sensor waits in the triggerer and holds no worker slot. False: it uses no triggerer,
+        and waits in its Airflow worker. None: the environment variable ``AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE`` if it
+        is set, else True.
+    :param poll_interval: a timedelta, or seconds: how often a wait in the Airflow worker asks the hub. None: every 1 s
+        on SQLite and every 3 s on Azure, as triggerers do.
+    :param mode: Airflow's parameter. It counts only with ``deferrable=False``. ``"poke"``: the sensor holds its worker
+        slot for the whole wait. ``"reschedule"``: Airflow runs the sensor again and again, each time for one look, with
+        a pause of ``poke_interval``.
     :param timeout: longest time of the whole wait, in seconds. It also ends the wait for an instance that never
-        appears.
+        appears. If ``execution_timeout`` is shorter, the wait ends then, and the task may be retried.
     :raises InputError: while the DAG file is parsed, if an argument cannot be right.
     """
 
@@ -77,6 +93,8 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         custom_status: str | None = None,
         event_name: str | None = None,
         taskhub_conn_id: str = DEFAULT_CONNECTION,
+        deferrable: bool | None = None,
+        poll_interval: timedelta | float | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -85,6 +103,8 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         self.custom_status = custom_status
         self.event_name = event_name
         self.taskhub_conn_id = taskhub_conn_id
+        self.deferrable = default_deferrable() if deferrable is None else deferrable
+        self.poll_interval = poll_interval
         self._check_arguments()
 
     def _check_arguments(self) -> None:
@@ -100,28 +120,50 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
             check(where, self.custom_status)
         if self.event_name is not None:
             check_name(where, "event_name", self.event_name, "give the name for which the orchestrator waits")
+        check_waiting(where, deferrable=self.deferrable, poll_interval=self.poll_interval)
 
     def execute(self, context: Context) -> Any:
-        """Return at once if the instance already has a wanted status, else defer to the triggerer.
+        """Return at once if the instance already has a wanted status, else wait where ``deferrable`` says.
 
         :param context: Airflow's context of the task.
+        """
+        if not self.deferrable and self.reschedule:
+            return super().execute(context)
+        state, met = self._look()
+        if state is not None and (state.status.is_final or met):
+            return self._or_skip(lambda: self._result(state, met=met))
+        if not self.deferrable:
+            return self._or_skip(lambda: self._wait_here(context))
+        ti = context["ti"]
+        ti.xcom_push(key=INSTANCE_KEY, value=self.instance_id)  # so that the triggerer may end the task
+        return self._wait()
+
+    def poke(self, context: Context) -> PokeReturnValue:
+        """Look once. Airflow calls this method with ``deferrable=False`` and ``mode="reschedule"``.
+
+        :param context: Airflow's context of the task.
+        """
+        state, met = self._look()
+        if state is None or not (state.status.is_final or met):
+            return PokeReturnValue(False)
+        return PokeReturnValue(True, self._or_skip(lambda: self._result(state, met=met)))
+
+    def _look(self) -> tuple[InstanceState | None, bool]:
+        """Return the instance, and whether it has reached the moment already. None: not there, or the hub is down.
+
+        :raises AirflowFailException: if an argument is wrong.
         """
         from airflow_provider_taskhub.engine.identity import check_instance_id
 
         check_instance_id(self.instance_id)
         moment = self._moment()
         try:
-            state, met = TaskHubHook(self.taskhub_conn_id).run(partial(self._look, moment))
-        except (HubError, StorageError) as error:  # the trigger tries again, for a longer time
+            return TaskHubHook(self.taskhub_conn_id).run(partial(self._look_with, moment))
+        except (HubError, StorageError) as error:  # the next look comes later
             self.log.info("the hub cannot be read now: %s. The sensor keeps waiting", error)
-            state, met = None, False
+            return None, False
         except InputError as error:
             raise AirflowFailException(str(error)) from error
-        if state is not None and (state.status.is_final or met):
-            return self._found(state, met=met)
-        ti = context["ti"]
-        ti.xcom_push(key=INSTANCE_KEY, value=self.instance_id)  # so that the triggerer may end the task
-        return self._wait()
 
     def _moment(self) -> AwaitedMoment:
         """Return what the sensor waits for. :raises AirflowFailException: if an argument is wrong."""
@@ -132,7 +174,7 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         except InputError as error:
             raise AirflowFailException(str(error)) from error
 
-    async def _look(self, moment: AwaitedMoment, client: Client) -> tuple[InstanceState | None, bool]:
+    async def _look_with(self, moment: AwaitedMoment, client: Client) -> tuple[InstanceState | None, bool]:
         """Read the instance. Return its state, and whether it has reached the moment already."""
         state = await client.get(self.instance_id)
         if state is None:
@@ -143,26 +185,40 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         return state, await moment.shown_by(state, whys.get(self.instance_id, ()))
 
     def _wait(self) -> NoReturn:
-        from airflow_provider_taskhub.clock import SYSTEM_CLOCK
-
-        deadline = SYSTEM_CLOCK.utc_now() + timedelta(seconds=self.timeout)
+        deadline = self._deadline()
         self.log.info("a triggerer now waits for instance %s: one must run (airflow triggerer)", self.instance_id)
         self.defer(
-            trigger=TaskHubTrigger(
-                instance_id=self.instance_id,
-                taskhub_conn_id=self.taskhub_conn_id,
-                statuses=[str(status) for status in self._statuses()],
-                custom_status=self.custom_status,
-                awaited_event=self.event_name,
-                end_from_trigger=not needs_worker(self),
-                push_output=self.do_xcom_push,
-                deadline=deadline.text(),
-                may_be_missing=True,
-            ),
+            trigger=self._trigger(deadline),
             method_name="execute_complete",
             timeout=deferral_timeout(deadline),
         )
         raise AssertionError("defer() raises")
+
+    def _wait_here(self, context: Context) -> Any:
+        """Wait in this Airflow worker, and return the result."""
+        self.log.info("this Airflow worker waits for instance %s, because deferrable is False", self.instance_id)
+        trigger = self._trigger(self._deadline())
+        trigger.interval = duration(self.poll_interval)
+        return self.execute_complete(context, wait_in_worker(trigger))
+
+    def _deadline(self) -> Timestamp:
+        from airflow_provider_taskhub.clock import SYSTEM_CLOCK
+
+        limit = timedelta(seconds=self.timeout)
+        return SYSTEM_CLOCK.utc_now() + (min(limit, self.execution_timeout) if self.execution_timeout else limit)
+
+    def _trigger(self, deadline: Timestamp) -> TaskHubTrigger:
+        return TaskHubTrigger(
+            instance_id=self.instance_id,
+            taskhub_conn_id=self.taskhub_conn_id,
+            statuses=[str(status) for status in self._statuses()],
+            custom_status=self.custom_status,
+            awaited_event=self.event_name,
+            end_from_trigger=not needs_worker(self),
+            push_output=self.do_xcom_push,
+            deadline=deadline.text(),
+            may_be_missing=True,
+        )
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Return the output, or fail. Airflow calls this method after the trigger has fired.
@@ -176,7 +232,10 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
             self.log.info("the trigger of another wait (for %s) resumed this task: waiting again", event["instance_id"])
             self._wait()
         if event["reason"] == "timeout":
-            raise AirflowSensorTimeout(f"instance {self.instance_id}: {self._overdue(event['message'])}")
+            text = f"instance {self.instance_id}: {self._overdue(event['message'])}"
+            if self.execution_timeout and self.execution_timeout.total_seconds() < self.timeout:
+                raise AirflowTaskTimeout(text)
+            raise AirflowSensorTimeout(text)
         if event["reason"] != "reached":
             raise AirflowException(f"instance {self.instance_id}: {event['message']}")
         status, met = Status(event["status"]), bool(event.get("met")) or event["status"] in self._statuses()
@@ -188,15 +247,17 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
             raise AirflowException(f"instance {self.instance_id} was {status}, and is not in the hub any more")
         return self._result(replace(state, status=status), met=met)
 
-    def _found(self, state: InstanceState, *, met: bool) -> Any:
-        """Return the result of an instance that already has a wanted or final status, without a deferral.
+    def _or_skip(self, result: Callable[[], Any]) -> Any:
+        """Return the result of a sensor that has not deferred.
 
         If the sensor must fail, and ``soft_fail`` or ``never_fail`` is set, skip the task instead. Airflow itself
         applies these two options only after a deferral.
+
+        :param result: returns the result, or raises the error of the sensor.
         """
         try:
-            return self._result(state, met=met)
-        except AirflowException as error:
+            return result()
+        except (AirflowException, AirflowTaskTimeout) as error:
             option = "soft_fail" if self.soft_fail else "never_fail" if self.never_fail else None
             if option is None:
                 raise

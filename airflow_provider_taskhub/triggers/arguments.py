@@ -117,11 +117,8 @@ def check_at_parse(where: str, **given: Any) -> None:
     for name in ("start_on", "complete_on"):
         check_value(where, name, given[name], list(Where))
     check_duration(where, "no_worker_timeout", given["no_worker_timeout"])
-    check_duration(where, "poll_interval", given["poll_interval"])
-    if given["poll_interval"] is not None and not seconds(given["poll_interval"]):
-        raise InputError(f"{where}: poll_interval is {given['poll_interval']!r}: give more than 0 seconds")
+    check_waiting(where, deferrable=given["deferrable"], poll_interval=given["poll_interval"])
     check_flag(where, "wait_for_completion", given["wait_for_completion"])
-    check_flag(where, "deferrable", given["deferrable"])
     if not is_template(given["start_at"]):
         try:
             moment(given["start_at"])
@@ -172,6 +169,20 @@ def check_duration(where: str, parameter: str, value: Any) -> None:
         raise InputError(f"{where}: {parameter} is {value!r}: give a timedelta, or seconds, of 0 or more")
 
 
+def check_waiting(where: str, *, deferrable: Any, poll_interval: Any) -> None:
+    """Check the parameters that say where a task waits, and how often a wait in a worker asks the hub.
+
+    :param where: the operator and its task id, for the error.
+    :param deferrable: the operator's parameter, with its default in place of None.
+    :param poll_interval: the operator's parameter.
+    :raises InputError: if one of them is wrong.
+    """
+    check_duration(where, "poll_interval", poll_interval)
+    if poll_interval is not None and not seconds(poll_interval):
+        raise InputError(f"{where}: poll_interval is {poll_interval!r}: give more than 0 seconds")
+    check_flag(where, "deferrable", deferrable)
+
+
 def evaluated(value: Any) -> Any:
     """Return the value with lists in place of Airflow's lazy sequences, which are the results of mapped tasks."""
     from airflow.sdk.execution_time.lazy_sequence import LazyXComSequence
@@ -220,3 +231,8 @@ def holds_secret(value: Any) -> bool:
 def seconds(value: timedelta | float | None) -> float | None:
     """Return a duration in seconds; None for None. :param value: a timedelta, or a number of seconds."""
     return value.total_seconds() if isinstance(value, timedelta) else value
+
+
+def duration(value: timedelta | float | None) -> timedelta | None:
+    """Return a duration as a timedelta; None for None. :param value: a timedelta, or a number of seconds."""
+    return timedelta(seconds=value) if isinstance(value, int | float) else value
