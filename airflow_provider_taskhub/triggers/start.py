@@ -21,13 +21,14 @@ from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.errors import ConfigurationError, InputError
 from airflow_provider_taskhub.hooks.identity import TaskIdentity
-from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook, open_client
+from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers.dag_file import has_changed
 from airflow_provider_taskhub.triggers.reactions import REACTION_TEXTS, StartDecision
 from airflow_provider_taskhub.triggers.request import request_of
+from airflow_provider_taskhub.triggers.shared_client import starting_client
 from airflow_provider_taskhub.triggers.start_or_attach import Launched, StartRequest, Taken, launch, recall
 from airflow_provider_taskhub.triggers.task_end import (
     INSTANCE_KEY,
@@ -215,7 +216,7 @@ class TaskHubStartTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not 
 
     async def _launch_once(self, request: StartRequest) -> Launched:
         settings = await TaskHubHook(self.taskhub_conn_id).asettings()
-        async with open_client(settings, create=settings.embedded) as client:
+        async with starting_client(settings, create=settings.embedded) as client:
             return await self._start_or_attach(client, request)
 
     async def _start_or_attach(self, client: Client, request: StartRequest) -> Launched:

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
@@ -22,11 +23,12 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import ConfigurationError, InputError
-from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook, open_client, served_at
+from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook, served_at
 from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.triggers.airflow_tasks import SupervisorTasks, index_of, key, state_of, why_nobody_waits
 from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, terminate_owned
+from airflow_provider_taskhub.triggers.shared_client import shared_client
 from airflow_provider_taskhub.triggers.task_end import TaskEnd
 
 if TYPE_CHECKING:
@@ -238,11 +240,9 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         from airflow_provider_taskhub.triggers.watcher import change, watcher_of
 
         self.log.info("waiting for %s in hub %s (%s)", self.instance_id, settings.hub, served_at(settings))
-        place = settings.hub, settings.secret
         interval = self.interval or (_EMBEDDED_INTERVAL if settings.embedded else _AZURE_INTERVAL)
-        watcher = watcher_of(
-            place, lambda: open_client(settings), interval=interval, clock=self.clock, sweep=self._sweep
-        )
+        place, connect = (settings.hub, settings.secret), partial(shared_client, settings)
+        watcher = watcher_of(place, connect, interval=interval, clock=self.clock, sweep=self._sweep)
         task_log, waits, progress = TaskLog(), WaitsLog(), ProgressLog()
         presence, unusable = Presence(), UnusableTime(self.orchestrator, self._no_worker_limit(settings), self.clock)
         try:
@@ -330,7 +330,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
 
         async def terminate() -> str:
             try:
-                async with asyncio.timeout(CONFIRM_DEADLINE), open_client(settings) as client:
+                async with asyncio.timeout(CONFIRM_DEADLINE), shared_client(settings) as client:
                     return await terminate_owned(client, self.instance_id, self.owner, reason, waiter=waiter)
             except TimeoutError:
                 return f"the termination was sent, but the instance has not ended within {CONFIRM_DEADLINE:g} s"

@@ -23,6 +23,7 @@ from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
 from airflow_provider_taskhub.triggers.start import TaskHubStartTrigger
 from airflow_provider_taskhub.triggers.start_or_attach import launch
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
+from airflow_provider_taskhub.triggers.watcher import IN_TURN
 from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from tests.airflow.conftest import Store, Task, Ti
 from tests.airflow.fake import FakeClient, FakeHub, FakeWatches
@@ -327,6 +328,26 @@ def test_a_hub_that_does_not_answer_is_asked_again_and_then_left_to_a_worker(hub
         after(2, up)
         after(8, lambda: hub.end(ID, 1))
         assert type(await event_of(airflow.trigger())) is TaskSuccessEvent
+
+    play(scenario)
+
+
+def test_rows_that_start_at_once_share_one_client_with_the_waits(hub: FakeHub, airflow: Airflow) -> None:
+    """On Azure each client makes its own TLS connections, which block the triggerer."""
+    rows = 100
+
+    async def scenario() -> None:
+        triggers = [airflow.trigger(instance_id=f"x{row}") for row in range(rows)]
+        events = asyncio.gather(*map(event_of, triggers))
+        await asyncio.sleep(5)
+        assert (hub.opened, hub.open_now) == (1, 1)
+        assert {name: hub.requests[name] for name in ("start", "watch")} == {"start": rows, "watch": rows}
+        in_turn = 5 * IN_TURN
+        assert hub.requests["get"] <= 4 * rows + in_turn, "generation, owner, decision, and the first look of the wait"
+        for row in range(rows):
+            hub.end(f"x{row}", row)
+        await events
+        assert hub.opened == 1
 
     play(scenario)
 
