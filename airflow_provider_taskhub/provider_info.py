@@ -62,6 +62,7 @@ def get_provider_info() -> dict[str, Any]:
                 "conn-fields": _CONNECTION_FIELDS,
             }
         ],
+        "cli": [f"{_ROOT}.airflow_command.get_commands"],
         "extra-links": [f"{_ROOT}.links.taskhub.TaskHubInstanceLink"],
         "config": {
             "taskhub": {

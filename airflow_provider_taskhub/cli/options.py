@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -20,6 +21,9 @@ HubName = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
+source: ContextVar[Callable[..., Settings]] = ContextVar("source", default=load_settings)
+"""The function that reads the settings of a command. ``airflow taskhub`` sets one that reads an Airflow connection."""
+
 
 def settings_of(**arguments: object) -> Settings:
     """Return the settings from options, environment variables and the settings file.
@@ -29,7 +33,7 @@ def settings_of(**arguments: object) -> Settings:
     :param arguments: values of options by the name of the setting; None: the option was not given.
     """
     try:
-        return load_settings(**arguments)
+        return source.get()(**arguments)
     except ConfigurationError as error:
         fail(str(error), Exit.USAGE)
 

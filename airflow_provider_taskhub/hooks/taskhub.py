@@ -67,14 +67,14 @@ class TaskHubHook(BaseHook):  # type: ignore[misc]  # Airflow is not followed by
         try:
             return settings_of(self.get_connection(self.taskhub_conn_id))
         except AirflowNotFoundException:
-            return self._without_connection()
+            return settings_without_connection(self.taskhub_conn_id)
 
     async def asettings(self) -> Settings:
         """Return the same as :meth:`settings`, for code that runs on an event loop: triggers and the API server."""
         try:
             return settings_of(await self.aget_connection(self.taskhub_conn_id))
         except AirflowNotFoundException:
-            return self._without_connection()
+            return settings_without_connection(self.taskhub_conn_id)
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
@@ -140,16 +140,6 @@ class TaskHubHook(BaseHook):  # type: ignore[misc]  # Airflow is not followed by
             text = str(error).replace(f"connection {self.taskhub_conn_id!r}", "this connection")
             return False, text if isinstance(error, ConfigurationError) else f"{type(error).__name__}: {text}"
 
-    def _without_connection(self) -> Settings:
-        from airflow_provider_taskhub.settings import load_settings
-
-        if self.taskhub_conn_id != DEFAULT_CONNECTION:
-            raise ConfigurationError(
-                f"connection {self.taskhub_conn_id!r} does not exist: create it with type 'taskhub', "
-                f"or omit the connection id to use {DEFAULT_CONNECTION!r}"
-            ) from None
-        return load_settings()
-
 
 @asynccontextmanager
 async def open_client(settings: Settings, *, create: bool = False) -> AsyncIterator[Client]:
@@ -166,9 +156,26 @@ async def open_client(settings: Settings, *, create: bool = False) -> AsyncItera
         yield client
 
 
-def settings_of(connection: Connection) -> Settings:
+def settings_without_connection(taskhub_conn_id: str, **arguments: object) -> Settings:
+    """Return the settings where Airflow has no connection of this id: TaskHub's own, if it is the default connection.
+
+    :param arguments: settings by name that override all others; None: not given.
+    :raises ConfigurationError: if it is another connection.
+    """
+    from airflow_provider_taskhub.settings import load_settings
+
+    if taskhub_conn_id != DEFAULT_CONNECTION:
+        raise ConfigurationError(
+            f"connection {taskhub_conn_id!r} does not exist: create it with type 'taskhub', "
+            f"or omit the connection id to use {DEFAULT_CONNECTION!r}"
+        ) from None
+    return load_settings(**arguments)
+
+
+def settings_of(connection: Connection, **arguments: object) -> Settings:
     """Return the settings from the fields of a connection.
 
+    :param arguments: settings by name that override the connection; None: not given.
     :raises ConfigurationError: if a field is wrong. The text names the connection and the field, never the secret.
     """
     from airflow_provider_taskhub.settings import load_settings, nearest
@@ -185,8 +192,9 @@ def settings_of(connection: Connection) -> Settings:
     hub = str(extra.get("hub") or "").strip()
     if not hub:
         raise ConfigurationError(f"connection {name!r} has no hub: fill in the field 'Hub'")
+    given = {name: value for name, value in arguments.items() if value is not None}
     try:
-        return load_settings(hub=hub, connection=_storage(connection.password, extra))
+        return load_settings(**{"hub": hub, "connection": _storage(connection.password, extra), **given})
     except ConfigurationError as error:
         raise ConfigurationError(f"connection {name!r}: {error}") from None
 
