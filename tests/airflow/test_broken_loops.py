@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.hooks.taskhub import settings_without_connection
 from airflow_provider_taskhub.plugins import sweep
 from airflow_provider_taskhub.plugins.client_cache import client_cache_of
 from airflow_provider_taskhub.settings import load_settings
@@ -27,7 +28,7 @@ def test_a_trigger_goes_on_waiting_when_the_loops_under_it_break(
     hub: FakeHub, breaker: Breaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def without(self: Any) -> Any:
-        return self._without_connection()
+        return settings_without_connection(self.taskhub_conn_id)
 
     monkeypatch.setattr(module.TaskHubHook, "asettings", without)
 

@@ -20,6 +20,7 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.pending_waits import AwaitedEvent, Awaits
 from airflow_provider_taskhub.errors import HubError, InputError, Throttled, Unavailable
 from airflow_provider_taskhub.hooks.outputs import MAX_OUTPUT_BYTES
+from airflow_provider_taskhub.hooks.taskhub import settings_without_connection
 from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.triggers import taskhub as module
@@ -43,7 +44,7 @@ def without_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """No connection, so the default settings; clocks of the loop that runs."""
 
     async def without(self: Any) -> Any:
-        return self._without_connection()
+        return settings_without_connection(self.taskhub_conn_id)
 
     monkeypatch.setattr(module.TaskHubHook, "asettings", without)
 
@@ -680,7 +681,7 @@ def test_after_the_deadline_the_connection_is_asked_for_a_few_times(
         async def flaky(self: Any) -> Any:
             if answers:
                 raise answers.pop()
-            return self._without_connection()
+            return settings_without_connection(self.taskhub_conn_id)
 
         monkeypatch.setattr(module.TaskHubHook, "asettings", flaky)
         event = await fired(waiting(deadline=past()))
@@ -852,7 +853,7 @@ def test_a_connection_that_cannot_be_read_is_asked_for_again(hub: FakeHub, monke
         async def flaky(self: Any) -> Any:
             if (error := answers.pop(0)) is not None:
                 raise error
-            return self._without_connection()
+            return settings_without_connection(self.taskhub_conn_id)
 
         monkeypatch.setattr(module.TaskHubHook, "asettings", flaky)
         assert (await fired(waiting()))["reason"] == "reached"
