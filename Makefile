@@ -155,6 +155,10 @@ profile: .venv/.test .venv/.azurite .bench/tools/.installed ## a flame graph of 
 bench-growth: .venv/.test .venv/.azurite ## what must not cost more when there is more of it, beside its goal (BENCH="--parts idle,size --scale 0.1")
 	@$(BIN)/python -m tests.benchmarks.growth $(BENCH)
 
+.PHONY: bench-airflow
+bench-airflow: .venv/.test ## how fast tasks of a real Airflow are beside tasks that do nothing, 30 minutes (BENCH="--sqlite --repeat 1")
+	@$(BIN)/python -m tests.benchmarks.front $(BENCH)
+
 .PHONY: bench-balance
 bench-balance: .venv/.test ## the rules of others for sharing partitions out, beside ours: cycles and moves
 	@$(BIN)/python -m tests.benchmarks.balance

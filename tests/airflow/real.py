@@ -108,6 +108,10 @@ class Process:
 class RealAirflow:
     """Airflow's REST API and the hub, as far as tests need them."""
 
+    apps: Sequence[str] = APPS
+    dag_count = 21
+    """The least number of DAGs that Airflow must have read before the tests begin."""
+
     def __init__(self, home: Path, *, postgres: bool = True, **options: str) -> None:
         self.home, self.postgres = home, postgres
         self.url = f"http://127.0.0.1:{_port()}"
@@ -165,13 +169,13 @@ class RealAirflow:
         for command in (["db", "migrate"], ["teams", "create", "ops"]):
             done = subprocess.run(["airflow", *command], env=self.env, capture_output=True, text=True, timeout=180)
             assert done.returncode == 0, done.stdout + done.stderr
-        apps = [part for name in APPS for part in ("--app", name)]
+        apps = [part for name in self.apps for part in ("--app", name)]
         app = ["taskhub", "worker", *apps, "--name", "first", "--drain-timeout", "1"]
         self.processes["worker"] = Process("worker", app, self.env | {"PYTHONPATH": str(ROOT)}, self.home)
         for name in COMPONENTS:
             self.processes[name] = Process(name, ["airflow", name], self.env, self.home)
         until("a healthy Airflow", self.healthy, seconds=START)
-        until("all DAGs parsed", lambda: len(self.get("/api/v2/dags")["dags"]) >= 21, seconds=START)
+        until("all DAGs parsed", lambda: len(self.get("/api/v2/dags")["dags"]) >= self.dag_count, seconds=START)
 
     def _start_postgres(self) -> None:
         from tests.airflow.postgres import made

@@ -1,0 +1,46 @@
+"""The DAG files of ``make bench-airflow``."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+
+from tests.benchmarks.front.figures import WORKLOADS
+from tests.benchmarks.front.parse import PARSED
+from tests.benchmarks.front.stage import HERE
+
+
+def dags(monkeypatch: pytest.MonkeyPatch, path: Path) -> dict[str, Any]:
+    """Read a DAG file as Airflow does: each DAG counts, also one whose variable was used again."""
+    from airflow.sdk.definitions._internal.contextmanager import DagContext
+
+    DagContext.autoregistered_dags.clear()
+    monkeypatch.setattr(DagContext, "current_autoregister_module_name", __name__)
+    runpy.run_path(str(path))
+    found = {dag.dag_id: dag for dag, _ in DagContext.autoregistered_dags}
+    assert all(isinstance(dag, DAG) for dag in found.values())
+    return found
+
+
+def test_every_workload_has_its_dag(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = dags(monkeypatch, HERE / "dags" / "bench.py")
+    assert {each.dag for each in WORKLOADS.values()} == found.keys()
+    rows = {"zero_100": 100, "zero_500": 500}
+    assert {dag_id: len(dag.tasks) for dag_id, dag in found.items()} == {
+        dag_id: rows.get(dag_id, 1) for dag_id in found
+    }
+    assert all(task.start_from_trigger and not task.placement().success for task in found["zero_100"].tasks)
+    assert found["worker_1"].tasks[0].placement().start
+
+
+def test_the_file_with_every_operator_has_every_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    import airflow_provider_taskhub.operators.control as control
+    import airflow_provider_taskhub.operators.repair as repair
+
+    kinds = {task.task_type for task in dags(monkeypatch, PARSED / "every_operator.py")["every_operator"].tasks}
+    assert kinds >= {"TaskHubOperator", "TaskHubSensor", *control.__all__, *repair.__all__}
+    assert [task.task_id for task in dags(monkeypatch, PARSED / "empty.py")["empty"].tasks] == ["nothing"]
