@@ -31,7 +31,6 @@ _DEFAULTS = (
     "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME",
     "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC",
     "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD",
-    "AIRFLOW__CORE__MULTI_TEAM",
 )
 """Settings of the tests' Airflow that are Airflow's defaults here."""
 
