@@ -34,3 +34,15 @@ def test_a_sensor_ends_in_the_triggerer_when_the_event_is_awaited(real: RealAirf
     assert "the task continues in a worker" not in log
     assert real.status("of-the-moment") == "Running"
     real.taskhub("instances", "terminate", "of-the-moment")
+
+
+def test_sensors_that_use_no_triggerer(real: RealAirflow) -> None:
+    run = real.trigger("sensor_example", instance="of-the-sensors")
+    real.reaches("sensor_example", run, "running", task_id="in_the_worker")
+    real.reaches("sensor_example", run, "up_for_reschedule", task_id="rescheduled")
+    real.taskhub("instances", "start", "pause", "--id", "of-the-sensors", "--input", "1")
+    for task_id in ("in_the_worker", "in_the_triggerer", "rescheduled"):
+        real.reaches("sensor_example", run, "success", task_id=task_id)
+    log = real.log("sensor_example", run, task_id="in_the_worker")
+    assert "this Airflow worker waits for instance of-the-sensors" in log
+    assert "a triggerer now waits" not in log
