@@ -166,6 +166,7 @@ def test_the_makefile_says_what_it_can() -> None:
         "bench-peers",
         "profile",
         "bench-growth",
+        "bench-airflow",
         "bench-balance",
         "constraints",
         "clean",
