@@ -10,10 +10,13 @@ from collections.abc import Callable
 from dataclasses import InitVar, dataclass
 from datetime import timedelta
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.events import FailureDetails
 from airflow_provider_taskhub.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from airflow_provider_taskhub.engine.events import FailureDetails
 
 _ZERO = timedelta(0)
 LONGEST_DELAY = timedelta(days=6)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,3 +46,17 @@ def test_the_file_with_every_operator_has_every_operator(monkeypatch: pytest.Mon
     kinds = {task.task_type for task in dags(monkeypatch, PARSED / "every_operator.py")["every_operator"].tasks}
     assert kinds >= {"TaskHubOperator", "TaskHubSensor", *control.__all__, *repair.__all__}
     assert [task.task_id for task in dags(monkeypatch, PARSED / "empty.py")["empty"].tasks] == ["nothing"]
+
+
+@pytest.mark.process
+def test_a_file_with_every_operator_loads_only_these_modules_of_the_engine_and_the_hub() -> None:
+    """Airflow reads DAG files for ever. The engine's events alone take a third of the time that the file may take."""
+    code = f"""
+import airflow.sdk, runpy, sys
+runpy.run_path({str(PARSED / "every_operator.py")!r})
+names = [name.split('.')[1:] for name in sys.modules if name.startswith('airflow_provider_taskhub.')]
+print(sorted('.'.join(parts) for parts in names if parts[0] in ('engine', 'hub', 'client', 'storage', 'settings')))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    allowed = ["engine", "engine.inputs", "engine.registry", "engine.retry", "engine.validation"]
+    assert done.stdout.splitlines()[-1] == str(allowed)
