@@ -1,4 +1,5 @@
-"""Functions for use inside an activity: read data about its call, report progress, and ask whether it must stop.
+"""Functions for use inside an activity: read data about its call, report progress, declare the data that it reads and
+writes, and ask whether it must stop.
 
 ::
 
@@ -10,9 +11,10 @@
         progress(0.5, "uploaded")
         ...
 
-Outside of an activity (in a unit test that calls the function directly) ``progress`` does nothing, ``cancelled``
-returns False, and ``activity_info`` raises an error. The code that runs an activity makes an :class:`Attempt` and
-enters it around the call of the user's function. This module knows nothing of processes, hubs or Spark.
+Outside of an activity (in a unit test that calls the function directly) ``progress`` does nothing, ``inlet`` and
+``outlet`` only check the URI, ``cancelled`` returns False, and ``activity_info`` raises an error. The code that runs an
+activity makes an :class:`Attempt` and enters it around the call of the user's function. This module knows nothing of
+processes, hubs or Spark.
 """
 
 from __future__ import annotations
@@ -24,8 +26,18 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from airflow_provider_taskhub.errors import TaskHubError
+from airflow_provider_taskhub.lineage import DeclaredLineage, checked_uri
 
-__all__ = ["ActivityCancelled", "ActivityInfo", "activity_info", "cancelled", "check_cancelled", "progress"]
+__all__ = [
+    "ActivityCancelled",
+    "ActivityInfo",
+    "activity_info",
+    "cancelled",
+    "check_cancelled",
+    "inlet",
+    "outlet",
+    "progress",
+]
 
 _attempt: ContextVar[Attempt] = ContextVar("taskhub_attempt")
 
@@ -75,11 +87,13 @@ class Attempt:
 
     :param info: data about the call.
     :param report: gets the arguments of :func:`progress`. It must return quickly, and any thread may call it.
+    :param lineage: collects the data that the activity declares.
     :param cancelled: set when the activity is asked to stop.
     """
 
     info: ActivityInfo
     report: Callable[[float | None, str | None], None]
+    lineage: DeclaredLineage = field(default_factory=DeclaredLineage)
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 
@@ -119,6 +133,41 @@ def progress(fraction: float | None = None, message: str | None = None) -> None:
     if attempt is not None:
         clipped = None if fraction is None else min(1.0, max(0.0, float(fraction)))
         attempt.report(clipped, None if message is None else str(message)[:500])
+
+
+def inlet(uri: str) -> None:
+    """Declare data that the activity reads.
+
+    If the activity succeeds, its record keeps the URI. An Airflow task that waits for the orchestration then reports it
+    to OpenLineage. The activity needs a record: a Spark activity has one, another activity has one if it is declared
+    with ``record=True``.
+
+    :param uri: a folder, table or file, for example ``"s3://bucket/daily"``: at most 1,500 ASCII characters, without a
+        password. All inlets of an attempt have at most 20,000 characters together. The same URI counts once.
+    :raises InputError: if the URI is wrong, there are too many, or the activity has no record.
+    """
+    attempt = _attempt.get(None)
+    if attempt is None:
+        checked_uri(uri, what="inlet()")
+    else:
+        attempt.lineage.inlet(uri)
+
+
+def outlet(uri: str) -> None:
+    """Declare data that the activity writes.
+
+    If the activity succeeds, its record keeps the URI. An Airflow task that waits for the orchestration then reports it
+    to OpenLineage, and emits asset events for it through its outlets of the type ``AssetAlias``. The activity needs a
+    record, as for :func:`inlet`.
+
+    :param uri: as :func:`inlet` takes it, with the same limits.
+    :raises InputError: if the URI is wrong, there are too many, or the activity has no record.
+    """
+    attempt = _attempt.get(None)
+    if attempt is None:
+        checked_uri(uri, what="outlet()")
+    else:
+        attempt.lineage.outlet(uri)
 
 
 def cancelled() -> bool:

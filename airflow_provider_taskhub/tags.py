@@ -8,3 +8,6 @@ WATCH_TAG = "taskhub.watch"
 ``{Hub}Completions``."""
 FIRE_AND_FORGET = "FireAndForget"
 """DurableTask's tag of a child orchestration whose parent does not wait for the child."""
+SPARK_PARENT_TAGS = ("spark.openlineage.parent", "spark.openlineage.rootParent")
+"""Beginnings of the tags that name the Airflow task to OpenLineage in Spark. The Spark sessions of the instance's
+activities get them as configuration."""

@@ -37,6 +37,7 @@ from airflow_provider_taskhub.hub.formats.keys import escape
 from airflow_provider_taskhub.hub.history import activity_records as records
 from airflow_provider_taskhub.hub.history import failed_attempt as blame
 from airflow_provider_taskhub.hub.history.failed_attempt import FailedAttempt
+from airflow_provider_taskhub.hub.history.lineage import lineage_of_family
 from airflow_provider_taskhub.hub.history.load import load
 from airflow_provider_taskhub.hub.history.purge import purge
 from airflow_provider_taskhub.hub.history.salvage import salvage
@@ -44,6 +45,7 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, Member, StartPolicy
 from airflow_provider_taskhub.hub.rewind import rewind
 from airflow_provider_taskhub.hub.waiting.reasons import Why
+from airflow_provider_taskhub.lineage import Lineage
 from airflow_provider_taskhub.tags import OWNER_TAG, WATCH_TAG
 
 FINAL = tuple(status for status in Status if status.is_final)
@@ -143,6 +145,15 @@ class InstanceHandle:
         """
         found = await records.of_instance(self.hub.store, self.hub.names, self.id)
         return tuple(record for record, _ in found)
+
+    async def lineage(self) -> tuple[Lineage, int]:
+        """Return the data that activities have declared with ``inlet`` and ``outlet``.
+
+        The completed activities of this instance count, and those of its completed children.
+
+        :returns: the URIs, sorted; and how many children were not read, because there are more than 1,000.
+        """
+        return await lineage_of_family(self.hub.store, self.hub.names, self.id)
 
     async def logs(self) -> tuple[str, ...]:
         """Return the names of the logs of all attempts of the instance's activities. :meth:`log` reads a log."""

@@ -15,6 +15,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance, Status
 from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.lineage import NO_LINEAGE, Lineage
 from airflow_provider_taskhub.settings import hub_name
 
 FORMAT_VERSION = 1
@@ -257,6 +258,7 @@ class ActivityRecord:
     :param log: name of the attempt's log, for ``InstanceHandle.log``.
     :param result: JSON text; None if there is no result, or if the result is stored in a blob.
     :param failure: why the attempt failed.
+    :param lineage: the data that the attempt has declared with ``inlet`` and ``outlet``, if it has succeeded.
     """
 
     instance: OrchestrationInstance
@@ -277,6 +279,7 @@ class ActivityRecord:
     log: str | None = None
     result: str | None = None
     failure: FailureDetails | None = None
+    lineage: Lineage = NO_LINEAGE
 
 
 _STAMP = re.compile(r"(\d{1,19})(?:/([0-9a-f]{1,32})/(\d{1,10}))?", re.ASCII)

@@ -12,6 +12,7 @@ class.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,6 +31,7 @@ from airflow_provider_taskhub.hooks.outputs import returned
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
 from airflow_provider_taskhub.operators.giving_up import end_overdue, named, terminate
+from airflow_provider_taskhub.operators.lineage import LineageReporter, inject_parent_by_default, parent_tags
 from airflow_provider_taskhub.operators.short_wait import ends_soon, log_progress
 from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers.arguments import check_at_parse, duration, evaluated, orchestrator_name, seconds
@@ -46,6 +48,7 @@ from airflow_provider_taskhub.triggers.worker_reasons import needs_whole_output
 from airflow_provider_taskhub.triggers.worker_wait import default_deferrable, wait_in_worker
 
 if TYPE_CHECKING:
+    from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import Context
 
     from airflow_provider_taskhub.client import Client
@@ -98,6 +101,8 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         the task needs a worker. ``"trigger"``: the same, but callbacks, hooks, listeners, pools and limits that only
         workers know are no reason. ``"worker"``: always a worker. The task's log says why a worker starts it.
     :param complete_on: who ends the task, with the same values. A task with outlets always ends in a worker.
+    :param openlineage_inject_parent_job_info: True: the Spark sessions of the activities get this task as their parent
+        run, for OpenLineage's listener in Spark. None: Airflow's option ``[openlineage] spark_inject_parent_job_info``.
     :raises InputError: if an argument that is no template is wrong.
     """
 
@@ -133,6 +138,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         start_at: datetime | str | None = None,
         start_on: Literal["trigger", "worker", "auto"] = "auto",
         complete_on: Literal["trigger", "worker", "auto"] = "auto",
+        openlineage_inject_parent_job_info: bool | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -151,7 +157,13 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         self.start_at = start_at
         self.start_on = start_on
         self.complete_on = complete_on
+        self.openlineage_inject_parent_job_info = (
+            inject_parent_by_default()
+            if openlineage_inject_parent_job_info is None
+            else openlineage_inject_parent_job_info
+        )
         self._placement: Placement | None = None
+        self._lineage = LineageReporter()
         check_at_parse(
             where,
             orchestrator=self.orchestrator,
@@ -168,6 +180,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             start_at=start_at,
             start_on=start_on,
             complete_on=complete_on,
+            openlineage_inject_parent_job_info=self.openlineage_inject_parent_job_info,
         )
 
     def execute(self, context: Context) -> Any:
@@ -290,6 +303,10 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
                 self._terminate(instance_id, owner, EXECUTION_TIMEOUT, wait=True)
             raise AirflowTaskTimeout(f"{self._named(instance_id)}: {OVERDUE}") from error
 
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage:
+        """Return the data that the orchestration has read and written. OpenLineage's listener calls this."""
+        return self._lineage.facets(self.orchestrator, self._hook())
+
     def _request(self, context: Context) -> StartRequest:
         """Check the operator's arguments and return what to start.
 
@@ -298,9 +315,12 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         try:
             given = TaskHubHook.output(evaluated(self.input))
             task = identity.TaskIdentity.of(context["ti"])
-            return request_of(self, given, task, context, on_retry=OnRetry(self.on_retry))
+            request = request_of(self, given, task, context, on_retry=OnRetry(self.on_retry))
         except (InputError, InstanceNotFound) as error:
             raise AirflowFailException(str(error)) from None
+        if not self.openlineage_inject_parent_job_info:
+            return request
+        return replace(request, tags={**request.tags, **parent_tags(context)})
 
     def _deadline(self) -> Timestamp | None:
         """Return the time by which this try must end, counted from now; None: there is no time limit."""
@@ -379,6 +399,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             )
         if state is not None:
             await log_failure(client, state, self.log)
+            await self._lineage.read(client, instance_id, self.outlets)
         await client.watches.forget([instance_id])
         return state
 
@@ -393,6 +414,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         if not state.status.is_final:  # another client has rewound or restarted the instance: see _ended
             return self._wait(context, instance_id, owner, deadline)
         if state.status is Status.COMPLETED:
+            self._lineage.emit(context, self.outlets)
             return returned(state, self.taskhub_conn_id, whole=needs_whole_output(self))
         text = f"{self._named(instance_id)} {state.status.lower()}: {reason(state)}"
         raise (AirflowException if retryable(state) else AirflowFailException)(text)

@@ -118,7 +118,8 @@ def check_at_parse(where: str, **given: Any) -> None:
         check_value(where, name, given[name], list(Where))
     check_duration(where, "no_worker_timeout", given["no_worker_timeout"])
     check_waiting(where, deferrable=given["deferrable"], poll_interval=given["poll_interval"])
-    check_flag(where, "wait_for_completion", given["wait_for_completion"])
+    for name in ("wait_for_completion", "openlineage_inject_parent_job_info"):
+        check_flag(where, name, given[name])
     if not is_template(given["start_at"]):
         try:
             moment(given["start_at"])

@@ -73,6 +73,8 @@ def starting(operator: Any, base: type) -> Iterator[Reason]:
     yield from _templates(operator)
     if getattr(operator, "checks_templates", False):
         yield Reason("rendered templates are checked against the annotations of the stub")
+    if operator.openlineage_inject_parent_job_info:
+        yield Reason("openlineage_inject_parent_job_info: only a worker knows the run that OpenLineage names")
     if listened():
         yield Reason("a listener expects the start of each task", forces=False)
     if operator.on_execute_callback:

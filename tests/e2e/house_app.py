@@ -7,6 +7,7 @@ import random
 import time
 from datetime import timedelta
 
+from airflow_provider_taskhub.activity import inlet, outlet
 from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.retry import RetryPolicy
@@ -73,6 +74,20 @@ async def fan(ctx: OrchestrationContext, width: int) -> int:
 @app.orchestrator
 async def recorded(ctx: OrchestrationContext, width: int) -> int:
     return sum(await ctx.when_all([ctx.call_activity(kept, number) for number in range(width)]))
+
+
+@app.activity(record=True)
+def written(number: int) -> None:
+    inlet("file:///data/source")
+    outlet(f"file:///data/{number}")
+
+
+@app.orchestrator
+async def writer(ctx: OrchestrationContext, numbers: list[int]) -> None:
+    """Write the first number here, and the others in children."""
+    await ctx.call_activity(written, numbers[0])
+    if len(numbers) > 1:
+        await ctx.call_sub_orchestrator(writer, numbers[1:])
 
 
 @app.orchestrator

@@ -55,6 +55,11 @@ async def test_two_workers_do_what_there_is_to_do_and_stop(house: House) -> None
         assert (end.status, end.failure is not None) == (Status.FAILED, True)
         assert "broken 7" in (end.output or "")
         assert {member.worker.split("@")[0] for member in await client.admin.workers()} == {"one", "two"}
+        family = await client.start("writer", [1, 2, 3])
+        await client.wait(family.instance_id, timeout=LIMIT)
+        lineage, left_out = await client.instance(family.instance_id).lineage()
+        assert lineage.inlets == ("file:///data/source",)
+        assert (lineage.outlets, left_out) == (tuple(f"file:///data/{number}" for number in (1, 2, 3)), 0)
     assert (one.end(), two.end()) == (0, 0)
     assert "Traceback" not in one.text() + two.text()
 

@@ -35,6 +35,13 @@ def count(spark: SparkSession, rows: int) -> int:
 
 
 @app.spark_activity
+def parent(spark: SparkSession) -> list[str | None]:
+    """The parent run as the session and as the jobs of this thread know it."""
+    name = "spark.openlineage.parentRunId"
+    return [spark.conf.get(name, None), spark.sparkContext.getLocalProperty(name)]
+
+
+@app.spark_activity
 async def count_async(spark: SparkSession, rows: int) -> int:
     return spark.range(rows).count()
 

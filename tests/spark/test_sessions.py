@@ -78,6 +78,9 @@ async def test_a_spark_activity_says_where_it_runs_and_may_not_stop_spark(pool: 
         assert failure is not None
         assert failure.error_type == "ConfigurationError"
         assert "spark.stop() inside an activity: the Spark context is shared" in failure.error_message
+    conf = {"spark.openlineage.parentRunId": "8a"}
+    assert value(await pool.run(spark("parent", spark_conf=conf))) == ["8a", "8a"]
+    assert value(await pool.run(spark("parent"))) == [None, None], "it was of that attempt only"
     assert value(await pool.run(spark("count", 7))) == 7
     assert value(await pool.run(spark("count_async", 8))) == 8
     plain: list[ActivityProgress] = []

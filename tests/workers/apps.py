@@ -12,11 +12,11 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from datetime import date
 
-from airflow_provider_taskhub.activity import activity_info, cancelled, check_cancelled, progress
+from airflow_provider_taskhub.activity import activity_info, cancelled, check_cancelled, inlet, outlet, progress
 from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.errors import OrchestrationError
 
@@ -91,6 +91,23 @@ def report() -> str:
     progress(7)
     progress(message="almost")
     return "done"
+
+
+@app.activity(record=True)
+def declaring(kind: str) -> str:
+    inlet("s3://bucket/in")
+    with ThreadPoolExecutor(1) as threads:  # a thread of the activity declares for it
+        threads.submit(copy_context().run, outlet, "s3://bucket/out").result()
+    if kind == "fail":
+        raise RuntimeError("after the declaration")
+    if kind == "wrong":
+        outlet("monthly")
+    return kind
+
+
+@app.activity
+def declaring_unrecorded() -> None:
+    outlet("s3://bucket/out")
 
 
 @app.activity

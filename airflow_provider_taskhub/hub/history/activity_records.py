@@ -20,10 +20,12 @@ from airflow_provider_taskhub.hub.formats.json_values import JsonObject, Kind
 from airflow_provider_taskhub.hub.formats.keys import escape, history_folder, unescape
 from airflow_provider_taskhub.hub.model import ActivityRecord, HubNames, RecordState
 from airflow_provider_taskhub.hub.unreadable_rows import unreadable
+from airflow_provider_taskhub.lineage import Lineage
 from airflow_provider_taskhub.storage.primitives import (
     And,
     Compare,
     Entity,
+    Or,
     Property,
     PutBlob,
     RowOperation,
@@ -106,6 +108,8 @@ def encode(record: ActivityRecord) -> Entity:
         "Result": record.result if fits else None,
         "ResultBlobName": None if fits else _blob_name(record),
         "Failure": None if record.failure is None else _failure(record.failure),
+        "Inlets": codec.dumps(record.lineage.inlets) if record.lineage.inlets else None,
+        "Outlets": codec.dumps(record.lineage.outlets) if record.lineage.outlets else None,
     }
     return Entity(
         partition_key=escape(record.instance.instance_id),
@@ -162,7 +166,16 @@ def decode(entity: Entity) -> ActivityRecord:
         log=_text(columns, "Log"),
         result=_text(columns, "Result"),
         failure=_failure_of(entity) if state is RecordState.FAILED or "Failure" in columns else None,
+        lineage=Lineage(inlets=_uris(columns, "Inlets"), outlets=_uris(columns, "Outlets")),
     )
+
+
+def _uris(columns: Mapping[str, Property | None], name: str) -> tuple[str, ...]:
+    try:
+        values = codec.loads(_text(columns, name) or "[]", what=name)
+    except InputError:
+        return ()
+    return tuple(value for value in values if isinstance(value, str)) if isinstance(values, list) else ()
 
 
 def _state(columns: Mapping[str, Property | None]) -> RecordState:
@@ -240,6 +253,22 @@ async def newest(store: Store, names: HubNames, record: ActivityRecord) -> tuple
         if found[0].attempt == record.attempt:
             return found
     return None
+
+
+async def lineage(store: Store, names: HubNames, instance_id: str) -> Lineage:
+    """Read the data that the completed activities of an instance have declared, of all its generations.
+
+    The store sends only rows with a declaration, and only their columns about it.
+    """
+    declared = Or((Compare("Inlets", "gt", ""), Compare("Outlets", "gt", "")))
+    within = And((Compare("PartitionKey", "eq", escape(instance_id)), declared))
+    inlets: set[str] = set()
+    outlets: set[str] = set()
+    async for entity in store.rows(names.activities, within, select=("State", "Inlets", "Outlets")):
+        if _state(entity.properties) is RecordState.COMPLETED:
+            inlets.update(_uris(entity.properties, "Inlets"))
+            outlets.update(_uris(entity.properties, "Outlets"))
+    return Lineage(inlets=tuple(sorted(inlets)), outlets=tuple(sorted(outlets)))
 
 
 async def of_instance(store: Store, names: HubNames, instance_id: str) -> list[tuple[ActivityRecord, Entity]]:

@@ -276,6 +276,7 @@ class RecordedActivities:
             progress=1.0 if ok and attempt.record.progress is not None else attempt.record.progress,
             result=outcome.result,
             failure=outcome.failure,
+            lineage=outcome.lineage,
         )
         large = records.result_blob(self._hub.names, ended)  # made once for all tries, because compressing is slow
         try:

@@ -5,7 +5,7 @@ Other modules store the outcome and send the response.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from airflow_provider_taskhub.engine.events import FailureDetails, TaskScheduled
 from airflow_provider_taskhub.engine.registry import ActivityDefinition
 from airflow_provider_taskhub.hub.formats.keys import log_name
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
+from airflow_provider_taskhub.tags import SPARK_PARENT_TAGS
 from airflow_provider_taskhub.workers.executors.attempt_values import (
     ActivityOutcome,
     ActivityProgress,
@@ -59,7 +60,16 @@ def request_of(
         spark=definition.spark,
         alone=crashes.suspect,
         log=log_name(instance, event.event_id, attempt),
+        spark_conf=_spark_conf(held.message.context_tags) if definition.spark else None,
     )
+
+
+def _spark_conf(tags: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the configuration of the attempt's Spark session that the instance's tags contain.
+
+    Only OpenLineage's settings are taken, because a worker's Spark must not be changed by whoever starts an instance.
+    """
+    return {name: value for name, value in (tags or {}).items() if name.startswith(SPARK_PARENT_TAGS)}
 
 
 async def traced(

@@ -14,6 +14,7 @@ from datetime import timedelta
 from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance, TraceContext
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.model import ActivityRecord
+from airflow_provider_taskhub.lineage import NO_LINEAGE, Lineage
 
 MAX_CRASHES = 3
 """An activity fails after this many executors have died while they ran only this activity.
@@ -44,6 +45,7 @@ class ActivityRequest:
     :param alone: True if the executor must run no other attempt at the same time.
     :param trace: W3C trace context; spans that the activity's code makes belong to it. None: the attempt is not traced.
     :param log: name of the log that gets the output of the attempt.
+    :param spark_conf: configuration for the attempt's Spark session, beside the worker's own; None: nothing.
     """
 
     name: str
@@ -59,6 +61,7 @@ class ActivityRequest:
     alone: bool = False
     trace: TraceContext | None = None
     log: str
+    spark_conf: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,7 @@ class ActivityOutcome:
     :param shared: True if other attempts ran in the executor when it died, so that any of them may be the cause.
     :param log_tail: the last 50 lines of the attempt's output.
     :param executor: name of the executor that ran the attempt; empty if no executor ran it.
+    :param lineage: the data that a successful attempt has declared.
     """
 
     result: str | None = None
@@ -107,6 +111,7 @@ class ActivityOutcome:
     shared: bool = False
     log_tail: tuple[str, ...] = ()
     executor: str = ""
+    lineage: Lineage = NO_LINEAGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from airflow_provider_taskhub.codec import decode, dumps, loads
 from airflow_provider_taskhub.engine.events import FailureDetails
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.fast_dataclass import dataclass
+from airflow_provider_taskhub.lineage import NO_LINEAGE, Lineage
 
 _LENGTHS = struct.Struct("!II")
 MAX_HEADER = 4 * 1024 * 1024
@@ -78,6 +79,7 @@ class Run(ExecutorMessage):
     :param tags: tags of the call.
     :param job_group: Spark's job group for the jobs of the attempt; "" for an activity without Spark.
     :param has_input: False if the call has no input; the body is empty then.
+    :param spark_conf: configuration for the attempt's Spark session, beside the executor's own.
     :param trace_parent: W3C ``traceparent`` of the attempt; None: the attempt is not traced.
     :param trace_state: W3C ``tracestate`` of the attempt; None: there is no such value.
     """
@@ -92,6 +94,7 @@ class Run(ExecutorMessage):
     tags: Mapping[str, str]
     job_group: str
     has_input: bool
+    spark_conf: Mapping[str, str] = dataclasses.field(default_factory=dict)
     trace_parent: str | None = None
     trace_state: str | None = None
 
@@ -168,9 +171,13 @@ class Progress(ExecutorMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done(ExecutorMessage):
-    """An attempt has succeeded. The body is its result as JSON text."""
+    """An attempt has succeeded. The body is its result as JSON text.
+
+    :param lineage: the data that the attempt has declared.
+    """
 
     number: int
+    lineage: Lineage = NO_LINEAGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,6 +61,7 @@ class RemoteAttempt:
             tags=dict(request.tags or {}),
             job_group=self.state.job_group or "",
             has_input=request.input is not None,
+            spark_conf=dict(request.spark_conf or {}),
             trace_parent=request.trace.trace_parent if request.trace else None,
             trace_state=request.trace.trace_state if request.trace else None,
             body=(request.input or "").encode(),
@@ -104,8 +105,8 @@ class RemoteAttempt:
             if the executor died before it answered.
         """
         match self.ended.result():
-            case Done(body=body):
-                return self._outcome(result=body.decode())
+            case Done(body=body, lineage=lineage):
+                return replace(self._outcome(result=body.decode()), lineage=lineage)
             case Failed(failure=failure):
                 return self._outcome(failure=failure)
             case None:

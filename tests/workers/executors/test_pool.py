@@ -11,6 +11,7 @@ import pytest
 
 from airflow_provider_taskhub.engine.events import OrchestrationInstance, TraceContext
 from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.lineage import NO_LINEAGE, Lineage
 from airflow_provider_taskhub.settings import SparkSettings
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityProgress
 from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorPool
@@ -63,6 +64,25 @@ async def test_progress_reaches_the_host_before_the_outcome(pool: ExecutorPool) 
     assert heard[0] == ActivityProgress(executor="plain-1.1")
     assert (heard[1].fraction, heard[1].message) == (0.25, "a quarter")
     assert (heard[-1].fraction, heard[-1].message) == (1.0, "almost")
+
+
+async def test_the_outcome_of_a_success_has_what_the_activity_declared(pool: ExecutorPool) -> None:
+    outcome = await pool.run(request("declaring", "all"))
+    assert outcome.lineage == Lineage(inlets=("s3://bucket/in",), outlets=("s3://bucket/out",))
+    assert (await pool.run(request("greet", "you"))).lineage == NO_LINEAGE
+    failed = await pool.run(request("declaring", "fail"))
+    assert (failed.failure is not None, failed.lineage) == (True, NO_LINEAGE)
+
+
+async def test_a_wrong_declaration_fails_the_activity(pool: ExecutorPool) -> None:
+    for name, arguments, text in (
+        ("declaring", {"input": '["wrong"]'}, "'monthly' is not a URI"),
+        ("declaring_unrecorded", {"input": None}, "declare it with @app.activity(record=True)"),
+    ):
+        failure = (await pool.run(request(name, **arguments))).failure
+        assert failure is not None
+        assert (failure.error_type, failure.is_non_retriable) == ("InputError", True)
+        assert text in failure.error_message
 
 
 async def test_a_listener_that_fails_costs_nothing(pool: ExecutorPool) -> None:

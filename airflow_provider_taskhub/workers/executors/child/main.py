@@ -28,6 +28,7 @@ from airflow_provider_taskhub.engine.events import FailureDetails
 from airflow_provider_taskhub.engine.failures import failure_of
 from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry
 from airflow_provider_taskhub.errors import InputError, TaskHubError
+from airflow_provider_taskhub.lineage import DeclaredLineage
 from airflow_provider_taskhub.workers.executors import process_session
 from airflow_provider_taskhub.workers.executors.child import capture, invocation
 from airflow_provider_taskhub.workers.executors.child.spark import LaunchError, WarmSpark
@@ -55,6 +56,9 @@ _PROGRESS_EVERY = 0.25
 """Shortest time between two progress messages of one attempt, in seconds.
 
 A report that comes earlier is sent with the attempt's next report, or when the host pings."""
+
+
+_NO_RECORD = "this activity has no record that could keep the URI: declare it with @app.activity(record=True)"
 
 
 class Link:
@@ -140,6 +144,7 @@ class RunningActivity:
                 trace_state=run.trace_state,
             ),
             report=self._report,
+            lineage=DeclaredLineage(None if definition.record else _NO_RECORD),
         )
 
     @contextlib.contextmanager
@@ -160,7 +165,7 @@ class RunningActivity:
 
     def result(self, value: Any) -> ExecutorMessage:
         text = invocation.result_text(self.definition, value, self._max_result)
-        return Done(number=self.run.number, body=text)
+        return Done(number=self.run.number, lineage=self.public.lineage.declared(), body=text)
 
     def failure(self, error: BaseException) -> ExecutorMessage:
         return Failed(number=self.run.number, failure=failure_of(error), cancelled=self.public.cancelled.is_set())
@@ -320,7 +325,7 @@ class ChildExecutor:
             if attempt.spark is None:
                 return attempt.result(function(*arguments))
             with attempt.spark.session(
-                attempt.run.job_group, f"{attempt.run.name} of {attempt.run.instance_id}"
+                attempt.run.job_group, f"{attempt.run.name} of {attempt.run.instance_id}", attempt.run.spark_conf
             ) as spark:
                 value = function(spark, *arguments)
                 return attempt.result(asyncio.run(value) if inspect.iscoroutine(value) else value)

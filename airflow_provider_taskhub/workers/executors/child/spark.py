@@ -129,7 +129,9 @@ class WarmSpark:
         return cls(context, root)
 
     @contextmanager
-    def session(self, job_group: str, description: str) -> Iterator[SparkSession]:
+    def session(
+        self, job_group: str, description: str, conf: Mapping[str, str] | None = None
+    ) -> Iterator[SparkSession]:
         """Make a new Spark session and activate it in this thread until the end of the ``with`` block.
 
         Spark jobs that this thread starts meanwhile belong to the job group. Enter the block in the thread that runs
@@ -137,6 +139,7 @@ class WarmSpark:
 
         :param job_group: name of the job group, by which :meth:`cancel` finds the jobs.
         :param description: text for Spark's UI.
+        :param conf: configuration of the session. Spark jobs also have it as their local properties; None: nothing.
         """
         slot = self._take_slot()
         session = self._root.newSession()
@@ -148,6 +151,9 @@ class WarmSpark:
             # Attempts that run at the same time have different scheduler pools, because jobs within one pool run in
             # order. Later attempts use the same pools again, because Spark never deletes a pool.
             self._context.setLocalProperty("spark.scheduler.pool", f"taskhub-{slot}")
+            for name, value in (conf or {}).items():
+                session.conf.set(name, value)
+                self._context.setLocalProperty(name, value)
             yield session
         finally:
             _session.reset(token)
