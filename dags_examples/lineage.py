@@ -16,6 +16,6 @@ with DAG(dag_id="words_counted", schedule=[counted]) as reading:
 
     @task
     def tell(triggering_asset_events=None) -> list[str]:
-        return [asset.uri for asset in triggering_asset_events]
+        return sorted({event.asset.uri for events in triggering_asset_events.values() for event in events})
 
     tell()

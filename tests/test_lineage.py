@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from airflow_provider_taskhub.activity import Attempt, ActivityInfo, entered, inlet, outlet
+from airflow_provider_taskhub.activity import ActivityInfo, Attempt, entered, inlet, outlet
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.lineage import MAX_CHARACTERS, MAX_URI, DeclaredLineage, Lineage
 

@@ -304,7 +304,10 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             raise AirflowTaskTimeout(f"{self._named(instance_id)}: {OVERDUE}") from error
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage:
-        """Return the data that the orchestration has read and written. OpenLineage's listener calls this."""
+        """Return the data that the orchestration has read and written. OpenLineage's listener calls this.
+
+        :param task_instance: the run of the task; not used, because the operator remembers its instance.
+        """
         return self._lineage.facets(self.orchestrator, self._hook())
 
     def _request(self, context: Context) -> StartRequest:

@@ -37,6 +37,7 @@ from airflow_provider_taskhub.hub.model import (
 from airflow_provider_taskhub.hub.queues.quarantine import Quarantined
 from airflow_provider_taskhub.hub.waiting.reasons import Snapshot, Why, unwatched, why
 from airflow_provider_taskhub.hub.watches import Watch
+from airflow_provider_taskhub.lineage import NO_LINEAGE, Lineage
 
 NOW = Timestamp.parse("2026-11-21T10:00:00Z")
 
@@ -86,6 +87,7 @@ class FakeHub:
     records: dict[str, tuple[ActivityRecord, ...]] = field(default_factory=dict)
     logs: dict[str, str] = field(default_factory=dict)
     failed: dict[str, Any] = field(default_factory=dict)
+    lineages: dict[str, tuple[Lineage, int]] = field(default_factory=dict)
     workers: tuple[Member, ...] = (member(),)
     serving: tuple[PartitionState, ...] = ()
     hints: set[str] = field(default_factory=set)
@@ -353,6 +355,9 @@ class FakeInstance(Fake):
 
     async def failed_attempt(self) -> Any:
         return self._count("failed_attempt").failed.get(self.id)
+
+    async def lineage(self) -> tuple[Lineage, int]:
+        return self._count("lineage").lineages.get(self.id, (NO_LINEAGE, 0))
 
     async def log(self, blob_name: str, *, last: int | None = None) -> str:
         lines = self._count("log").logs[blob_name].splitlines()

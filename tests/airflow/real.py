@@ -37,6 +37,7 @@ APPS = (
     "tests.airflow.hub_app:app",
     "dags_examples.approval_app:app",
     "dags_examples.control_app:app",
+    "dags_examples.lineage_app:app",
     "dags_examples.taskflow_app:app",
 )
 """What the worker serves: the tests' own app, and those of the examples that the tests run."""

@@ -22,6 +22,7 @@ EXAMPLES = (
     "first_app.py",
     "flights_app.py",
     "flights_delays.py",
+    "lineage_app.py",
     "on_retry.py",
     "taskflow_app.py",
     "waiting.py",

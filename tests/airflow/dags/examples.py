@@ -7,6 +7,6 @@ from pathlib import Path
 
 from airflow.sdk import DAG
 
-for name in ("approval", "control", "sensor", "taskflow"):
+for name in ("approval", "control", "lineage", "sensor", "taskflow"):
     found = runpy.run_path(str(Path(__file__).parents[3] / "dags_examples" / f"{name}.py"))
     globals().update({one.dag_id: one for one in found.values() if isinstance(one, DAG)})
