@@ -21,6 +21,7 @@ from airflow_provider_taskhub.client.listing import InstancePage
 from airflow_provider_taskhub.client.purging import PurgeResult
 from airflow_provider_taskhub.engine.events import HistoryEvent, Status
 from airflow_provider_taskhub.hub.history.failed_attempt import FailedAttempt
+from airflow_provider_taskhub.hub.history.pages import ChildPage, HistoryPage
 from airflow_provider_taskhub.hub.model import (
     ActivityRecord,
     HubInfo,
@@ -34,9 +35,11 @@ from airflow_provider_taskhub.hub.waiting.reasons import Why
 
 __all__ = [
     "ActivityRecord",
+    "ChildPage",
     "Client",
     "FailedAttempt",
     "HistoryEvent",
+    "HistoryPage",
     "HubAdmin",
     "HubInfo",
     "InstanceHandle",

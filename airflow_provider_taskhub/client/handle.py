@@ -36,9 +36,11 @@ from airflow_provider_taskhub.hub.formats.instance_rows import ended
 from airflow_provider_taskhub.hub.formats.keys import escape
 from airflow_provider_taskhub.hub.history import activity_records as records
 from airflow_provider_taskhub.hub.history import failed_attempt as blame
+from airflow_provider_taskhub.hub.history import pages
 from airflow_provider_taskhub.hub.history.failed_attempt import FailedAttempt
 from airflow_provider_taskhub.hub.history.lineage import lineage_of_family
-from airflow_provider_taskhub.hub.history.load import load
+from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, load
+from airflow_provider_taskhub.hub.history.pages import ChildPage, HistoryPage
 from airflow_provider_taskhub.hub.history.purge import purge
 from airflow_provider_taskhub.hub.history.salvage import salvage
 from airflow_provider_taskhub.hub.hub import Hub
@@ -137,6 +139,33 @@ class InstanceHandle:
         found = await salvage(self.hub.store, self.hub.names, self.id, growing=True)
         return found.events, found.unreadable
 
+    async def history_page(self, *, before: int | None = None, limit: int = 1000) -> HistoryPage:
+        """Return a part of the history that can be read, to show it to people. The cost does not depend on the length.
+
+        :param before: the position of the first event that is not wanted; the first event of the history has position
+            0. None: return the newest events.
+        :param limit: the largest number of events, from 1.
+        """
+        try:
+            return await pages.history_page(self.hub.store, self.hub.names, self.id, before=before, limit=limit)
+        except HistoryUnreadable:  # the row that counts the events is damaged: read everything that is there
+            events, unreadable = await self.readable_history()
+            end = len(events) if before is None else min(before, len(events))
+            first = max(0, end - limit)
+            numbers = tuple(range(first, end))
+            return HistoryPage(
+                events=events[first:end], numbers=numbers, first=first, total=len(events), unreadable=unreadable
+            )
+
+    async def children(self, *, after: int = -1, limit: int = 50) -> ChildPage:
+        """Return events with which the instance's current generation started children, the oldest first.
+
+        :param after: ``ChildPage.after`` of the previous part; -1: begin with the first child.
+        :param limit: the largest number of children, from 1.
+        :raises HistoryUnreadable: if the row that counts the events is damaged.
+        """
+        return await pages.children(self.hub.store, self.hub.names, self.id, after=after, limit=limit)
+
     async def activities(self) -> tuple[ActivityRecord, ...]:
         """Return all activity records of the instance, of all its generations: one record for each attempt.
 
@@ -229,7 +258,7 @@ class InstanceHandle:
             activities with an activity record runs any more. With ``recurse`` the call waits for all children in the
             same way.
         :param recurse: True: also terminate every child that has not ended, and the children of these children.
-            Children that were started with the tag for fire and forget always continue.
+            ChildPage that were started with the tag for fire and forget always continue.
         :param timeout: the longest time that ``wait`` may take; None: no limit.
         :param progress: called with the id of each child before ``wait`` begins to wait for that child.
         :returns: the state before the termination; with ``wait`` the state after it.
@@ -300,7 +329,7 @@ class InstanceHandle:
     async def rewind(self, reason: str = "") -> InstanceState:
         """Let a failed instance continue from before its failure: the activities and children that failed run again.
 
-        Activities and children that completed do not run again. Children that failed are rewound too. The orchestrator
+        Activities and children that completed do not run again. ChildPage that failed are rewound too. The orchestrator
         may have caught a failure, done other work (for example a cleanup), and raised the failure again. The rewind
         then also takes back the other work, and the orchestrator waits again for the activity that failed. The rewind
         finds that failure in the causes of the instance's error. If you raise an error of your own, therefore write

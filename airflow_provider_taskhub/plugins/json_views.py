@@ -18,6 +18,7 @@ from airflow_provider_taskhub.engine.events import FailureDetails, HistoryEvent,
 from airflow_provider_taskhub.engine.failures import headline
 from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hooks.outputs import plain
+from airflow_provider_taskhub.hub.history.pages import HistoryPage
 from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, OwnerState, PartitionState
 from airflow_provider_taskhub.hub.waiting.reasons import Reason, Why, clock
 from airflow_provider_taskhub.plugins.timeline import milliseconds, only
@@ -27,13 +28,27 @@ from airflow_provider_taskhub.triggers.task_log import execution
 Show = Callable[[str | None], str]
 """Returns a payload as the user may see it: masked, or replaced by a notice that the user lacks the right."""
 MOST_EVENTS = 500
-"""The largest number of events of a history that the page shows: the newest ones."""
+"""The largest number of events in one part of a history. The page shows the newest part, and earlier ones on demand."""
 _LONGEST = 20_000
 _LONGEST_LINE = 240
 _WORKS = frozenset({Reason.ACTIVITIES, Reason.CHILDREN})
 """Reasons that the page does not show, because the list shows the running activities and children themselves."""
 _MASKED = frozenset({Reason.SUSPENDED, Reason.QUARANTINE})
 """Reasons whose texts contain texts of users or of messages. They are masked like payloads."""
+
+
+_TABS = {
+    Reason.QUARANTINE: "quarantine",
+    Reason.CHILD_HELD: "quarantine",
+    Reason.OFFLINE: "partitions",
+    Reason.UNSERVED: "partitions",
+    Reason.NOT_OWNER: "partitions",
+    Reason.NO_ORCHESTRATOR: "workers",
+    Reason.VERSION: "workers",
+    Reason.NO_ACTIVITY: "workers",
+    Reason.NO_CHILD: "workers",
+}
+"""The tab of the page that shows more about a reason."""
 
 
 def row(state: InstanceState, done: Mapping[str, int] | None, waits: Sequence[Why], show: Show) -> dict[str, Any]:
@@ -136,7 +151,8 @@ def instance(state: InstanceState, waits: Sequence[Why], show: Show) -> dict[str
         "ended": milliseconds(ended(state)),
         "now": now_line(state, waits, show),
         "fault": any(why.reason.is_fault for why in waits),
-        "remedies": [why.remedy for why in waits if why.remedy and why.reason not in _WORKS],
+        "custom_line": "" if state.status.is_final else _custom(state, show)[:_LONGEST_LINE],
+        "waits": [] if state.status.is_final else [wait(why, show) for why in waits if why.reason not in _WORKS],
         "input": show(state.input)[:_LONGEST],
         # before the end, the column "Output" contains the reason of a suspension or a resume
         "output": show(state.output)[:_LONGEST] if state.status.is_final else "",
@@ -144,6 +160,21 @@ def instance(state: InstanceState, waits: Sequence[Why], show: Show) -> dict[str
         "failure": failure(state.failure, show),
         "tags": _tags(state.tags or {}, show),
         "airflow": airflow(state),
+    }
+
+
+def wait(why: Why, show: Show) -> dict[str, Any]:
+    """Return one reason why an instance does not continue, with the way out.
+
+    ``tab`` of the result is the tab of the page where a person can change something, or None.
+    """
+    return {
+        "kind": str(why.reason),
+        "text": _why(why, show),
+        "remedy": why.remedy,
+        "fault": why.reason.is_fault,
+        "events": list(why.events),
+        "tab": _TABS.get(why.reason),
     }
 
 
@@ -226,21 +257,31 @@ def activity(record: ActivityRecord, show: Show) -> dict[str, Any]:
     }
 
 
-def history(past: Sequence[HistoryEvent], show: Show) -> dict[str, Any]:
-    """Return the newest :data:`MOST_EVENTS` events, the newest first, and the number of all events."""
-    names = _names(past)
-    first = max(0, len(past) - MOST_EVENTS)
+def history(page: HistoryPage, show: Show) -> dict[str, Any]:
+    """Return the newest :data:`MOST_EVENTS` events of a part of the history, the newest first.
+
+    ``first`` of the result is the position of its oldest event, ``total`` the number of events of the whole history,
+    and ``execution`` the generation to which the history belongs.
+    """
+    names = _names(page.events)
+    shown = [*zip(page.numbers, page.events, strict=True)][-MOST_EVENTS:]
     lines = [
         {
             "n": number,
-            "time": milliseconds(_time(past[number])),
-            "event": past[number].event_type.name,
-            "what": _what(past[number], names),
-            "payload": show(_payload(past[number]))[:_LONGEST],
+            "time": milliseconds(_time(event)),
+            "event": event.event_type.name,
+            "what": _what(event, names),
+            "payload": show(_payload(event))[:_LONGEST],
         }
-        for number in range(len(past) - 1, first - 1, -1)
+        for number, event in reversed(shown)
     ]
-    return {"events": lines, "total": len(past)}
+    cut = len(page.events) > len(shown)
+    return {
+        "events": lines,
+        "first": shown[0][0] if cut else page.first,
+        "total": page.total,
+        "execution": page.execution_id,
+    }
 
 
 def inputs(past: Sequence[HistoryEvent], show: Show) -> dict[int, str]:

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.errors import ConfigurationError, InputError, StorageError
+from airflow_provider_taskhub.errors import ConfigurationError, StorageError
 from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hooks.deployment import page_connections
 from airflow_provider_taskhub.hooks.masking import masked
@@ -27,11 +27,13 @@ from airflow_provider_taskhub.hub.model import InstanceState, Member
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.hub.waiting.reasons import Why
 from airflow_provider_taskhub.links.taskhub import base_path
-from airflow_provider_taskhub.plugins import actions, administration, json_views, task_instances
+from airflow_provider_taskhub.plugins import actions, administration, instance_parts, json_views, task_instances
 from airflow_provider_taskhub.plugins.access import may_edit, require, rights_of
 from airflow_provider_taskhub.plugins.client_cache import ClientCache
+from airflow_provider_taskhub.plugins.instance_parts import parent_of
 from airflow_provider_taskhub.plugins.listing import Scan, listing, scan, visible
 from airflow_provider_taskhub.plugins.shown_hubs import described, open_hub
+from airflow_provider_taskhub.plugins.shown_instances import readable, shows
 from airflow_provider_taskhub.plugins.timeline import timeline
 from airflow_provider_taskhub.triggers.task_log import execution, of_execution
 
@@ -39,14 +41,14 @@ WINDOWS = {"hour": 1, "day": 24, "week": 24 * 7, "month": 24 * 31, "all": None}
 """The age in hours of the oldest instances in a list, by the name of the time window; None: no limit."""
 LOG_LINES = 2_000
 """The largest number of lines of a log that the page shows, from the end of the log."""
+MOST_DRAWN = 2_000
+"""The largest number of events of a history that are read for the page of an instance, and that its timeline shows."""
 MOST_EARLIER = 200
 """The largest number of attempts of earlier generations that an instance's page lists: the newest ones."""
-_ASSETS = {"page.css": "text/css", "page.js": "text/javascript", "instances.js": "text/javascript",
-           "instance.js": "text/javascript", "timeline.js": "text/javascript", "icon.svg": "image/svg+xml",
-           "dialog.js": "text/javascript", "actions.js": "text/javascript", "partitions.js": "text/javascript",
-           "workers.js": "text/javascript", "quarantine.js": "text/javascript"}  # fmt: skip
+_SCRIPTS = ("page", "instances", "instance", "timeline", "dialog", "actions", "partitions", "workers", "quarantine",
+            "history", "relations")  # fmt: skip
+_ASSETS = {"page.css": "text/css", "icon.svg": "image/svg+xml"} | {f"{name}.js": "text/javascript" for name in _SCRIPTS}
 _PAGES = ("instances", "instance", "partitions", "workers", "quarantine")
-_HIDDEN = "(needs the right to read task instances of this DAG)"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self'; connect-src 'self'; frame-ancestors 'self'; base-uri 'none'; form-action 'none'",
@@ -67,6 +69,7 @@ def make_app() -> Any:
     app = FastAPI(title="TaskHub", docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(_pages())
     app.include_router(_data())
+    app.include_router(instance_parts.routes())
     app.include_router(actions.routes())
     app.include_router(administration.routes())
 
@@ -139,7 +142,7 @@ def _data() -> Any:
         listed = listing(found.instances, may, status=wanted, text=text.strip(), offset=offset, limit=limit)
         members: tuple[Member, ...] = await cache.once("members", lambda client: client.admin.workers())
         tallies, waits = await asyncio.gather(_tallies(cache, listed.rows), _waits(cache, listed.rows, members))
-        shows = await _shows(listed.rows, user)
+        shown = await shows(listed.rows, user)
         return head | {
             "counts": listed.counts,
             "total": listed.total,
@@ -147,17 +150,17 @@ def _data() -> Any:
             "offset": offset,
             "rows": [
                 json_views.row(state, done, waits.get(state.instance_id, ()), show)
-                for state, done, show in zip(listed.rows, tallies, shows, strict=True)
+                for state, done, show in zip(listed.rows, tallies, shown, strict=True)
             ],
         }
 
     @router.get("/instance")
     async def instance(user: GetUserDep, id: Id, conn: Conn = "") -> dict[str, Any]:
         cache, head = await open_hub(conn)
-        state, damaged = await _readable(cache, id, user)
-        (show,) = await _shows((state,), user)
-        (past, unreadable), attempts, members, partitions = await asyncio.gather(
-            cache.once(("history", id), lambda client: client.instance(id).readable_history()),
+        state, damaged = await readable(cache, id, user)
+        (show,) = await shows((state,), user)
+        page, attempts, members, partitions = await asyncio.gather(
+            cache.once(("history", id), lambda client: client.instance(id).history_page(limit=MOST_DRAWN)),
             cache.once(("activities", id), lambda client: client.instance(id).activities()),
             cache.once("members", lambda client: client.admin.workers()),
             cache.once("partitions", lambda client: client.admin.partitions()),
@@ -170,13 +173,14 @@ def _data() -> Any:
             "instance": json_views.instance(state, waits, show),
             "actions": actions.actions_of(state) if await may_edit(user, state) else (),
             "served": json_views.served(next((p for p in partitions if p.partition == partition), None), partition),
-            "unreadable": [show(line) for line in (*damaged, *unreadable)],
+            "parent": await parent_of(cache, page.start, user),
+            "unreadable": [show(line) for line in (*damaged, *page.unreadable)],
             "activities": [json_views.activity(record, show) for record in records],
             "earlier": [json_views.activity(record, show) for record in earlier[-MOST_EARLIER:]],
-            "inputs": json_views.inputs(past, show),
+            "inputs": json_views.inputs(page.events, show),
             "tally": json_views.tally(records),
-            "timeline": timeline(past, records, show),
-            "history": json_views.history(past, show),
+            "timeline": timeline(page.events, records, show) | {"first": page.first},
+            "history": json_views.history(page, show),
         }
 
     @router.get("/task")
@@ -226,7 +230,7 @@ def _data() -> Any:
         The execution id names the generation of the instance to which the attempt belongs. None: the current one.
         """
         cache, _ = await open_hub(conn)
-        state, _ = await _readable(cache, id, user)
+        state, _ = await readable(cache, id, user)
         await asyncio.to_thread(require, user, (state.tags or {}).get(identity.DAG_TAG), "TASK_LOGS")
         records = await cache.once(("activities", id), lambda client: client.instance(id).activities())
         wanted = (state.execution_id or "") if execution_id is None else execution_id, task, attempt
@@ -235,21 +239,6 @@ def _data() -> Any:
             raise HTTPException(404, "this attempt has no log")
         text = await cache.once(("log", name), lambda client: client.instance(id).log(name, last=LOG_LINES))
         return {"text": masked(text), "lines": LOG_LINES}
-
-    async def _readable(cache: ClientCache, instance_id: str, user: Any) -> tuple[InstanceState, tuple[str, ...]]:
-        """Return the instance, and error texts about unreadable parts of its row.
-
-        A user who may not see the instance gets the same error as for an instance that does not exist.
-        """
-        damaged: tuple[str, ...] = ()
-        try:
-            state = await cache.once(("get", instance_id), lambda client: client.get(instance_id))
-        except InputError as error:
-            state = await cache.once(("row", instance_id), lambda client: client.get(instance_id, payloads=False))
-            damaged = (str(error),)
-        if state is None or not visible(*await rights_of(user))(state):
-            raise HTTPException(404, f"there is no instance {instance_id!r}, or you may not see it")
-        return state, damaged
 
     return router
 
@@ -277,27 +266,6 @@ async def _waits(
 def _since(window: str) -> datetime | None:
     hours = WINDOWS[window]
     return None if hours is None else SYSTEM_CLOCK.utc_now().datetime() - timedelta(hours=hours)
-
-
-async def _shows(states: Sequence[InstanceState], user: Any) -> list[json_views.Show]:
-    """Return for each instance a function that masks its payloads, or hides them if the user may not see them.
-
-    The user's rights are checked once for each DAG and not for each instance, because a check may read Airflow's
-    database.
-    """
-    dags = [(state.tags or {}).get(identity.DAG_TAG) for state in states]
-    shows = await asyncio.to_thread(lambda: {dag_id: _show(user, dag_id) for dag_id in set(dags)})
-    return [shows[dag_id] for dag_id in dags]
-
-
-def _show(user: Any, dag_id: str | None) -> json_views.Show:
-    from fastapi import HTTPException
-
-    try:
-        require(user, dag_id, "TASK_INSTANCE")
-    except HTTPException:
-        return lambda text: _HIDDEN if text else ""
-    return masked
 
 
 def _file(name: str) -> bytes:

@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.codec import Timestamp, dumps
-from airflow_provider_taskhub.engine.events import FailureDetails, HistoryEvent, OrchestrationInstance, Status
+from airflow_provider_taskhub.engine.events import (
+    ExecutionStarted,
+    FailureDetails,
+    HistoryEvent,
+    OrchestrationInstance,
+    Status,
+    SubOrchestrationInstanceCreated,
+)
 from airflow_provider_taskhub.engine.pending_waits import Awaits
 from airflow_provider_taskhub.errors import (
     InputError,
@@ -23,6 +30,7 @@ from airflow_provider_taskhub.errors import (
     InvalidStateError,
     PartitionNotFound,
 )
+from airflow_provider_taskhub.hub.history.pages import ChildPage, HistoryPage
 from airflow_provider_taskhub.hub.model import (
     ActivityRecord,
     Control,
@@ -97,6 +105,7 @@ class FakeHub:
     damaged: dict[str, Exception] = field(default_factory=dict)
     damaged_payloads: dict[str, str] = field(default_factory=dict)
     unreadable: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    histories: dict[str, Sequence[HistoryEvent]] = field(default_factory=dict)
     requests: Counter[str] = field(default_factory=Counter)
     starts: list[tuple[str, StartPolicy]] = field(default_factory=list)
     terminated: list[tuple[str, str]] = field(default_factory=list)
@@ -363,8 +372,28 @@ class FakeInstance(Fake):
         lines = self._count("log").logs[blob_name].splitlines()
         return "\n".join(lines[-last:] if last else lines)
 
-    async def readable_history(self) -> tuple[tuple[HistoryEvent, ...], tuple[str, ...]]:
-        return (), self._count("history").unreadable.get(self.id, ())
+    async def history_page(self, *, before: int | None = None, limit: int = 1000) -> HistoryPage:
+        hub = self._count("history")
+        past = hub.histories.get(self.id, ())
+        end = len(past) if before is None else min(before, len(past))
+        first = max(0, end - limit)
+        return HistoryPage(
+            events=tuple(past[first:end]),
+            numbers=tuple(range(first, end)),
+            first=first,
+            total=len(past),
+            execution_id="e",
+            start=next((event for event in past if isinstance(event, ExecutionStarted)), None),
+            unreadable=hub.unreadable.get(self.id, ()),
+        )
+
+    async def children(self, *, after: int = -1, limit: int = 50) -> ChildPage:
+        past = self._count("children").histories.get(self.id, ())
+        born = [(at, one) for at, one in enumerate(past) if isinstance(one, SubOrchestrationInstanceCreated)]
+        left = [(at, one) for at, one in born if at > after]
+        return ChildPage(
+            events=tuple(one for _, one in left[:limit]), after=left[limit - 1][0] if len(left) > limit else None
+        )
 
 
 class FakeAdmin(Fake):

@@ -10,6 +10,7 @@ import pytest
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine import events
 from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance, Status
+from airflow_provider_taskhub.hub.history.pages import HistoryPage
 from airflow_provider_taskhub.hub.model import InstanceState, OwnerState, PartitionState, RecordState
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.hub.waiting.reasons import Reason, Snapshot, Why, why
@@ -117,10 +118,10 @@ def test_an_instance_says_how_to_mend_what_it_waits_for() -> None:
     found = why(Snapshot(state=lost, members=(member(),), now=NOW))
     shown_there = json_views.instance(lost, found, shown)
     assert (shown_there["fault"], json_views.row(lost, None, found, shown)["fault"]) == (True, True)
-    assert shown_there["remedies"] == [one.remedy for one in found]
-    assert all(shown_there["remedies"])
+    assert [one["remedy"] for one in shown_there["waits"]] == [one.remedy for one in found]
+    assert all(one["remedy"] and one["fault"] and one["tab"] == "workers" for one in shown_there["waits"])
     works = Why(reason=Reason.ACTIVITIES, text="activity 'load'", remedy="none needed")
-    assert json_views.instance(lost, (works,), shown)["remedies"] == []
+    assert json_views.instance(lost, (works,), shown)["waits"] == []
     assert json_views.row(lost, None, (works,), shown)["fault"] is False
 
 
@@ -223,9 +224,10 @@ def test_a_wide_fan_out_is_bounded() -> None:
 
 
 def test_history_is_newest_first_and_bounded() -> None:
-    past = [events.TaskScheduled(timestamp=at(n), event_id=n, name="x", input="[1]") for n in range(700)]
-    made = json_views.history(past, lambda text: "***" if text else "")
-    assert (made["total"], len(made["events"])) == (700, json_views.MOST_EVENTS)
+    past = tuple(events.TaskScheduled(timestamp=at(n), event_id=n, name="x", input="[1]") for n in range(700))
+    whole = HistoryPage(events=past, numbers=tuple(range(700)), total=700, execution_id="e")
+    made = json_views.history(whole, lambda text: "***" if text else "")
+    assert (made["total"], len(made["events"]), made["first"]) == (700, json_views.MOST_EVENTS, 200)
     assert made["events"][0] == {
         "n": 699,
         "time": ms(699),

@@ -98,7 +98,7 @@ async def _salvage(store: Store, names: HubNames, reading: Reading) -> Salvage:
     committed = len(current) if sentinel is None else sentinel.committed(len(current))
     if committed > len(current):
         unreadable.append(f"{committed - len(current)} of {committed} rows are missing")
-    read = await gather_bounded(partial(_event, store, names), current[:committed], limit=PARALLEL)
+    read = await gather_bounded(partial(readable_event, store, names), current[:committed], limit=PARALLEL)
     return Salvage(
         events=tuple(event for event, _ in read if event is not None),
         unreadable=(*unreadable, *(line for _, lines in read for line in lines)),
@@ -115,7 +115,7 @@ def _first_generation(rows: Sequence[Entity]) -> str | None:
     return found if isinstance(found, str) else None
 
 
-async def _event(store: Store, names: HubNames, row: Entity) -> tuple[HistoryEvent | None, list[str]]:
+async def readable_event(store: Store, names: HubNames, row: Entity) -> tuple[HistoryEvent | None, list[str]]:
     """Decode one row. Columns whose blob cannot be read are omitted from the event.
 
     :returns: the event, or None if it cannot be decoded; and one line of text for each damage.

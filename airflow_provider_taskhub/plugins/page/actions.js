@@ -23,18 +23,25 @@ const ACTIONS = {
 };
 
 /** Return the buttons for the actions that the server names. `again` loads the data of the page. */
-export function buttons({ instance, actions, conn }, again) {
+export function buttons(shown, again) {
+  return el("div", { class: "actions" }, shown.actions.map((action) => {
+    const { name, danger } = ACTIONS[action];
+    return el("button", { class: danger ? "danger" : "", "data-key": action, onclick: () => open(action, shown, again) }, name);
+  }));
+}
+
+/** Open the dialog that raises the event with this name. */
+export const raise = (shown, again, name) => open("raise-event", shown, again, { name });
+
+function open(action, { instance, conn }, again, values = {}) {
+  const { name, button, fields = [], says, danger } = ACTIONS[action];
   const order = { id: instance.id, conn, execution: instance.execution, status: instance.status };
-  const done = (action) => (answer) => {
+  const done = (answer) => {
     if (action === "purge") { location.href = `${base}/taskhub/page/instances?${new URLSearchParams({ conn })}`; return; }
     if (answer.id !== instance.id) { location.href = instanceHref(answer.id, conn); return; }
     tell(answer.text);
     again();
   };
-  return el("div", { class: "actions" }, actions.map((action) => {
-    const { name, button, fields, says, danger } = ACTIONS[action];
-    return el("button", { class: danger ? "danger" : "", "data-key": action, onclick: () => askFirst({
-      title: `${name.replace("…", "")}: ${instance.id}`, says: says(instance.airflow, instance.status), fields, button, danger,
-      act: (values) => send(`instance/${action}`, { ...order, ...values }), done: done(action) }) }, name);
-  }));
+  askFirst({ title: `${name.replace("…", "")}: ${instance.id}`, says: says(instance.airflow, instance.status), fields: fields.map((field) => ({ ...field, value: values[field.name] })), button, danger,
+    act: (filled) => send(`instance/${action}`, { ...order, ...filled }), done });
 }

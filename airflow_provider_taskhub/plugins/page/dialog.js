@@ -4,7 +4,7 @@ import { el } from "./page.js";
 
 /**
  * Open the dialog. `act` gets the values of the fields by name and sends the order; what it returns goes to `done`.
- * A field is { name, label, kind: "text" | "json" | "check", required }.
+ * A field is { name, label, kind: "text" | "json" | "check", required, value }.
  */
 export function askFirst({ title, says, fields = [], button, danger = false, act, done }) {
   const inputs = fields.map((field) => ({ ...field, input: input(field) }));
@@ -37,12 +37,12 @@ export function askFirst({ title, says, fields = [], button, danger = false, act
 
   document.body.append(dialog);
   dialog.showModal();
-  (inputs.find(({ kind }) => kind !== "check")?.input ?? cancel).focus();
+  (inputs.find(({ kind, value }) => kind !== "check" && !value)?.input ?? cancel).focus();
 }
 
-function input({ kind, required }) {
+function input({ kind, required, value }) {
   if (kind === "check") return el("input", { type: "checkbox" });
-  return kind === "json" ? el("textarea", { rows: 4, spellcheck: "false", class: "mono" }) : el("input", { type: "text", required, maxlength: 1000 });
+  return kind === "json" ? el("textarea", { rows: 4, spellcheck: "false", class: "mono" }) : el("input", { type: "text", required, value, maxlength: 1000 });
 }
 
 function value(kind, label, field) {

@@ -1,14 +1,17 @@
 // The page of one instance: its state, its timeline, the details of the selected attempt, and its history.
 
-import { airflowLink, ask, bar, base, duration, el, exactTime, fullTime, instanceHref, keepFocus, PARTITION_STATES, pretty, query, refresh, status, taskPath, time, triggererTrouble, trouble, worker } from "./page.js";
-import { buttons } from "./actions.js";
+import { airflowLink, ask, bar, base, duration, el, exactTime, instanceHref, keepFocus, PARTITION_STATES, pretty, query, refresh, status, taskPath, time, triggererTrouble, trouble, worker } from "./page.js";
+import { buttons, raise } from "./actions.js";
 import { told } from "./dialog.js";
+import { historyOf } from "./history.js";
+import { childrenOf, path, waits } from "./relations.js";
 import { colour, draw, workersOf } from "./timeline.js";
 
 const main = document.getElementById("main");
 let id = query.get("id"), conn = query.get("conn") ?? "", siblings = null, unasked = "";
-let chosen = null, last = null, log = null, open = new Set();
-const parts = Object.fromEntries(["head", "note", "time", "detail", "history", "more"].map((name) => [name, el("div", { id: name })]));
+let chosen = null, last = null, log = null;
+const parts = Object.fromEntries(["head", "note", "time", "detail", "history", "children", "more"].map((name) => [name, el("div", { id: name })]));
+const past = historyOf(parts.history), children = childrenOf(parts.children);
 
 main.replaceChildren(el("div", { class: "empty" }, "Loading…"));
 
@@ -84,7 +87,7 @@ function show(answer) {
   last = answer;
   bar(answer);
   if (!parts.head.isConnected)
-    main.replaceChildren(parts.head, told, parts.note, el("h2", {}, "Timeline"), parts.time, el("div", { class: "two" }, parts.detail, parts.history), parts.more);
+    main.replaceChildren(parts.head, told, parts.note, el("h2", {}, "Timeline"), parts.time, parts.children, el("div", { class: "two" }, parts.detail, parts.history), parts.more);
   paint();
 }
 
@@ -94,7 +97,7 @@ function paint() {
   const live = instance.ended == null;
   document.title = `${instance.id} · TaskHub`;
   keepFocus(() => parts.head.replaceChildren(
-    el("div", { class: "head" }, el("div", {}, el("div", { class: "small mute" }, el("a", { href: `${base}/taskhub/page/instances?${new URLSearchParams({ conn: last.conn })}` }, "Instances"), " ›"),
+    el("div", { class: "head" }, el("div", {}, path(last),
       el("h1", { class: "mono", style: "font-size:17px" }, instance.id)), siblings?.length > 1 ? chooser() : null, buttons(last, again)),
     el("dl", { class: "facts" },
       fact("Status", status(instance.status)),
@@ -107,12 +110,14 @@ function paint() {
   const broken = last.unreadable.length ? [el("div", { class: "note bad" }, el("b", {}, "Some parts of this instance cannot be read. "), "The other parts are shown.",
     el("details", {}, el("summary", { class: "small" }, `parts that cannot be read (${last.unreadable.length})`), el("pre", {}, last.unreadable.join("\n"))))] : [];
   const alone = last.triggerer ? [el("div", { class: "note" }, last.triggerer)] : [];
-  parts.note.replaceChildren(...broken, ...alone, ...(instance.failure ? [el("div", { class: "note bad" }, el("b", {}, instance.failure.headline), instance.failure.retryable ? "" : el("span", { class: "mute" }, " (no retries)"),
+  const standstill = () => waits(last, (name) => raise(last, again, name));
+  keepFocus(() => parts.note.replaceChildren(...broken, ...alone, ...(instance.failure ? [el("div", { class: "note bad" }, el("b", {}, instance.failure.headline), instance.failure.retryable ? "" : el("span", { class: "mute" }, " (no retries)"),
     instance.failure.stack ? el("details", {}, el("summary", { class: "small" }, "stack trace"), el("pre", {}, instance.failure.stack)) : "")]
-    : instance.now ? [el("div", { class: `note ${instance.status === "Failed" || instance.fault ? "bad" : ""}` }, instance.now, instance.remedies.map((text) => el("div", { class: "small mute" }, text)))] : []));
+    : live ? standstill() : instance.now ? [el("div", { class: `note ${instance.status === "Failed" ? "bad" : ""}` }, instance.now)] : [])));
   paintTimeline(live);
   paintDetail(activities);
-  paintHistory();
+  past.show(last);
+  children.show(last);
   paintMore(instance);
 }
 
@@ -162,6 +167,7 @@ function paintTimeline(live) {
     bars.some((one) => one.worker && one.state === "cancelled") ? square("background:var(--off)", "cancelled attempt") : "",
     bars.some((one) => ["waiting", "fired", "scheduled", "ended"].includes(one.state)) ? square("border:1.5px dashed var(--wait)", "waiting") : "",
     timeline.more ? el("span", {}, `and ${timeline.more} more`) : "",
+    timeline.first ? el("span", {}, `without the first ${timeline.first.toLocaleString("en")} of ${last.history.total.toLocaleString("en")} events`) : "",
     el("span", { class: "space" }, `click a bar for input, output${activities.some((one) => one.log) ? ", log" : ""}${activities.some((one) => one.spark_ui) ? " and Spark UI" : ""}`)));
   if (focus) [...picture.querySelectorAll(".pick")].find((one) => one.getAttribute("aria-label").split(",")[0] === focus.split(",")[0])?.focus({ preventScroll: true });
 }
@@ -214,21 +220,6 @@ function payloads(instance) {
   for (const [name, value] of [["input", instance.input], ["status", instance.custom], ["output", instance.output]])
     if (value) rows.push(el("dt", {}, name), el("dd", {}, el("pre", {}, pretty(value))));
   return rows.length ? el("dl", { class: "pairs" }, ...rows) : el("div", { class: "mute" }, "No input, no output.");
-}
-
-function paintHistory() {
-  const { events, total } = last.history;
-  const lines = events.flatMap((event) => {
-    const shown = open.has(event.n);
-    const toggle = () => { if (shown) open.delete(event.n); else open.add(event.n); paintHistory(); };
-    const row = el("tr", {}, el("td", { class: "n mute" }, event.n), el("td", { title: fullTime(event.time) }, exactTime(event.time)), el("td", {}, event.event), el("td", { class: "small now" }, event.what),
-      el("td", { class: "n" }, event.payload ? el("button", { class: "small", style: "padding:0 7px", "aria-expanded": String(shown), title: "payload", onclick: toggle }, shown ? "–" : "+") : ""));
-    return shown ? [row, el("tr", { class: "payload" }, el("td", { colspan: 5 }, el("pre", {}, pretty(event.payload))))] : [row];
-  });
-  const scrolled = parts.history.querySelector(".events")?.scrollTop ?? 0;
-  parts.history.replaceChildren(el("h2", {}, "History"), el("div", { class: "scroll events", style: "max-height:640px;overflow-y:auto" }, el("table", {}, el("thead", {}, el("tr", {}, el("th", { class: "n" }, "#"), ...["Time", "Event", "What", ""].map((text) => el("th", {}, text)))), el("tbody", {}, ...lines))),
-    total > events.length ? el("div", { class: "foot" }, `the newest ${events.length} of ${total} events`) : "");
-  parts.history.querySelector(".events").scrollTop = scrolled;
 }
 
 function paintMore(instance) {
