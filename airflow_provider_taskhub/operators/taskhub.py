@@ -300,7 +300,8 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
                 ti.xcom_pull(task_ids=self.task_id, key=key, map_indexes=index) for key in (INSTANCE_KEY, OWNER_KEY)
             )
             if instance_id:
-                self._terminate(instance_id, owner, EXECUTION_TIMEOUT, wait=True)
+                # without the XCom, the trigger has started the instance, and the owner is this try
+                self._terminate(instance_id, owner or str(ti.id), EXECUTION_TIMEOUT, wait=True)
             raise AirflowTaskTimeout(f"{self._named(instance_id)}: {OVERDUE}") from error
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage:

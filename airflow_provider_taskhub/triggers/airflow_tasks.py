@@ -118,24 +118,6 @@ class SupervisorTasks:
             self._open_request = None
 
 
-async def state_of(ti: Any) -> States:
-    """Return the state of one task instance. A trigger calls this function for its own task.
-
-    :param ti: the task instance, as Airflow gives it to the trigger.
-    :raises Exception: if Airflow does not answer.
-    """
-    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
-
-    found: States = await asyncio.to_thread(
-        RuntimeTaskInstance.get_task_states,
-        dag_id=ti.dag_id,
-        task_ids=[ti.task_id],
-        run_ids=[ti.run_id],
-        map_index=index_of(ti),
-    )
-    return found
-
-
 def index_of(ti: Any) -> int:
     """Return the map index of a task instance; -1 for a task that is not mapped."""
     return -1 if ti.map_index is None else int(ti.map_index)

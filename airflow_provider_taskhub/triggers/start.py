@@ -21,7 +21,7 @@ from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.errors import ConfigurationError, InputError
 from airflow_provider_taskhub.hooks.identity import TaskIdentity
-from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
+from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION
 from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.tags import OWNER_TAG
@@ -29,6 +29,7 @@ from airflow_provider_taskhub.triggers.dag_file import has_changed
 from airflow_provider_taskhub.triggers.reactions import REACTION_TEXTS, StartDecision
 from airflow_provider_taskhub.triggers.request import request_of
 from airflow_provider_taskhub.triggers.shared_client import starting_client
+from airflow_provider_taskhub.triggers.shared_requests import shared_settings
 from airflow_provider_taskhub.triggers.start_or_attach import Launched, StartRequest, Taken, launch, recall
 from airflow_provider_taskhub.triggers.task_end import (
     INSTANCE_KEY,
@@ -215,7 +216,7 @@ class TaskHubStartTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not 
         return await retry(lambda: self._launch_once(request), _RETRIES, self.clock, failed=failed)
 
     async def _launch_once(self, request: StartRequest) -> Launched:
-        settings = await TaskHubHook(self.taskhub_conn_id).asettings()
+        settings = await shared_settings(self.taskhub_conn_id)
         async with starting_client(settings, create=settings.embedded) as client:
             return await self._start_or_attach(client, request)
 
@@ -231,7 +232,7 @@ class TaskHubStartTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not 
         owner = request.task.owner
         if state is not None:
             mine = (state.tags or {}).get(OWNER_TAG) == owner
-            if state.status.is_final if mine else await waits_for(self.task_instance) == [instance_id, owner]:
+            if state.status.is_final if mine else await waits_for(self.task_instance, instance_id, self._owners(owner)):
                 return Launched(instance_id=instance_id, owner=owner, reaction=StartDecision.RETURN, notes=())
         return await launch(client, request, counter=counter, remember=lambda _: None)
 
@@ -260,9 +261,10 @@ class TaskHubStartTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not 
         link = TaskHubInstanceLink()
         values = {
             INSTANCE_KEY: launched.instance_id,
-            OWNER_KEY: launched.owner,
             link.xcom_key: link.get_link(self, ti_key=self.task_instance),
         }
+        if self._owner_named:
+            values[OWNER_KEY] = launched.owner
         try:
             for name, value in values.items():
                 await XCom.aset(key=name, value=value, **place_of(self.task_instance))
@@ -286,7 +288,20 @@ class TaskHubStartTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not 
         waiting.clock = self.clock
         waiting.task_instance = self.task_instance
         waiting.trigger_id = self.trigger_id
+        waiting.task_end.owner_named = self._owner_named
         return waiting
+
+    @property
+    def _owner_named(self) -> bool:
+        """Whether the owner of the instance is in an XCom, beside the instance id.
+
+        An id that is derived from the task names its generation, so the id is enough. Each request to Airflow costs
+        the triggerer more than the start itself.
+        """
+        return bool(self.instance_id)
+
+    def _owners(self, owner: str) -> list[str | None]:
+        return [owner] if self._owner_named else []
 
     async def _end(self, launched: Launched) -> TriggerEvent:
         """Return the event that ends a task that does not wait for its instance."""
@@ -294,7 +309,7 @@ class TaskHubStartTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not 
 
         ti, instance_id = self.task_instance, launched.instance_id
         try:
-            if self.end_from_trigger and await still_waits(ti, instance_id, launched.owner):
+            if self.end_from_trigger and await still_waits(ti, instance_id, self._owners(launched.owner)):
                 if self.push_output:
                     await XCom.aset(key=XCom.XCOM_RETURN_KEY, value=instance_id, **place_of(ti))
                 self.log.info("the task ends in the triggerer: nothing in the task needs a worker")

@@ -8,14 +8,16 @@ again, so this race cannot happen.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import TaskFailedEvent, TaskSuccessEvent, TriggerEvent
 
 from airflow_provider_taskhub.hooks.outputs import returned, stays_in_hub
 from airflow_provider_taskhub.tags import OWNER_TAG
-from airflow_provider_taskhub.triggers.airflow_tasks import index_of, key, state_of
+from airflow_provider_taskhub.triggers.airflow_tasks import index_of, key
 from airflow_provider_taskhub.triggers.outcome import log_attempt, log_causes, reason, retryable
+from airflow_provider_taskhub.triggers.shared_requests import state_of
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.model import InstanceState
@@ -42,9 +44,12 @@ class TaskEnd:
         one if the task has retries, because a trigger cannot forbid them.
     :param push: False: do not push the output.
     :param taskhub_conn_id: the connection of the hub, for a reference to a large output.
+    :ivar owner_named: False: an XCom names the instance, and none names its owner. The trigger that has started the
+        task needs none if the instance id is derived from the task: after a clear, the id is another one.
     """
 
     def __init__(self, *, owner: str | None, success: bool, failure: bool, push: bool, taskhub_conn_id: str) -> None:
+        self.owner_named = True
         self._taskhub_conn_id = taskhub_conn_id
         self._owner, self._success, self._failure, self._push = owner, success, failure, push
         self._completed: InstanceState | None = None
@@ -75,8 +80,7 @@ class TaskEnd:
             return None
         try:
             if self._completed is not None:
-                ends = await end(ti, self._completed, self._owner, self._push, self._taskhub_conn_id)
-                return TaskSuccessEvent() if ends else None
+                return TaskSuccessEvent() if await self._succeeds(ti, self._completed) else None
             if self._failed is not None and await self._may_fail(ti, self._failed):
                 log_causes(self._failed, log)
                 log_attempt(self._attempt, log)
@@ -87,6 +91,27 @@ class TaskEnd:
             log.warning("the triggerer cannot end the task, so a worker ends it: %s: %s", type(error).__name__, error)
         return None
 
+    async def _succeeds(self, ti: Any, state: InstanceState) -> bool:
+        """Push the output, or a reference to a large output, as the task's XCom, and return True.
+
+        Return False if the task does not wait for this instance any more, or if the XCom would be larger than
+        :data:`LARGEST_OUTPUT`.
+
+        :param ti: the trigger's task instance.
+        :param state: the state of the completed instance.
+        :raises Exception: if Airflow does not answer, or refuses the XCom.
+        """
+        from airflow.sdk.execution_time.xcom import XCom
+
+        large = self._push and len(state.output or "") > LARGEST_OUTPUT and not stays_in_hub(state)
+        if large or _foreign(state, self._owner):
+            return False
+        if not await still_waits(ti, state.instance_id, [self._owner] if self.owner_named else []):
+            return False
+        if self._push and (value := returned(state, self._taskhub_conn_id)) is not None:
+            await XCom.aset(key=XCom.XCOM_RETURN_KEY, value=value, **place_of(ti))
+        return True
+
     async def _may_fail(self, ti: Any, state: InstanceState) -> bool:
         from airflow_provider_taskhub.engine.events import Status
 
@@ -95,68 +120,43 @@ class TaskEnd:
         retries = getattr(getattr(ti, "task", None), "retries", 0)
         if retries and not retryable(state):
             return False
-        return await still_waits(ti, state.instance_id, self._owner)
-
-
-async def end(ti: Any, state: InstanceState, owner: str | None, push: bool, taskhub_conn_id: str) -> bool:
-    """Push the output, or a reference to a large output, as the task's XCom, and return True.
-
-    Return False if the task does not wait for this instance any more, or if the XCom would be larger than
-    :data:`LARGEST_OUTPUT`.
-
-    Airflow on SQLite gives the id of a deleted trigger to a new trigger. The old trigger may still run, and Airflow
-    would treat its event as the event of the new trigger's task. So this function checks that the task is deferred and
-    that its XComs name this instance and this owner.
-
-    :param ti: the trigger's task instance.
-    :param state: the state of the completed instance.
-    :param owner: the owner tag that the instance must have; None: a sensor waits, and the instance may have any tag.
-    :param push: False: do not push the output.
-    :param taskhub_conn_id: the connection of the hub.
-    :returns: whether the triggerer may end the task now.
-    :raises Exception: if Airflow does not answer, or refuses the XCom.
-    """
-    from airflow.sdk.execution_time.xcom import XCom
-
-    large = push and len(state.output or "") > LARGEST_OUTPUT and not stays_in_hub(state)
-    if large or _foreign(state, owner):
-        return False
-    if not await still_waits(ti, state.instance_id, owner):
-        return False
-    if push and (value := returned(state, taskhub_conn_id)) is not None:
-        await XCom.aset(key=XCom.XCOM_RETURN_KEY, value=value, **place_of(ti))
-    return True
+        # a later try may have started the same instance again, and then names itself as the owner
+        return await still_waits(ti, state.instance_id, [self._owner] if self.owner_named else [self._owner, None])
 
 
 def _foreign(state: InstanceState, owner: str | None) -> bool:
-    """Return whether another task or program has started the instance again. :param owner: as :func:`end` takes it."""
+    """Return whether another task or program has started the instance again. :param owner: None: any tag is right."""
     return owner is not None and (state.tags or {}).get(OWNER_TAG) != owner
 
 
-async def still_waits(ti: Any, instance_id: str, owner: str | None) -> bool:
-    """Return whether the task is deferred and its XComs name this instance and this owner.
+async def still_waits(ti: Any, instance_id: str, owners: Collection[str | None]) -> bool:
+    """Return whether the task is deferred, and its XComs name this instance and one of these owners.
+
+    Airflow on SQLite gives the id of a deleted trigger to a new trigger. The old trigger may still run, and Airflow
+    would treat its event as the event of the new trigger's task.
 
     :param ti: the trigger's task instance.
     :param instance_id: the instance for which the trigger waits.
-    :param owner: the owner tag of this instance.
+    :param owners: owner tags of the instance. None: no XCom names an owner. Empty: the owner does not matter.
     :raises Exception: if Airflow does not answer.
     """
     states = await state_of(ti)
     found = states.get(ti.run_id, {}).get(key(ti.task_id, index_of(ti)))
     if str(getattr(found, "value", found)) != "deferred":
         return False
-    return await waits_for(ti) == [instance_id, owner]
+    return await waits_for(ti, instance_id, owners)
 
 
-async def waits_for(ti: Any) -> list[Any]:
-    """Return the instance id and the owner tag that the XComs of a task name. None, None: the try has started nothing.
+async def waits_for(ti: Any, instance_id: str, owners: Collection[str | None]) -> bool:
+    """Return whether the XComs of a task name this instance and one of these owners, as :func:`still_waits` does.
 
-    :param ti: the trigger's task instance.
     :raises Exception: if Airflow does not answer.
     """
     from airflow.sdk.execution_time.xcom import XCom
 
-    return [await XCom.aget_one(key=name, **place_of(ti)) for name in (INSTANCE_KEY, OWNER_KEY)]
+    if await XCom.aget_one(key=INSTANCE_KEY, **place_of(ti)) != instance_id:
+        return False
+    return not owners or await XCom.aget_one(key=OWNER_KEY, **place_of(ti)) in owners
 
 
 def place_of(ti: Any) -> dict[str, Any]:

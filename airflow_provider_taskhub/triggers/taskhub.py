@@ -23,12 +23,13 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import ConfigurationError, InputError
-from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook, served_at
+from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, served_at
 from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.supervision import Supervisor
-from airflow_provider_taskhub.triggers.airflow_tasks import SupervisorTasks, index_of, key, state_of, why_nobody_waits
+from airflow_provider_taskhub.triggers.airflow_tasks import SupervisorTasks, index_of, key, why_nobody_waits
 from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, terminate_owned
 from airflow_provider_taskhub.triggers.shared_client import shared_client
+from airflow_provider_taskhub.triggers.shared_requests import shared_settings, state_of
 from airflow_provider_taskhub.triggers.task_end import TaskEnd
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         self.fail_from_trigger = fail_from_trigger
         self.deferred_by_worker = deferred_by_worker
         ends = {"success": end_from_trigger, "failure": fail_from_trigger, "push": push_output}
-        self._end = TaskEnd(owner=owner, taskhub_conn_id=taskhub_conn_id, **ends)
+        self.task_end = TaskEnd(owner=owner, taskhub_conn_id=taskhub_conn_id, **ends)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the path of this class and the arguments from which Airflow creates the trigger again."""
@@ -175,7 +176,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         if message := event.payload["message"]:
             self.log.error(message)
         if self.trigger_id is not None:  # dag.test() sets none, and its tasks can be resumed at once
-            if (end_event := await self._end.event(self.task_instance, self.log)) is not None:
+            if (end_event := await self.task_end.event(self.task_instance, self.log)) is not None:
                 self.log.info("the task ends in the triggerer: nothing in the task needs a worker")
                 yield end_event
                 return
@@ -225,9 +226,9 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         def failed(error: Exception, failures: int) -> None:
             self.log.warning("cannot read connection %s, trying again: %s", self.taskhub_conn_id, error)
 
-        hook = TaskHubHook(self.taskhub_conn_id)
+        read = partial(shared_settings, self.taskhub_conn_id)
         try:
-            return await retry(hook.asettings, replace(_ENDLESS, unless=is_final), self.clock, failed=failed)
+            return await retry(read, replace(_ENDLESS, unless=is_final), self.clock, failed=failed)
         except ConfigurationError:
             raise
         except Exception:
@@ -258,7 +259,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
                 except InputError as error:
                     return self._event("unusable", wait.state, str(error))
                 if (event := self._end_event(wait, unusable, met=met)) is not None:
-                    await self._end.read(watcher, moment, wait.state, met=met)
+                    await self.task_end.read(watcher, moment, wait.state, met=met)
                     return event
         return await self._timed_out(settings)
 

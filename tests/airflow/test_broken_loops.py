@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.hooks.taskhub import settings_without_connection
+from airflow_provider_taskhub.hooks.taskhub import TaskHubHook, settings_without_connection
 from airflow_provider_taskhub.plugins import sweep
 from airflow_provider_taskhub.plugins.client_cache import client_cache_of
 from airflow_provider_taskhub.settings import load_settings
-from airflow_provider_taskhub.triggers import taskhub as module
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from tests.airflow.fake import FakeHub
@@ -30,7 +29,7 @@ def test_a_trigger_goes_on_waiting_when_the_loops_under_it_break(
     async def without(self: Any) -> Any:
         return settings_without_connection(self.taskhub_conn_id)
 
-    monkeypatch.setattr(module.TaskHubHook, "asettings", without)
+    monkeypatch.setattr(TaskHubHook, "asettings", without)
 
     async def scenario() -> None:
         hub.put("i", Status.RUNNING, tags={"taskhub.owner": "me"})

@@ -613,6 +613,16 @@ def test_a_deferral_that_timed_out_also_ends_the_instance(make_task, hub) -> Non
     assert [instance for instance, _ in hub.terminated] == [ID.format(1)]
 
 
+def test_a_deferral_that_timed_out_also_ends_what_the_trigger_has_started(make_task, hub) -> None:
+    """The trigger names no owner in an XCom: it is the try itself."""
+    task, ti = make_task(execution_timeout=timedelta(minutes=30)), Ti()
+    ti.xcoms["instance_id"] = "i"
+    hub.put("i", Status.RUNNING, tags={"taskhub.owner": str(ti.id)})
+    with pytest.raises(AirflowTaskTimeout):
+        task.operator.resume_execution("__fail__", {"error": "Trigger timeout"}, task.context(ti))
+    assert [instance for instance, _ in hub.terminated] == ["i"]
+
+
 @pytest.mark.rows("K43")
 def test_without_a_worker_the_last_try_leaves_nothing_to_run_unseen(make_task, hub) -> None:
     task, ti = make_task(), Ti()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -18,6 +19,7 @@ from airflow.triggers.base import TaskFailedEvent, TaskSuccessEvent, TriggerEven
 
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import InstanceExists, StorageError
+from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
 from airflow_provider_taskhub.hub.model import StartPolicy
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
 from airflow_provider_taskhub.triggers.start import TaskHubStartTrigger
@@ -40,24 +42,42 @@ class Airflow:
 
         self.state: str | None = "deferred"
         self.xcoms: dict[str, Any] = {}
+        self.rows: dict[str, dict[str, Any]] = {"t": self.xcoms}
+        self.requests: Counter[str] = Counter()
         self.ids: list[UUID] = []
         self.refuses = False
         self.dag_file = __file__
-        monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(lambda **_: {"r": {"t": self.state}}))
+        monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(self.states))
         monkeypatch.setattr(XCom, "aget_one", self.get)
         monkeypatch.setattr(XCom, "aset", self.set)
+        read = TaskHubHook.asettings
 
-    async def get(self, *, key: str, **place: Any) -> Any:
-        assert place == {"dag_id": "d", "task_id": "t", "run_id": "r", "map_index": -1}
-        return self.xcoms.get(key)
+        async def counted(hook: TaskHubHook) -> Any:
+            self.requests["connection"] += 1
+            return await read(hook)
 
-    async def set(self, *, key: str, value: Any, **place: Any) -> None:
-        assert place == {"dag_id": "d", "task_id": "t", "run_id": "r", "map_index": -1}
+        monkeypatch.setattr(TaskHubHook, "asettings", counted)
+
+    def states(self, *, task_ids: list[str], **place: Any) -> dict[str, dict[str, str | None]]:
+        assert place == {"dag_id": "d", "run_ids": ["r"], "map_index": -1}
+        self.requests["states"] += 1
+        return {"r": dict.fromkeys(task_ids, self.state)}
+
+    async def get(self, *, key: str, task_id: str, **place: Any) -> Any:
+        assert place == {"dag_id": "d", "run_id": "r", "map_index": -1}
+        self.requests["get"] += 1
+        return self.rows[task_id].get(key)
+
+    async def set(self, *, key: str, value: Any, task_id: str, **place: Any) -> None:
+        assert place == {"dag_id": "d", "run_id": "r", "map_index": -1}
+        self.requests["set"] += 1
         if self.refuses:
             raise ConnectionError("no answer")
-        self.xcoms[key] = value
+        self.rows.setdefault(task_id, {})[key] = value
 
-    def trigger(self, *, try_number: int = 1, ti_id: UUID | None = None, **arguments: Any) -> TaskHubStartTrigger:
+    def trigger(
+        self, *, try_number: int = 1, ti_id: UUID | None = None, task_id: str = "t", **arguments: Any
+    ) -> TaskHubStartTrigger:
         """Build the trigger of a task as Airflow does, from the serialized DAG."""
         from airflow.executors.workloads.task import TaskInstanceDTO
         from airflow.jobs.triggerer_job_runner import TriggerRunner
@@ -68,15 +88,15 @@ class Airflow:
 
         params = {"seconds": 60, "empty": "", "long": "x" * 40_000, "begin": "2027-01-01T01:00:00+01:00"}
         with DAG("d", schedule=None, params=params) as dag:
-            TaskHubOperator(**({"task_id": "t", "orchestrator": "flights_delays", "retries": 2} | arguments))
+            TaskHubOperator(**({"task_id": task_id, "orchestrator": "flights_delays", "retries": 2} | arguments))
         dag.fileloc = self.dag_file
         encoded = DagSerialization.to_dict(dag)
-        start = DagSerialization.from_dict(encoded).get_task("t").start_trigger_args
+        start = DagSerialization.from_dict(encoded).get_task(task_id).start_trigger_args
         stored = Trigger(classpath=start.trigger_cls, kwargs=start.trigger_kwargs).encrypted_kwargs
         kwargs = {name: smart_decode_trigger_kwargs(value) for name, value in Trigger._decrypt_kwargs(stored).items()}
         self.ids.append(ti_id or uuid4())
         dto = TaskInstanceDTO(
-            id=self.ids[-1], task_id="t", dag_id="d", run_id="r", try_number=try_number, map_index=-1,
+            id=self.ids[-1], task_id=task_id, dag_id="d", run_id="r", try_number=try_number, map_index=-1,
             pool_slots=1, priority_weight=1, dag_version_id=uuid4(), queue="default",
         )  # fmt: skip
         dates = dict.fromkeys(
@@ -194,7 +214,7 @@ def test_it_starts_what_a_worker_would_start_and_ends_the_task(hub: FakeHub, air
     assert (hub.watched[ID].waiter, hub.watched[ID].cleared_continues) == (owner, False)
     link = airflow.xcoms.pop("_link_TaskHubInstanceLink")
     assert link.startswith("/plugin/taskhub/taskhub/page/instance?dag_id=d&run_id=r&task_id=t")
-    assert airflow.xcoms == {"instance_id": ID, "taskhub_owner": owner, "return_value": {"sum": 1}}
+    assert airflow.xcoms == {"instance_id": ID, "return_value": {"sum": 1}}
 
 
 def test_a_worker_that_continues_finds_the_generation_of_the_trigger(
@@ -239,17 +259,26 @@ def test_a_failure_ends_in_the_triggerer_unless_airflow_would_retry_it_against_i
     play(scenario)
 
 
-def test_a_failure_ends_no_task_that_waits_for_another_instance(hub: FakeHub, airflow: Airflow) -> None:
+@pytest.mark.parametrize(
+    ("failed", "chosen", "xcom"),
+    [(True, False, "taskhub_owner"), (True, True, "taskhub_owner"), (False, True, "taskhub_owner")]
+    + [(failed, chosen, "instance_id") for failed in (True, False) for chosen in (True, False)],
+)
+def test_an_end_ends_no_task_that_waits_for_another_instance(
+    hub: FakeHub, airflow: Airflow, failed: bool, chosen: bool, xcom: str
+) -> None:
     """Airflow on SQLite gives the id of a deleted trigger to a new trigger."""
+    instance_id = "x" if chosen else ID
 
     async def scenario() -> None:
-        def fail() -> None:
-            airflow.xcoms["taskhub_owner"] = "another try"
-            hub.fail(ID, "41 rows rejected")
+        def end() -> None:
+            airflow.xcoms[xcom] = "of another try"
+            hub.fail(instance_id, "41 rows rejected") if failed else hub.end(instance_id, 1)
 
-        after(3, fail)
-        event = await event_of(airflow.trigger())
+        after(3, end)
+        event = await event_of(airflow.trigger(**({"instance_id": "x"} if chosen else {})))
         assert (type(event), event.payload["reason"]) == (TriggerEvent, "reached")
+        assert "return_value" not in airflow.xcoms
 
     play(scenario)
 
@@ -348,6 +377,38 @@ def test_rows_that_start_at_once_share_one_client_with_the_waits(hub: FakeHub, a
             hub.end(f"x{row}", row)
         await events
         assert hub.opened == 1
+
+    play(scenario)
+
+
+def test_rows_that_start_and_end_at_once_share_what_they_ask_airflow(hub: FakeHub, airflow: Airflow) -> None:
+    """Each request of a trigger makes Airflow's triggerer read its database twice, with eight statements each time."""
+    rows = 100
+
+    async def scenario() -> None:
+        triggers = [airflow.trigger(task_id=f"t{row}") for row in range(rows)]
+        events = asyncio.gather(*map(event_of, triggers))
+        await asyncio.sleep(5)
+        assert airflow.requests == {"connection": 1, "set": 2 * rows}, "each row's instance id and link"
+        for row in range(rows):
+            hub.end(f"d:t{row}:r:g1", row)
+        assert {type(event) for event in await events} == {TaskSuccessEvent}
+
+    play(scenario)
+    assert [airflow.rows[f"t{row}"]["return_value"] for row in range(rows)] == [*range(rows)]
+    assert airflow.requests.pop("states") <= 5
+    assert airflow.requests == {"connection": 1, "get": rows, "set": 3 * rows}
+
+
+def test_a_connection_is_read_again_after_a_second(hub: FakeHub, airflow: Airflow) -> None:
+    async def scenario() -> None:
+        await airflow.trigger()._launch()
+        await asyncio.sleep(0.9)
+        await airflow.trigger()._launch()
+        assert airflow.requests["connection"] == 1
+        await asyncio.sleep(0.2)
+        await airflow.trigger()._launch()
+        assert airflow.requests["connection"] == 2
 
     play(scenario)
 
@@ -466,7 +527,7 @@ def test_a_task_that_does_not_wait_may_push_nothing(hub: FakeHub, airflow: Airfl
         assert type(event) is TaskSuccessEvent
 
     play(scenario)
-    assert set(airflow.xcoms) == {"instance_id", "taskhub_owner", "_link_TaskHubInstanceLink"}
+    assert set(airflow.xcoms) == {"instance_id", "_link_TaskHubInstanceLink"}
 
 
 @pytest.mark.parametrize("why", ["outlets", "no XComs", "another trigger's task"])

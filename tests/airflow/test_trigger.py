@@ -20,10 +20,9 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.pending_waits import AwaitedEvent, Awaits
 from airflow_provider_taskhub.errors import HubError, InputError, Throttled, Unavailable
 from airflow_provider_taskhub.hooks.outputs import MAX_OUTPUT_BYTES
-from airflow_provider_taskhub.hooks.taskhub import settings_without_connection
+from airflow_provider_taskhub.hooks.taskhub import TaskHubHook, settings_without_connection
 from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.hub.watches import Watch
-from airflow_provider_taskhub.triggers import taskhub as module
 from airflow_provider_taskhub.triggers.task_end import LARGEST_OUTPUT
 from airflow_provider_taskhub.triggers.taskhub import SETTLE, TaskHubTrigger
 from airflow_provider_taskhub.triggers.watcher import IN_TURN
@@ -46,7 +45,7 @@ def without_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     async def without(self: Any) -> Any:
         return settings_without_connection(self.taskhub_conn_id)
 
-    monkeypatch.setattr(module.TaskHubHook, "asettings", without)
+    monkeypatch.setattr(TaskHubHook, "asettings", without)
 
 
 def waiting(**arguments: Any) -> TaskHubTrigger:
@@ -683,7 +682,7 @@ def test_after_the_deadline_the_connection_is_asked_for_a_few_times(
                 raise answers.pop()
             return settings_without_connection(self.taskhub_conn_id)
 
-        monkeypatch.setattr(module.TaskHubHook, "asettings", flaky)
+        monkeypatch.setattr(TaskHubHook, "asettings", flaky)
         event = await fired(waiting(deadline=past()))
         assert event["reason"] == "timeout"
         assert ("nothing of it runs" if terminated else "not terminated") in event["message"]
@@ -855,7 +854,7 @@ def test_a_connection_that_cannot_be_read_is_asked_for_again(hub: FakeHub, monke
                 raise error
             return settings_without_connection(self.taskhub_conn_id)
 
-        monkeypatch.setattr(module.TaskHubHook, "asettings", flaky)
+        monkeypatch.setattr(TaskHubHook, "asettings", flaky)
         assert (await fired(waiting()))["reason"] == "reached"
 
     play(scenario)
