@@ -192,19 +192,26 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         self._log_why_a_worker_starts(ti)
         deadline = self._deadline()
         request = self._request(context)
-        link = self.operator_extra_links[0]
-        ti.xcom_push(key=link.xcom_key, value=link.get_link(self, ti_key=ti))  # first, so that the link soon works
+        # Each request to Airflow costs its API server about 10 ms of CPU, so the usual first try makes few of them.
+        first = ti.try_number == 1
+        if not first:
+            self._push_link(ti)  # the start may take a while: it may terminate the instance of an older generation
         store = context["task_state_store"]
+        stored: Counter | None = None
         generation: int | None = None
 
         def remember(counter: Counter) -> None:
             nonlocal generation
             generation = counter.generation
+            if counter == stored or (first and generation == 1):
+                return  # without a stored value, the next try finds the first generation in the hub
             value = {"generation": counter.generation, "max_tries": counter.max_tries}
             store.set(COUNTER_KEY, value, retention=NEVER_EXPIRE)
 
         async def use(client: Client) -> tuple[Launched, InstanceState | None]:
-            launched = await launch(client, request, counter=Counter.of(store.get(COUNTER_KEY)), remember=remember)
+            nonlocal stored
+            stored = None if first else Counter.of(store.get(COUNTER_KEY))
+            launched = await launch(client, request, counter=stored, remember=remember)
             for note in launched.notes:
                 self.log.warning(note)
             self.log.info("instance %s %s", launched.instance_id, REACTION_TEXTS[launched.reaction])
@@ -337,6 +344,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         text = deadline.text() if deadline else None
         if not self.deferrable:
             self.log.info("this Airflow worker waits for instance %s, because deferrable is False", instance_id)
+            self._push_link(context["ti"])  # Airflow itself pushes it only when execute() has ended
             here = self._trigger(instance_id, owner, text)
             here.interval = duration(self.poll_interval)
             return self.execute_complete(context, wait_in_worker(here), [instance_id, owner], text)
@@ -356,6 +364,10 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             timeout=deferral_timeout(deadline),
         )
         raise AssertionError("defer() raises")
+
+    def _push_link(self, ti: Any) -> None:
+        for link in self.operator_extra_links:
+            ti.xcom_push(key=link.xcom_key, value=link.get_link(self, ti_key=ti))
 
     def _trigger(self, instance_id: str, owner: str, deadline: str | None) -> TaskHubTrigger:
         return TaskHubTrigger(

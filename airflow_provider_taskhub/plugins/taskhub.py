@@ -11,6 +11,7 @@ from typing import Any
 from airflow.sdk.plugins_manager import AirflowPlugin
 
 from airflow_provider_taskhub.links.taskhub import ROUTE, URL_PREFIX, TaskHubInstanceLink
+from airflow_provider_taskhub.plugins.preload import preload
 from airflow_provider_taskhub.plugins.sweep import SweepingMiddleware
 
 _TASK_QUERY = "dag_id={DAG_ID}&run_id={RUN_ID}&task_id={TASK_ID}&map_index={MAP_INDEX}"
@@ -60,3 +61,8 @@ class TaskHubPlugin(AirflowPlugin):  # type: ignore[misc]  # Airflow is not foll
         },
     ]
     operator_extra_links = [TaskHubInstanceLink()]  # noqa: RUF012
+
+    @classmethod
+    def on_load(cls, *_args: Any, **_kwargs: Any) -> None:
+        """Import in the scheduler what its tasks need. Airflow calls this when it has imported the plugin."""
+        preload()

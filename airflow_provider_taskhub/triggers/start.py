@@ -226,15 +226,15 @@ class TaskHubStartTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not 
         If that instance has ended, its result is the result of the try, also if it is a failure. If another task or
         program has replaced it since, a worker ends the task with an error, and nothing is started again.
         """
-        counter = await recall(client, request)
+        counter, absent = await recall(client, request)
         instance_id = request.instance_id or request.task.instance_id(counter.generation)
-        state = await client.get(instance_id, payloads=False)
+        state = None if absent else await client.get(instance_id, payloads=False)
         owner = request.task.owner
         if state is not None:
             mine = (state.tags or {}).get(OWNER_TAG) == owner
             if state.status.is_final if mine else await waits_for(self.task_instance, instance_id, self._owners(owner)):
                 return Launched(instance_id=instance_id, owner=owner, reaction=StartDecision.RETURN, notes=())
-        return await launch(client, request, counter=counter, remember=lambda _: None)
+        return await launch(client, request, counter=counter, remember=lambda _: None, absent=absent)
 
     def _request(self) -> StartRequest:
         ti = self.task_instance

@@ -129,7 +129,12 @@ class _CannotRewind(TaskHubError):
 
 
 async def launch(
-    client: Client, request: StartRequest, *, counter: Counter | None, remember: Callable[[Counter], None]
+    client: Client,
+    request: StartRequest,
+    *,
+    counter: Counter | None,
+    remember: Callable[[Counter], None],
+    absent: bool = False,
 ) -> Launched:
     """Start the instance of this task, or attach to the instance that an earlier try has started.
 
@@ -138,9 +143,13 @@ async def launch(
     :param counter: the stored generation; None: nothing is stored, as in the first try.
     :param remember: stores the generation. It is called before the start. Otherwise a crash after the start could leave
         an instance that the next try does not find.
+    :param absent: True: the caller has just seen that there is no instance with the wanted id. It is not read again.
     :raises Taken: if another task or program uses the instance id that the user chose.
     """
-    counter = counter.now(request.task.max_tries) if counter else await recall(client, request)
+    if counter is None:
+        counter, absent = await recall(client, request)
+    else:
+        counter = counter.now(request.task.max_tries)
     remember(counter)
     notes: list[str] = []
     if request.instance_id is None and counter.generation > 1:
@@ -151,25 +160,28 @@ async def launch(
     obstacle: str | None = None
     for _ in range(_TRIES - 1):
         try:
-            return await _react(client, request, counter.generation, notes, obstacle)
+            return await _react(client, request, counter.generation, notes, obstacle, absent=absent)
         except _CannotRewind as error:
             obstacle = str(error)
         except (InstanceExists, InstanceNotFound, Conflict):
-            continue
+            absent = False
     return await _react(client, request, counter.generation, notes, obstacle)
 
 
-async def recall(client: Client, request: StartRequest) -> Counter:
+async def recall(client: Client, request: StartRequest) -> tuple[Counter, bool]:
     """Find the generation from the instances in the hub, when ``task_state_store`` has no stored value.
 
     No value is stored in a first try, after somebody deleted the value, and for a task that its trigger has started: a
-    trigger cannot use ``task_state_store``. The instance of this very try has the try's owner tag. If a first try finds
+    trigger cannot use ``task_state_store``. The second value is True if there is no instance of this generation yet.
+
+    The instance of this very try has the try's owner tag. If a first try finds
     other instances, the DAG run was deleted and created again. The task's generation is then higher than the
     generations of these instances.
     """
-    task, last, tags = request.task, 0, None
+    task, last, tags, taken = request.task, 0, None, False
     if request.instance_id is not None:
         state = await client.get(request.instance_id, payloads=False)
+        taken = state is not None
         if state is not None and task.started(state.tags):
             tags = state.tags or {}
             last = int(tags.get(GENERATION_TAG, "1"))
@@ -182,15 +194,22 @@ async def recall(client: Client, request: StartRequest) -> Counter:
     mine = (tags or {}).get(OWNER_TAG) == task.owner
     retried = task.try_number > 1 and (tags or {}).get(MAX_TRIES_TAG) == str(task.max_tries)
     same = last > 0 and (mine or retried)
-    return Counter(generation=last if same else last + 1, max_tries=task.max_tries)
+    return Counter(generation=last if same else last + 1, max_tries=task.max_tries), not (same or taken)
 
 
 async def _react(
-    client: Client, request: StartRequest, generation: int, notes: list[str], obstacle: str | None
+    client: Client,
+    request: StartRequest,
+    generation: int,
+    notes: list[str],
+    obstacle: str | None,
+    *,
+    absent: bool = False,
 ) -> Launched:
     """Read the instance, decide, and carry the decision out.
 
     :param obstacle: why the instance cannot be rewound, if an earlier call found that; else None.
+    :param absent: as :func:`launch` takes it. If an instance has appeared since, its start is refused here.
     :raises _CannotRewind: the instance that this call wanted to rewind cannot be rewound.
     """
     from airflow_provider_taskhub.engine.events import Status
@@ -198,7 +217,7 @@ async def _react(
 
     task = request.task
     instance_id = request.instance_id or task.instance_id(generation)
-    state = await client.get(instance_id, payloads=False)
+    state = None if absent else await client.get(instance_id, payloads=False)
     finding = found(state, task, generation)
     if finding is FoundInstance.FAILED and request.on_retry is OnRetry.REWIND:
         obstacle = obstacle or await _changed(client, instance_id, request)

@@ -66,12 +66,11 @@ _KILLS = Supervisor()
 class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not followed by mypy
     """Waits until an instance has ended, or has one of the given statuses.
 
-    The trigger fires one event. If the task can end in the triggerer, this is Airflow's ``TaskSuccessEvent``. Else the
-    event is for the operator: ``{"reason", "instance_id", "owner", "status", "message", "met"}`` with the reason
-    ``reached``, ``timeout``, ``no_worker``, ``missing`` or ``unusable``. ``met`` is True if a wanted status, custom
-    status or event has ended the wait. The operator must compare the instance id and the owner:
-    Airflow on SQLite gives the id of a deleted trigger to a new trigger, so a trigger that Airflow is just cancelling
-    can resume the wrong task.
+    The trigger fires one event: Airflow's ``TaskSuccessEvent`` if the task can end in the triggerer, else one for the
+    operator: ``{"reason", "instance_id", "owner", "status", "message", "met"}`` with the reason ``reached``,
+    ``timeout``, ``no_worker``, ``missing`` or ``unusable``. ``met`` is True if a wanted status, custom status or event
+    has ended the wait. The operator must compare the instance id and the owner: Airflow on SQLite gives the id of a
+    deleted trigger to a new trigger, so a trigger that Airflow is just cancelling can resume the wrong task.
 
     :param instance_id: the id of the instance to wait for.
     :param taskhub_conn_id: the Airflow connection that names the hub.
@@ -226,8 +225,8 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         def failed(error: Exception, failures: int) -> None:
             self.log.warning("cannot read connection %s, trying again: %s", self.taskhub_conn_id, error)
 
-        read = partial(shared_settings, self.taskhub_conn_id)
         try:
+            read = partial(shared_settings, self.taskhub_conn_id)
             return await retry(read, replace(_ENDLESS, unless=is_final), self.clock, failed=failed)
         except ConfigurationError:
             raise

@@ -55,8 +55,10 @@ class Ti:
     max_tries: int = 2
     id: Any = field(default_factory=uuid4)
     xcoms: dict[str, Any] = field(default_factory=dict)
+    requests: list[str] = field(default_factory=list)
 
     def xcom_push(self, key: str, value: Any) -> None:
+        self.requests.append(f"push {key}")
         self.xcoms[key] = value
 
     def xcom_pull(self, *, task_ids: str, key: str, map_indexes: int) -> Any:
@@ -64,7 +66,7 @@ class Ti:
         return self.xcoms.get(key)
 
     def next_try(self, **changes: Any) -> Ti:
-        return replace(self, id=uuid4(), try_number=self.try_number + 1, xcoms={}, **changes)
+        return replace(self, id=uuid4(), try_number=self.try_number + 1, xcoms={}, requests=[], **changes)
 
     def cleared(self, retries: int = 2) -> Ti:
         """As Airflow clears: a new try, with retries on top of the tries so far."""
@@ -77,11 +79,14 @@ class Store:
 
     values: dict[str, Any] = field(default_factory=dict)
     retentions: dict[str, Any] = field(default_factory=dict)
+    requests: list[str] = field(default_factory=list)
 
     def get(self, key: str, default: Any = None) -> Any:
+        self.requests.append(f"get {key}")
         return self.values.get(key, default)
 
     def set(self, key: str, value: Any, *, retention: Any = None) -> None:
+        self.requests.append(f"set {key}")
         self.values[key] = value
         self.retentions[key] = retention
 

@@ -59,9 +59,10 @@ def test_starts_with_a_deterministic_id_and_tags_then_defers(make_task, hub, cap
     assert deferred.method_name == "execute_complete"
     assert arguments["deadline"] is None
     assert ti.xcoms["instance_id"] == ID.format(1)
-    assert ti.xcoms["_link_TaskHubInstanceLink"].startswith("/plugin/taskhub/taskhub/page/instance?dag_id=flights&")
-    assert task.store.values == {"taskhub": {"generation": 1, "max_tries": 2}}
-    assert task.store.retentions == {"taskhub": NEVER_EXPIRE}
+    (link,) = task.operator.operator_extra_links  # Airflow pushes it when execute() has ended, also by a deferral
+    address = link.get_link(task.operator, ti_key=ti)
+    assert address.startswith("/plugin/taskhub/taskhub/page/instance?dag_id=flights&")
+    assert task.store.values == {}, "the next try finds the first generation in the hub"
     log = capsys.readouterr().out
     assert f"a triggerer now waits for instance {ID.format(1)}: one must run (airflow triggerer)" in log
 
@@ -198,9 +199,59 @@ def test_a_clear_makes_a_new_generation_also_after_success(make_task, hub) -> No
     assert deferred.trigger.instance_id == ID.format(2)
     assert hub.instances[ID.format(2)].status is Status.PENDING
     assert task.store.values["taskhub"] == {"generation": 2, "max_tries": 3}
+    assert task.store.retentions == {"taskhub": NEVER_EXPIRE}
     retried = cleared.next_try()
     hub.put(ID.format(2), Status.RUNNING)
     assert task.start(retried).trigger.instance_id == ID.format(2), "an automatic retry keeps the generation"
+
+
+def test_a_first_try_makes_few_requests_to_airflow_and_reads_the_hub_once_before_its_start(make_task, hub) -> None:
+    """Each request costs Airflow's API server and database more than the orchestration costs the hub."""
+    task, ti = make_task(), Ti()
+    start = FakeClient.start
+    before = []
+
+    async def ends_at_once(self: FakeClient, *arguments: object, **named: object) -> object:
+        before.append(hub.requests["get"])
+        state = await start(self, *arguments, **named)
+        hub.end(ID.format(1), {"sum": 1})
+        return state
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeClient, "start", ends_at_once)
+        assert task.run(ti) == {"sum": 1}
+    assert (ti.requests, task.store.requests) == (["push instance_id"], [])
+    assert before == [1]
+    retried = ti.next_try()
+    assert task.run(retried) == {"sum": 1}
+    assert retried.requests == ["push _link_TaskHubInstanceLink", "push instance_id"]
+    assert task.store.requests == ["get taskhub", "set taskhub"]
+    task.run(retried.next_try())
+    assert task.store.requests[2:] == ["get taskhub"], "what is stored already is not stored again"
+
+
+def test_the_link_works_while_a_worker_waits(make_task, hub, monkeypatch) -> None:
+    """Airflow itself pushes links when execute() has ended."""
+    task, ti = make_task(deferrable=False), Ti()
+
+    def look(trigger: Any) -> dict[str, Any]:
+        assert "_link_TaskHubInstanceLink" in ti.xcoms
+        hub.end(ID.format(1), 1)
+        return {"reason": "reached", "instance_id": trigger.instance_id, "owner": trigger.owner, "message": ""}
+
+    monkeypatch.setattr("airflow_provider_taskhub.operators.taskhub.wait_in_worker", look)
+    assert task.run(ti) == 1
+
+
+def test_a_generation_that_is_not_the_first_is_stored_also_in_a_first_try(make_task, hub) -> None:
+    """Its run was deleted and created again. If the first generation is purged, the hub does not tell the number."""
+    task = make_task()
+    task.start(Ti())
+    again = Ti()
+    task.start(again)
+    assert task.store.values == {"taskhub": {"generation": 2, "max_tries": 2}}
+    hub.instances.pop(ID.format(1))
+    assert task.start(again.next_try()).trigger.instance_id == ID.format(2)
 
 
 def test_a_clear_of_a_running_task_ends_the_older_generation_first(make_task, hub) -> None:
