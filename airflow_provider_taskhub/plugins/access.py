@@ -7,6 +7,7 @@ is a user who may edit connections, because a connection contains the hub's key.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskhub.hooks import identity
@@ -76,6 +77,41 @@ async def may_edit(user: Any, state: InstanceState) -> bool:
     except HTTPException:
         return False
     return True
+
+
+async def editable(user: Any, states: Iterable[InstanceState]) -> Callable[[InstanceState], bool]:
+    """Return a function that says whether the user may change an instance. The right is checked once for each DAG.
+
+    :param user: the user who is logged in, and who may see the instances.
+    :param states: the instances about which the function can be asked.
+    """
+    from fastapi import HTTPException
+
+    def may(dag_id: str | None) -> bool:
+        try:
+            require(user, dag_id, "RUN", method="PUT")
+        except HTTPException:
+            return False
+        return True
+
+    found = await asyncio.to_thread(lambda dags: {dag_id: may(dag_id) for dag_id in dags}, set(map(dag_of, states)))
+    return lambda state: found[dag_of(state)]
+
+
+async def may_edit_runs(user: Any) -> bool:
+    """Return whether the user may edit runs of some DAG, so that buttons for orders make sense.
+
+    :param user: the user who is logged in.
+    """
+    from airflow.api_fastapi.app import get_auth_manager
+    from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
+
+    manager = get_auth_manager()
+    return is_administrator(user) or bool(
+        await asyncio.to_thread(
+            lambda: manager.is_authorized_dag(method="PUT", access_entity=DagAccessEntity.RUN, user=user)
+        )
+    )
 
 
 def dag_of(state: InstanceState) -> str | None:

@@ -24,6 +24,7 @@ from airflow_provider_taskhub.plugins.shown_hubs import open_hub
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.client.handle import InstanceHandle
+    from airflow_provider_taskhub.plugins.client_cache import ClientCache
 
 
 class InstanceOrder(orders.Order):
@@ -168,20 +169,37 @@ def routes() -> Any:
             raise HTTPException(404, f"no action {name!r}: there are {', '.join(ACTIONS)}")
         order = await orders.read(request, action.order)
         cache, head = await open_hub(order.conn)
-        client = await cache.client()
-        state = await client.get(order.id, payloads=False)
-        if state is None or not await access.sees(user, state):
-            raise HTTPException(404, f"there is no instance {order.id!r}, or you may not see it")
-        await _check_right(user, state)
-        check_unchanged(state, name, order)
-        who = user.get_name()
-        facts = {"hub": head["hub"], "instance_id": order.id, "execution_id": state.execution_id} | _extra(order)
-        await asyncio.to_thread(audit.record, who, name, facts, state.tags)
-        with orders.answered(cache):
-            shown = await action.do(client.instance(order.id), order, signed(order.reason, who), who)
-        return {"id": shown, "text": action.done}
+        return await carry_out(name, order, user, cache, head["hub"])
 
     return router
+
+
+async def carry_out(name: str, order: InstanceOrder, user: Any, cache: "ClientCache", hub: str) -> dict[str, str]:
+    """Check one order, write it into the audit log, and send it to the hub.
+
+    :param name: the name of the action.
+    :param order: the order, of the class that the action demands.
+    :param user: the user who is logged in.
+    :param cache: the cache of the hub.
+    :param hub: the name of the hub, for the audit log.
+    :returns: the id of the instance to look at, and a text for the user.
+    :raises HTTPException: if the order is refused, with the reason and the way out.
+    """
+    from fastapi import HTTPException
+
+    action = ACTIONS[name]
+    client = await cache.client()
+    state = await client.get(order.id, payloads=False)
+    if state is None or not await access.sees(user, state):
+        raise HTTPException(404, f"there is no instance {order.id!r}, or you may not see it")
+    await _check_right(user, state)
+    check_unchanged(state, name, order)
+    who = user.get_name()
+    facts = {"hub": hub, "instance_id": order.id, "execution_id": state.execution_id} | _extra(order)
+    await asyncio.to_thread(audit.record, who, name, facts, state.tags)
+    with orders.answered(cache):
+        shown = await action.do(client.instance(order.id), order, signed(order.reason, who), who)
+    return {"id": shown, "text": action.done}
 
 
 async def _check_right(user: Any, state: InstanceState) -> None:

@@ -100,11 +100,22 @@ def listing(
     :param offset: the number of instances on earlier pages.
     :param limit: the largest number of instances on this page.
     """
-    seen = [state for state in instances if may(state) and _matches(state, text)]
+    seen = chosen(instances, may, status=None, text=text)
     counts = Counter(str(state.status) for state in seen)
-    chosen = [state for state in seen if status is None or state.status is status]
-    chosen.sort(key=lambda state: (_FIRST.get(state.status, 9), -(state.created.ticks if state.created else 0)))
-    return Listing(rows=tuple(chosen[offset : offset + limit]), counts=counts, total=len(chosen))
+    rows = [state for state in seen if status is None or state.status is status]
+    rows.sort(key=lambda state: (_FIRST.get(state.status, 9), -(state.created.ticks if state.created else 0)))
+    return Listing(rows=tuple(rows[offset : offset + limit]), counts=counts, total=len(rows))
+
+
+def chosen(
+    instances: Sequence[InstanceState], may: Callable[[InstanceState], bool], *, status: Status | None, text: str
+) -> list[InstanceState]:
+    """Return the instances that match a filter. Parameters: see :func:`listing`."""
+    return [
+        state
+        for state in instances
+        if may(state) and (status is None or state.status is status) and _matches(state, text)
+    ]
 
 
 def _matches(state: InstanceState, text: str) -> bool:

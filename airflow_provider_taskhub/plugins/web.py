@@ -12,11 +12,9 @@ inside a function.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
 from importlib import resources
 from typing import Annotated, Any
 
-from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import ConfigurationError, StorageError
@@ -27,7 +25,14 @@ from airflow_provider_taskhub.hub.model import InstanceState, Member
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.hub.waiting.reasons import Why
 from airflow_provider_taskhub.links.taskhub import base_path
-from airflow_provider_taskhub.plugins import actions, administration, instance_parts, json_views, task_instances
+from airflow_provider_taskhub.plugins import (
+    actions,
+    administration,
+    batches,
+    instance_parts,
+    json_views,
+    task_instances,
+)
 from airflow_provider_taskhub.plugins.access import may_edit, require, rights_of
 from airflow_provider_taskhub.plugins.client_cache import ClientCache
 from airflow_provider_taskhub.plugins.instance_parts import parent_of
@@ -35,10 +40,9 @@ from airflow_provider_taskhub.plugins.listing import Scan, listing, scan, visibl
 from airflow_provider_taskhub.plugins.shown_hubs import described, open_hub
 from airflow_provider_taskhub.plugins.shown_instances import readable, shows
 from airflow_provider_taskhub.plugins.timeline import timeline
+from airflow_provider_taskhub.plugins.windows import WINDOWS, since
 from airflow_provider_taskhub.triggers.task_log import execution, of_execution
 
-WINDOWS = {"hour": 1, "day": 24, "week": 24 * 7, "month": 24 * 31, "all": None}
-"""The age in hours of the oldest instances in a list, by the name of the time window; None: no limit."""
 LOG_LINES = 2_000
 """The largest number of lines of a log that the page shows, from the end of the log."""
 MOST_DRAWN = 2_000
@@ -46,7 +50,7 @@ MOST_DRAWN = 2_000
 MOST_EARLIER = 200
 """The largest number of attempts of earlier generations that an instance's page lists: the newest ones."""
 _SCRIPTS = ("page", "instances", "instance", "timeline", "dialog", "actions", "partitions", "workers", "quarantine",
-            "history", "relations")  # fmt: skip
+            "history", "relations", "batch")  # fmt: skip
 _ASSETS = {"page.css": "text/css", "icon.svg": "image/svg+xml"} | {f"{name}.js": "text/javascript" for name in _SCRIPTS}
 _PAGES = ("instances", "instance", "partitions", "workers", "quarantine")
 _HEADERS = {
@@ -71,6 +75,7 @@ def make_app() -> Any:
     app.include_router(_data())
     app.include_router(instance_parts.routes())
     app.include_router(actions.routes())
+    app.include_router(batches.routes())
     app.include_router(administration.routes())
 
     @app.exception_handler(ConfigurationError)
@@ -137,7 +142,7 @@ def _data() -> Any:
         if window not in WINDOWS or (status and wanted is None):
             raise HTTPException(422, f"window {window!r} or status {status!r} does not exist")
         cache, head = await open_hub(conn)
-        found: Scan = await cache.once(("scan", window), lambda client: scan(client, _since(window)))
+        found: Scan = await cache.once(("scan", window), lambda client: scan(client, since(window)))
         may = visible(*await rights_of(user))
         listed = listing(found.instances, may, status=wanted, text=text.strip(), offset=offset, limit=limit)
         members: tuple[Member, ...] = await cache.once("members", lambda client: client.admin.workers())
@@ -261,11 +266,6 @@ async def _waits(
         return {}
     key = "waits", *((state.instance_id, state.etag) for state in live)
     return await cache.once(key, lambda client: client.admin.waiting_of(live, members=members))
-
-
-def _since(window: str) -> datetime | None:
-    hours = WINDOWS[window]
-    return None if hours is None else SYSTEM_CLOCK.utc_now().datetime() - timedelta(hours=hours)
 
 
 def _file(name: str) -> bytes:
