@@ -1,5 +1,6 @@
 // The list of instances. Running and failed instances come first. The counts by status are buttons that filter the list.
 
+import { orders } from "./batch.js";
 import { airflowLink, ask, bar, chip, duration, el, ghosts, instanceHref, keepFocus, query, refresh, runPath, status, time, triggererTrouble, trouble } from "./page.js";
 
 const STATUSES = ["Running", "Pending", "Suspended", "Failed", "Completed", "Terminated"];
@@ -20,9 +21,9 @@ const table = el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el(
   ...["Status", "Instance and its Airflow run", "Orchestrator", "Started"].map((text) => el("th", {}, text)),
   el("th", { class: "n" }, "Duration"), el("th", {}, "Activities"), el("th", {}, "Now"))), body));
 const foot = el("div", { class: "foot" });
-const notes = el("div");
+const notes = el("div"), order = el("span"), batch = el("div");
 main.replaceChildren(el("div", { class: "head", style: "margin:0" }, el("h1", {}, "Instances")),
-  el("div", { class: "chips" }, chips, el("span", { class: "space" }), search, since, hubs), notes, table, foot);
+  el("div", { class: "chips" }, chips, el("span", { class: "space" }), search, since, hubs, order), batch, notes, table, foot);
 
 function change(values) {
   Object.assign(filter, { offset: 0 }, values);
@@ -102,3 +103,4 @@ const again = refresh(async () => {
   const waits = answer.rows.some((row) => row.airflow && row.ended == null);
   return { ...answer, asked, triggerer: waits ? await triggererTrouble() : "" };
 }, show, failed);
+orders(order, batch, () => { const { offset: _, ...rest } = filter; return rest; }, again);
