@@ -21,7 +21,7 @@ LIST = "instances?window=all"
 
 def asked(page: Page, order: str) -> None:
     """Open the dialog and choose an order, with the keyboard only."""
-    page.get_by_role("button", name="All that match…").press("Enter")
+    page.get_by_role("button", name="Change all that match…").press("Enter")
     page.get_by_label("Order", exact=True).select_option(order)
     expect(dialog(page)).not_to_contain_text("Looking for")
 
@@ -51,10 +51,12 @@ def test_an_order_to_all_that_match_says_how_many_and_reports(shown: Open, many:
     assert many.ordered[0] == ("terminate", "i0", "from Airflow: op on TaskHub's page: wrong year", True)
     expect(page.get_by_role("button", name="close")).to_be_focused()
     page.locator("#batch summary").press("Enter")
-    expect(page.locator("#batch li")).to_contain_text(["i3: instance 'i3' has ended", "i4: instance 'i4' was started again meanwhile"])
+    expect(page.locator("#batch li")).to_contain_text(
+        ["i3: instance 'i3' has ended", "i4: instance 'i4' was started again meanwhile"]
+    )
     page.get_by_role("button", name="close").press("Enter")
     expect(page.locator("#batch")).to_have_count(0)
-    expect(page.get_by_role("button", name="All that match…")).to_be_focused()
+    expect(page.get_by_role("button", name="Change all that match…")).to_be_focused()
 
 
 def test_nothing_happens_before_the_user_confirms(shown: Open, many: FakeHub) -> None:
@@ -128,4 +130,4 @@ def test_each_refusal_is_listed(shown: Open, many: FakeHub) -> None:
 def test_a_viewer_has_no_button_for_orders(shown: Open, many: FakeHub) -> None:
     page = shown(LIST, "viewer")
     expect(page.locator("tbody tr")).to_have_count(8)
-    expect(page.get_by_role("button", name="All that match")).to_have_count(0)
+    expect(page.get_by_role("button", name="Change all")).to_have_count(0)

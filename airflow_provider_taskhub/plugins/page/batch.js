@@ -24,7 +24,7 @@ export async function orders(place, panel, filter, again) {
   let known;
   try { known = await ask("orders"); } catch { return; /* the list shows the same error */ }
   if (!known.orders.length) return;
-  const button = el("button", { "data-key": "orders", onclick: () => choose(known.orders, filter(), (job) => run({ ...job, most: known.most })) }, "All that match…");
+  const button = el("button", { "data-key": "orders", onclick: () => choose(known.orders, filter(), (job) => run({ ...job, most: known.most })) }, "Change all that match…");
   place.replaceChildren(button);
   const left = stored();
   if (left) show(panel, left, false);
@@ -65,7 +65,7 @@ export async function orders(place, panel, filter, again) {
         running ? el("button", { "data-key": "stop", onclick: (event) => { event.target.disabled = true; stop(); } }, "Stop") : "",
         !running && job.targets.length ? el("button", { class: "primary", "data-key": "go on", onclick: () => run(job) }, `Go on with ${many(job.targets.length)}`) : "",
         running ? "" : el("button", { "data-key": "close", onclick: close }, job.targets.length ? "Forget the rest" : "close")),
-      job.refused.length ? el("details", { open }, el("summary", { class: "small", "data-key": "refused" }, `refused (${job.refused.length.toLocaleString("en")})`),
+      job.refused.length ? el("details", { open, style: "margin-top:8px" }, el("summary", { class: "small", "data-key": "refused" }, `refused (${job.refused.length.toLocaleString("en")})`),
         el("ul", { class: "small" }, job.refused.map((one) => el("li", {}, el("a", { class: "mono", href: instanceHref(one.id, job.conn) }, one.id), `: ${one.text}`)))) : ""));
     const wanted = running ? "stop" : job.targets.length ? "go on" : "close";
     if (focus === "stop" || focus === "go on") at.querySelector(`[data-key="${wanted}"]`)?.focus();
