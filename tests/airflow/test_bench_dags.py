@@ -16,27 +16,42 @@ from tests.benchmarks.front.parse import PARSED
 from tests.benchmarks.front.stage import HERE
 
 
-def dags(monkeypatch: pytest.MonkeyPatch, path: Path) -> dict[str, Any]:
-    """Read a DAG file as Airflow does: each DAG counts, also one whose variable was used again."""
+def dags(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> dict[str, Any]:
+    """Read DAG files as Airflow does: each DAG counts, also one whose variable was used again."""
     from airflow.sdk.definitions._internal.contextmanager import DagContext
 
     DagContext.autoregistered_dags.clear()
     monkeypatch.setattr(DagContext, "current_autoregister_module_name", __name__)
-    runpy.run_path(str(path))
+    for path in paths:
+        runpy.run_path(str(path))
     found = {dag.dag_id: dag for dag, _ in DagContext.autoregistered_dags}
     assert all(isinstance(dag, DAG) for dag in found.values())
     return found
 
 
 def test_every_workload_has_its_dag(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = dags(monkeypatch, HERE / "dags" / "bench.py")
+    monkeypatch.syspath_prepend(str(HERE / "floor"))
+    found = dags(monkeypatch, *sorted((HERE / "dags").glob("*.py")))
     assert {each.dag for each in WORKLOADS.values()} == found.keys()
-    rows = {"zero_100": 100, "zero_500": 500}
+    rows = {name: int(name.rpartition("_")[2]) for name in found if name.startswith(("zero", "trigger"))}
     assert {dag_id: len(dag.tasks) for dag_id, dag in found.items()} == {
         dag_id: rows.get(dag_id, 1) for dag_id in found
     }
     assert all(task.start_from_trigger and not task.placement().success for task in found["zero_100"].tasks)
+    assert all(task.start_from_trigger for task in found["trigger_500"].tasks)
     assert found["worker_1"].tasks[0].placement().start
+
+
+async def test_the_trigger_of_the_floor_ends_its_task_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE / "floor"))
+    from airflow.sdk._shared.module_loading import import_string
+    from airflow.triggers.base import TaskSuccessEvent
+    from bench_nothing import NothingOperator
+
+    arguments = NothingOperator.start_trigger_args
+    trigger = import_string(arguments.trigger_cls)(**arguments.trigger_kwargs)
+    assert trigger.serialize() == (arguments.trigger_cls, arguments.trigger_kwargs)
+    assert [type(event) async for event in trigger.run()] == [TaskSuccessEvent]
 
 
 def test_the_file_with_every_operator_has_every_operator(monkeypatch: pytest.MonkeyPatch) -> None:

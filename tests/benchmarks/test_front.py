@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from tests.benchmarks.front.__main__ import main, plan
-from tests.benchmarks.front.figures import ROLES, WORKLOADS, Run, parse_line, ratios, slot_seconds, table
+from tests.benchmarks.front.figures import ROLES, WORKLOADS, Run, changes, parse_line, ratios, slot_seconds, table
 from tests.benchmarks.front.stage import HERE, Usage, repeating, tree_cpu
 
 
@@ -28,6 +28,7 @@ def run(workload: str, seconds: float, **more: Any) -> Run:
         "in_workers": 0,
         "most_slots": 0,
         "slot_seconds": 0.0,
+        "slots": [(0.0, 0)],
         "requests": {"triggerer": 9},
         "cpu": dict.fromkeys(ROLES, 0.5),
     }
@@ -94,6 +95,7 @@ def test_a_row_is_the_median_of_its_runs() -> None:
 
 def test_a_line_has_everything_of_its_run() -> None:
     line = json.loads(run("zero-1", 1.5).line("a machine"))
+    assert line["slots"] == [[0.0, 0]]
     assert line.keys() >= {"workload", "heartbeat", "repetition", "seconds", "requests", "cpu", "most_slots"}
     assert line["machine"] == "a machine"
 
@@ -101,6 +103,11 @@ def test_a_line_has_everything_of_its_run() -> None:
 def test_slot_seconds_are_the_area_below_the_samples() -> None:
     assert slot_seconds([(0.0, 0), (1.0, 2), (1.5, 1), (3.5, 0), (9.0, 0)]) == 2 * 0.5 + 1 * 2.0
     assert slot_seconds([]) == 0
+
+
+def test_slots_over_time_are_the_moments_at_which_their_number_changes() -> None:
+    assert changes([(7.0, 0), (7.2, 0), (7.4, 3), (7.6, 3), (8.04, 0)]) == [(0.0, 0), (0.4, 3), (1.0, 0)]
+    assert changes([]) == []
 
 
 def test_a_usage_is_the_difference_of_two_readings() -> None:

@@ -47,11 +47,14 @@ class Workload:
 
 _ALL = (
     Workload(name="task-1", tasks=1, text="a trivial @task"),
+    Workload(name="trigger-1", tasks=1, text="one trigger that does nothing", slots=False),
     Workload(name="zero-1", tasks=1, text="one operator, started by the triggerer", slots=False, beside="task-1"),
     Workload(name="worker-1", tasks=1, text="one operator, started by a worker", beside="task-1"),
     Workload(name="task-100", tasks=100, text="100 mapped trivial @task"),
     Workload(name="worker-100", tasks=100, text="100 mapped operators, started by workers", beside="task-100"),
+    Workload(name="trigger-100", tasks=100, text="100 triggers that do nothing", slots=False),
     Workload(name="zero-100", tasks=100, text="100 operators, started by the triggerer", slots=False, seconds=11),
+    Workload(name="trigger-500", tasks=500, text="500 triggers that do nothing", slots=False),
     Workload(name="zero-500", tasks=500, text="500 operators, started by the triggerer", slots=False, seconds=27),
 )
 WORKLOADS: Mapping[str, Workload] = {each.name: each for each in _ALL}
@@ -67,6 +70,7 @@ class Run:
     :param in_workers: how many tasks ran in a worker at any time.
     :param most_slots: the largest number of worker slots in use at one time.
     :param slot_seconds: the sum of the times for which slots were in use.
+    :param slots: the slots in use over time: seconds since the trigger of the run, and the number from then on.
     :param requests: requests to the hub by Airflow's component.
     :param cpu: seconds of CPU by role.
     """
@@ -80,6 +84,7 @@ class Run:
     in_workers: int
     most_slots: int
     slot_seconds: float
+    slots: Sequence[tuple[float, int]]
     requests: Mapping[str, int]
     cpu: Mapping[str, float]
 
@@ -98,6 +103,15 @@ def slot_seconds(samples: Sequence[tuple[float, int]]) -> float:
     :param samples: seconds on a clock, and the number of slots in use.
     """
     return sum((after - now) * slots for (now, slots), (after, _) in pairwise(samples))
+
+
+def changes(samples: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
+    """Return the samples whose number of slots differs from the one before, with seconds since the first sample."""
+    found: list[tuple[float, int]] = []
+    for now, slots in samples:
+        if not found or found[-1][1] != slots:
+            found.append((round(now - samples[0][0], 1), slots))
+    return found
 
 
 def ratios(runs: Sequence[Run], workload: Workload, heartbeat: int) -> list[float]:

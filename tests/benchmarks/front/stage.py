@@ -16,7 +16,7 @@ from urllib.parse import quote
 import psutil
 
 from tests.airflow.real import START, RealAirflow, until
-from tests.benchmarks.front.figures import Run, Workload, slot_seconds
+from tests.benchmarks.front.figures import WORKLOADS, Run, Workload, changes, slot_seconds
 
 HERE = Path(__file__).parent
 PARALLEL = 32
@@ -52,7 +52,7 @@ class Stage(RealAirflow):
     """Airflow with its default settings as far as they decide about speed. All apps and DAGs are the benchmark's."""
 
     apps = ("tests.benchmarks.app:app",)
-    dag_count = 7
+    dag_count = len(WORKLOADS)
 
     def __init__(self, home: Path, *, postgres: bool, dags: Path = HERE / "dags") -> None:
         self._dags, self._counts = dags, home / "requests"
@@ -68,7 +68,7 @@ class Stage(RealAirflow):
             "AIRFLOW__CORE__MAX_ACTIVE_TASKS_PER_DAG": str(PARALLEL),
             "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles),
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home}/airflow.db?timeout=60",
-            "PYTHONPATH": str(HERE / "counting"),
+            "PYTHONPATH": f"{HERE / 'counting'}:{HERE / 'floor'}",
             "BENCH_REQUESTS": str(self._counts),
         }
 
@@ -107,6 +107,7 @@ class Stage(RealAirflow):
             in_workers=sum(task["pid"] is not None for task in tasks),
             most_slots=max((slots for _, slots in samples), default=0),
             slot_seconds=slot_seconds(samples),
+            slots=changes(samples),
             requests=used.requests,
             cpu=used.cpu,
         )

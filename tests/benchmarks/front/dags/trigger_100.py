@@ -1,0 +1,10 @@
+"""Tasks that Airflow's triggerer starts and ends, without a hub. See bench_nothing.py in the folder floor."""
+
+from __future__ import annotations
+
+from airflow.sdk import DAG
+from bench_nothing import NothingOperator
+
+with DAG("trigger_100", schedule=None):
+    for number in range(100):
+        NothingOperator(task_id=f"hub_{number}")
