@@ -47,8 +47,8 @@ def test_an_order_to_all_that_match_says_how_many_and_reports(shown: Open, many:
     page.get_by_label("Reason").fill("wrong year")
     page.get_by_label("Reason").press("Enter")
     expect(page.locator("#batch")).to_contain_text("Terminate: 7 of 7 instances handled, 5 terminated, 2 refused")
-    assert [order[1] for order in many.ordered if order[1] != "i3"] == ["i0", "i1", "i2", "i5", "i6"]
-    assert many.ordered[0] == ("terminate", "i0", "from Airflow: op on TaskHub's page: wrong year", True)
+    assert sorted(order[1] for order in many.ordered if order[1] != "i3") == ["i0", "i1", "i2", "i5", "i6"]
+    assert many.ordered.count(("terminate", "i0", "from Airflow: op on TaskHub's page: wrong year", True)) == 1
     expect(page.get_by_role("button", name="close")).to_be_focused()
     page.locator("#batch summary").press("Enter")
     expect(page.locator("#batch li")).to_contain_text(
