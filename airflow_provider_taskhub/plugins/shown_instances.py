@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.plugins.client_cache import ClientCache
     from airflow_provider_taskhub.plugins.json_views import Show
 
-_HIDDEN = "(needs the right to read task instances of this DAG)"
+HIDDEN = "(needs the right to read task instances of this DAG)"
+"""Stands in place of a payload that the user may not read."""
 
 
 async def readable(cache: ClientCache, instance_id: str, user: Any) -> tuple[InstanceState, tuple[str, ...]]:
@@ -57,5 +58,5 @@ def _show(user: Any, dag_id: str | None) -> Show:
     try:
         require(user, dag_id, "TASK_INSTANCE")
     except HTTPException:
-        return lambda text: _HIDDEN if text else ""
+        return lambda text: HIDDEN if text else ""
     return masked

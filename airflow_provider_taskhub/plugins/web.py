@@ -29,6 +29,7 @@ from airflow_provider_taskhub.plugins import (
     actions,
     administration,
     batches,
+    comparing,
     instance_parts,
     json_views,
     task_instances,
@@ -50,7 +51,7 @@ MOST_DRAWN = 2_000
 MOST_EARLIER = 200
 """The largest number of attempts of earlier generations that an instance's page lists: the newest ones."""
 _SCRIPTS = ("page", "instances", "instance", "timeline", "dialog", "actions", "partitions", "workers", "quarantine",
-            "history", "relations", "batch")  # fmt: skip
+            "history", "relations", "batch", "compare")  # fmt: skip
 _ASSETS = {"page.css": "text/css", "icon.svg": "image/svg+xml"} | {f"{name}.js": "text/javascript" for name in _SCRIPTS}
 _PAGES = ("instances", "instance", "partitions", "workers", "quarantine")
 _HEADERS = {
@@ -74,6 +75,7 @@ def make_app() -> Any:
     app.include_router(_pages())
     app.include_router(_data())
     app.include_router(instance_parts.routes())
+    app.include_router(comparing.routes())
     app.include_router(actions.routes())
     app.include_router(batches.routes())
     app.include_router(administration.routes())

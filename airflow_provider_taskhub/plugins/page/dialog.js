@@ -4,7 +4,8 @@ import { el } from "./page.js";
 
 /**
  * Open the dialog. `act` gets the values of the fields by name and sends the order; what it returns goes to `done`.
- * A field is { name, label, kind: "text" | "json" | "check", required, value }.
+ * A field is { name, label, kind: "text" | "json" | "check", required, value, list }. `list` is a datalist
+ * with values that the user may choose.
  */
 export function askFirst({ title, says, fields = [], button, danger = false, act, done }) {
   const inputs = fields.map((field) => ({ ...field, input: input(field) }));
@@ -13,7 +14,7 @@ export function askFirst({ title, says, fields = [], button, danger = false, act
   const cancel = el("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
   const form = el("form", { onsubmit: (event) => { event.preventDefault(); send(); } },
     el("h2", { id: "asked", class: "code" }, title), says.filter(Boolean).map((text) => el("p", {}, text)),
-    inputs.map(({ label, kind, input }) => el("label", { class: kind }, kind === "check" ? [input, " ", label] : [label, input])),
+    inputs.map(({ label, kind, input, list }) => el("label", { class: kind }, kind === "check" ? [input, " ", label] : [label, input, list])),
     error, el("div", { class: "buttons" }, cancel, go));
   const dialog = el("dialog", { "aria-labelledby": "asked" }, form);
   dialog.addEventListener("close", () => dialog.remove());
@@ -40,9 +41,10 @@ export function askFirst({ title, says, fields = [], button, danger = false, act
   (inputs.find(({ kind, value }) => kind !== "check" && !value)?.input ?? cancel).focus();
 }
 
-function input({ kind, required, value }) {
+function input({ kind, required, value, list }) {
   if (kind === "check") return el("input", { type: "checkbox" });
-  return kind === "json" ? el("textarea", { rows: 4, spellcheck: "false", class: "mono" }) : el("input", { type: "text", required, value, maxlength: 1000 });
+  if (kind === "json") return el("textarea", { rows: 4, spellcheck: "false", class: "mono" });
+  return el("input", { type: "text", required, value, maxlength: 1000, list: list?.id, autocomplete: list ? "off" : null });
 }
 
 function value(kind, label, field) {

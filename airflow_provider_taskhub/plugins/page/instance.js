@@ -2,6 +2,7 @@
 
 import { airflowLink, ask, bar, base, duration, el, exactTime, instanceHref, keepFocus, PARTITION_STATES, pretty, query, refresh, status, taskPath, time, triggererTrouble, trouble, worker } from "./page.js";
 import { buttons, raise } from "./actions.js";
+import { compare, compareButton } from "./compare.js";
 import { told } from "./dialog.js";
 import { historyOf } from "./history.js";
 import { childrenOf, path, waits } from "./relations.js";
@@ -98,7 +99,7 @@ function paint() {
   document.title = `${instance.id} · TaskHub`;
   keepFocus(() => parts.head.replaceChildren(
     el("div", { class: "head" }, el("div", {}, path(last),
-      el("h1", { class: "mono", style: "font-size:17px" }, instance.id)), siblings?.length > 1 ? chooser() : null, buttons(last, again)),
+      el("h1", { class: "mono", style: "font-size:17px" }, instance.id)), siblings?.length > 1 ? chooser() : null, el("div", { class: "tools" }, compareButton(last)), buttons(last, again)),
     el("dl", { class: "facts" },
       fact("Status", status(instance.status)),
       fact("Orchestrator", instance.name, instance.version ? el("span", { class: "mute" }, ` version ${instance.version}`) : ""),
@@ -233,9 +234,10 @@ function paintMore(instance) {
     el("dl", { class: "pairs", style: "margin-top:8px" }, ...tags.flatMap(([name, value]) => [el("dt", { class: "mono" }, name), el("dd", { class: "mono" }, value)])))] : []));
 }
 
-const again = refresh(load, show, (error) => {
+const other = query.get("compare");
+const again = other && id ? compare(main, id, other, conn) : refresh(load, show, (error) => {
   if (last && (!error.code || error.code >= 500)) return false;
   main.replaceChildren(trouble(error));
   return error.code === 404 && Boolean(query.get("id"));
 });
-addEventListener("resize", () => { if (last) paintTimeline(last.instance.ended == null); });
+addEventListener("resize", () => { if (last && !other) paintTimeline(last.instance.ended == null); });
