@@ -52,8 +52,8 @@ class ServerTasks:
         self._stack = AsyncExitStack()
         self._opening = asyncio.Lock()
 
-    async def states(self, dag_id: str, task_id: str, run_ids: Sequence[str]) -> States:
-        parameters = {"dag_id": dag_id, "task_ids": [task_id], "run_ids": [*run_ids]}
+    async def states(self, dag_id: str, task_ids: Sequence[str], run_ids: Sequence[str]) -> States:
+        parameters = {"dag_id": dag_id, "task_ids": [*task_ids], "run_ids": [*run_ids]}
         answer = await self._get("/task-instances/states", parameters)
         answer.raise_for_status()
         states: States = answer.json()["task_states"]

@@ -25,8 +25,8 @@ class Tasks(Protocol):
     Such an error says nothing about the state of a task.
     """
 
-    async def states(self, dag_id: str, task_id: str, run_ids: Sequence[str]) -> States:
-        """Return the states of a task's instances in some runs. A task instance that is not in the result is gone."""
+    async def states(self, dag_id: str, task_ids: Sequence[str], run_ids: Sequence[str]) -> States:
+        """Return the states of some tasks in some runs. A task instance that is not in the result is gone."""
 
     async def knows(self, dag_id: str) -> bool:
         """Return whether this Airflow deployment has the DAG."""
@@ -77,11 +77,11 @@ class SupervisorTasks:
         self._requests = Supervisor()
         self._open_request: asyncio.Future[Any] | None = None
 
-    async def states(self, dag_id: str, task_id: str, run_ids: Sequence[str]) -> States:
+    async def states(self, dag_id: str, task_ids: Sequence[str], run_ids: Sequence[str]) -> States:
         from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
         found: States = await self._ask(
-            lambda: RuntimeTaskInstance.get_task_states(dag_id=dag_id, task_ids=[task_id], run_ids=[*run_ids])
+            lambda: RuntimeTaskInstance.get_task_states(dag_id=dag_id, task_ids=[*task_ids], run_ids=[*run_ids])
         )
         return found
 

@@ -17,7 +17,7 @@ terminate the instance of this task.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -42,6 +42,8 @@ AGAIN = 30.0
 """Seconds after which the sweep terminates an instance again that has not ended after the first termination."""
 RUNS = 20
 """The largest number of DAG runs in one request to Airflow."""
+TASKS = 50
+"""The largest number of tasks in one request to Airflow. They are of one DAG, and each is asked about in all runs."""
 QUESTIONS = 50
 """The largest number of requests to Airflow in one turn. The next turns send the other requests."""
 AT_ONCE = 100
@@ -67,6 +69,16 @@ class Answer:
     runs: frozenset[str]
     states: States | None
     known: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A request to Airflow for the states of some tasks of a DAG in some runs, for these watch rows."""
+
+    dag_id: str
+    tasks: tuple[str, ...]
+    runs: tuple[str, ...]
+    watches: tuple[Watch, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -166,7 +178,7 @@ class Sweep:
         self._deployment = deployment
         self._clock = clock
         self._sightings = Sightings()
-        self._asked: dict[tuple[Group, frozenset[str]], float] = {}
+        self._asked: dict[str, float] = {}
         self._trouble = ""
         self._left = True
 
@@ -224,25 +236,31 @@ class Sweep:
 
         :returns: the answers by DAG and task, and the error text of the request that failed; "" if none failed.
         """
-        questions = _questions(watches)
-        self._asked = {question: self._asked.get(question, float("-inf")) for question in questions}
+        self._asked = {each.instance_id: self._asked.get(each.instance_id, float("-inf")) for each in watches}
         answers: dict[Group, list[Answer]] = defaultdict(list)
-        for question in sorted(questions, key=self._asked.__getitem__)[:QUESTIONS]:
-            self._asked[question] = self._clock.monotonic()
-            group, runs = question
+        for question in sorted(_questions(watches), key=self._last_asked)[:QUESTIONS]:
+            self._asked.update(dict.fromkeys((each.instance_id for each in question.watches), self._clock.monotonic()))
             try:
-                answer = await self._answer(group, runs, questions[question])
+                answer, trouble = await self._answer(question), ""
             except Exception as error:  # without an answer nothing is known about the task, whatever the error is
-                answers[group].append(Answer(runs=runs, states=None))
-                return answers, f"Airflow does not answer: {type(error).__name__}: {error}"
-            answers[group].append(answer)
+                answer = Answer(runs=frozenset(question.runs), states=None)
+                trouble = f"Airflow does not answer: {type(error).__name__}: {error}"
+            for task_id in question.tasks:
+                answers[question.dag_id, task_id].append(answer)
+            if trouble:
+                return answers, trouble
         return answers, ""
 
-    async def _answer(self, group: Group, runs: frozenset[str], watches: Sequence[Watch]) -> Answer:
-        dag_id, task_id = group
-        states = await self._tasks.states(dag_id, task_id, sorted(runs))
-        missing = any(key(task_id, watch.map_index) not in states.get(watch.run_id, {}) for watch in watches)
-        return Answer(runs=runs, states=states, known=missing and await self._tasks.knows(dag_id))
+    def _last_asked(self, question: Question) -> float:
+        return min(self._asked[watch.instance_id] for watch in question.watches)
+
+    async def _answer(self, question: Question) -> Answer:
+        states = await self._tasks.states(question.dag_id, question.tasks, question.runs)
+        missing = any(
+            key(watch.task_id, watch.map_index) not in states.get(watch.run_id, {}) for watch in question.watches
+        )
+        known = missing and await self._tasks.knows(question.dag_id)
+        return Answer(runs=frozenset(question.runs), states=states, known=known)
 
     def _report(self, trouble: str) -> None:
         """Log an error text, unless the last turn had the same error."""
@@ -251,15 +269,26 @@ class Sweep:
         self._trouble = trouble
 
 
-def _questions(watches: Iterable[Watch]) -> dict[tuple[Group, frozenset[str]], list[Watch]]:
-    """Group the watch rows into requests: each names one task and at most :data:`RUNS` runs."""
-    by_task: dict[Group, dict[str, list[Watch]]] = defaultdict(lambda: defaultdict(list))
+def _questions(watches: Iterable[Watch]) -> list[Question]:
+    """Group the watch rows into requests: each names one DAG, at most :data:`RUNS` runs and :data:`TASKS` tasks.
+
+    A request costs a triggerer much more than the states in its answer, and a DAG may have a hundred waiting tasks.
+    """
+    by_dag: dict[str, dict[str, list[Watch]]] = defaultdict(lambda: defaultdict(list))
     for watch in watches:
-        by_task[watch.dag_id, watch.task_id][watch.run_id].append(watch)
-    questions = {}
-    for group, runs in by_task.items():
-        names = sorted(runs)
-        for start in range(0, len(names), RUNS):
-            some = names[start : start + RUNS]
-            questions[group, frozenset(some)] = [watch for name in some for watch in runs[name]]
+        by_dag[watch.dag_id][watch.run_id].append(watch)
+    questions = []
+    for dag_id, runs in by_dag.items():
+        for some in _chunks(sorted(runs), RUNS):
+            by_task: dict[str, list[Watch]] = defaultdict(list)
+            for watch in (watch for run_id in some for watch in runs[run_id]):
+                by_task[watch.task_id].append(watch)
+            for tasks in _chunks(sorted(by_task), TASKS):
+                asked = tuple(watch for task_id in tasks for watch in by_task[task_id])
+                questions.append(Question(dag_id=dag_id, tasks=tuple(tasks), runs=tuple(some), watches=asked))
     return questions
+
+
+def _chunks(names: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    for start in range(0, len(names), size):
+        yield names[start : start + size]

@@ -17,7 +17,7 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.hooks.deployment import deployment, swept_connections
 from airflow_provider_taskhub.hub.watches import Watch
-from airflow_provider_taskhub.triggers.sweep import AT_ONCE, EVERY, QUESTIONS, RUNS, SETTLE, Sweep
+from airflow_provider_taskhub.triggers.sweep import AT_ONCE, EVERY, QUESTIONS, RUNS, SETTLE, TASKS, Sweep
 from airflow_provider_taskhub.triggers.watcher import MOST_FAILURES, Watcher
 from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from tests.airflow.fake import FakeClient, FakeHub
@@ -42,13 +42,15 @@ class FakeAirflow:
         self.down: Exception | None = None
         self.questions: Counter[str] = Counter()
 
-    async def states(self, dag_id: str, task_id: str, run_ids: Sequence[str]) -> dict[str, dict[str, str | None]]:
+    async def states(
+        self, dag_id: str, task_ids: Sequence[str], run_ids: Sequence[str]
+    ) -> dict[str, dict[str, str | None]]:
         self.questions["states"] += 1
         if self.down:
             raise self.down
         found: dict[str, dict[str, str | None]] = {}
         for (dag, run_id, name), state in self.states_of.items():
-            if dag == dag_id and run_id in run_ids and name.split("_")[0] == task_id:
+            if dag == dag_id and run_id in run_ids and name.split("_")[0] in task_ids:
                 found.setdefault(run_id, {})[name] = state
         return found
 
@@ -241,6 +243,22 @@ def test_a_mapped_task_costs_one_question_and_many_runs_few(hub: FakeHub) -> Non
     assert airflow.questions == {"states": 1 + 100 / RUNS}
 
 
+def test_a_dag_with_many_tasks_costs_few_questions(hub: FakeHub) -> None:
+    """Each question costs a triggerer as much as a start, every few seconds, for as long as the tasks wait."""
+    airflow = FakeAirflow()
+    for number in range(3 * TASKS):
+        watched(hub, replace(WATCH, instance_id=f"i{number}", task_id=f"t{number}"))
+        airflow.states_of["d", "r", f"t{number}"] = "failed" if number % 2 else "deferred"
+
+    async def scenario() -> None:
+        await asyncio.sleep(EVERY / 2)
+        assert airflow.questions == {"states": 3}
+        await asyncio.sleep(60)
+        assert {instance_id for instance_id, _ in hub.terminated} == {f"i{n}" for n in range(1, 3 * TASKS, 2)}
+
+    sweep(hub, airflow, scenario)
+
+
 def test_a_turn_is_bounded_and_all_have_their_turn(hub: FakeHub) -> None:
     airflow = FakeAirflow()
     for number in range(3 * QUESTIONS):
@@ -376,9 +394,9 @@ def test_the_api_server_asks_its_own_task_execution_api() -> None:
 
     async def ask() -> None:
         tasks = ServerTasks(server)
-        assert await tasks.states("d", "t", ["r", "s"]) == {"r": {"t": None}, "s": {"t": None}}
+        assert await tasks.states("d", ["t"], ["r", "s"]) == {"r": {"t": None}, "s": {"t": None}}
         assert [await tasks.knows(dag_id) for dag_id in ("d", "no dag")] == [True, False]
-        for question in (tasks.states("broken", "t", ["r"]), tasks.knows("broken")):
+        for question in (tasks.states("broken", ["t"], ["r"]), tasks.knows("broken")):
             with pytest.raises(httpx.HTTPStatusError):
                 await question
         await tasks.close()
