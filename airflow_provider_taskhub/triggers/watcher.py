@@ -46,6 +46,9 @@ finds instances that ended without a hint, because a .NET worker ran them or bec
 AT_ONCE = 100
 """The largest number of new waits, and of hints, that one interval handles. This limits the length of an interval."""
 _PARALLEL = 8
+SOON = 0.3
+"""Seconds after which the watcher polls again when a wait has begun. A short instance ends in this time, and Airflow's
+triggerer passes on what its triggers have found once a second."""
 MEMBERS_EVERY = timedelta(seconds=5)
 IDLE = timedelta(seconds=10)
 """Time after which a watcher without waits closes its client, unless its sweep has watch rows left."""
@@ -196,8 +199,8 @@ class Watcher:
     async def _poll(self, client: Client) -> bool:
         """Poll once and pause. Return False if no trigger has waited for :data:`IDLE` and no watch row is left."""
         self._wake.clear()
-        await self._read(client)
-        await self._pause(self._interval)
+        new = await self._read(client)
+        await self._pause(min(SOON, self._interval) if new else self._interval)
         while not self._waits:
             with suppress(TimeoutError):
                 async with asyncio.timeout(IDLE.total_seconds()):
@@ -211,7 +214,8 @@ class Watcher:
         """Pause until the next poll. A new wait ends the pause, so that an ended instance is reported at once."""
         await first(self._clock.sleep(seconds), self._wake.wait())
 
-    async def _read(self, client: Client) -> None:
+    async def _read(self, client: Client) -> bool:
+        """Read the hub once, and return whether a wait was new."""
         hinted = [instance for instance in await client.watches.completions() if instance in self._waits][:AT_ONCE]
         await self._read_members(client)
         fresh = [self._new.popleft() for _ in range(min(len(self._new), AT_ONCE))]
@@ -224,6 +228,7 @@ class Watcher:
             raise
         if hinted:
             await client.watches.forget(hinted)
+        return bool(fresh)
 
     def _next_in_turn(self) -> list[str]:
         turn = [self._turn[index] for index in range(min(IN_TURN, len(self._turn)))]

@@ -371,7 +371,7 @@ def test_rows_that_start_at_once_share_one_client_with_the_waits(hub: FakeHub, a
         await asyncio.sleep(5)
         assert (hub.opened, hub.open_now) == (1, 1)
         assert {name: hub.requests[name] for name in ("start", "watch")} == {"start": rows, "watch": rows}
-        in_turn = 5 * IN_TURN
+        in_turn = 6 * IN_TURN
         assert hub.requests["get"] <= 2 * rows + in_turn, "one before the start, and the first look of the wait"
         for row in range(rows):
             hub.end(f"x{row}", row)

@@ -25,7 +25,7 @@ from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.triggers.task_end import LARGEST_OUTPUT
 from airflow_provider_taskhub.triggers.taskhub import SETTLE, TaskHubTrigger
-from airflow_provider_taskhub.triggers.watcher import IN_TURN
+from airflow_provider_taskhub.triggers.watcher import IN_TURN, SOON
 from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from tests.airflow.fake import NOW, FakeHub, member, record
 
@@ -303,6 +303,19 @@ def test_an_end_without_a_hint_is_seen_by_reading_in_turn(hub: FakeHub) -> None:
         assert asyncio.get_running_loop().time() <= 30 + len(ids) / IN_TURN + 2
         for trigger in triggers:
             trigger.cancel()
+
+    play(scenario)
+
+
+def test_a_short_instance_is_seen_soon_after_its_wait_has_begun(hub: FakeHub) -> None:
+    """Airflow's triggerer passes events on once a second. An end that is seen a second late costs two."""
+
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING)
+        after(SOON - 0.1, lambda: hub.end("i", 1))
+        assert (await fired(waiting()))["status"] == "Completed"
+        assert asyncio.get_running_loop().time() == pytest.approx(SOON, abs=0.05)
+        assert hub.requests["completions"] == 2
 
     play(scenario)
 
