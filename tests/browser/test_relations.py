@@ -13,6 +13,7 @@ from tests.airflow.conftest import hub
 from tests.airflow.fake import NOW, FakeHub
 from tests.airflow.test_page_actions import TAGS, audit_log, entries
 from tests.airflow.test_page_actions import page as app
+from tests.airflow.test_page_compare import at, called, completed
 from tests.airflow.test_page_parts import born, started
 from tests.browser.test_actions import Open, dialog, shown
 
@@ -109,3 +110,21 @@ def test_a_fault_leads_to_the_tab_that_shows_more(shown: Open, hub: FakeHub) -> 
     expect(page.locator(".note.bad")).to_contain_text("no live worker knows orchestrator 'unknown'")
     page.locator(".note.bad").get_by_role("link", name="Workers").press("Enter")
     expect(page.get_by_role("heading", name="Workers")).to_be_visible()
+
+
+def test_the_page_of_an_instance_belongs_to_the_tab_of_instances(shown: Open, hub: FakeHub) -> None:
+    hub.put("mine", Status.RUNNING, tags=TAGS, created=NOW)
+    page = shown("instance?id=mine")
+    expect(page.get_by_role("navigation").get_by_role("link", name="Instances")).to_have_attribute(
+        "aria-current", "true"
+    )
+
+
+def test_texts_of_events_in_the_timeline_do_not_cover_each_other(shown: Open, hub: FakeHub) -> None:
+    hub.put("mine", Status.COMPLETED, tags=TAGS, created=NOW, completed=at(100))
+    ticks = [events.EventRaised(timestamp=at(0.01 * n), name=f"tick{n}", input="1") for n in range(50)]
+    hub.histories["mine"] = [started(), called(0, "load"), *ticks, completed(0, 100)]
+    hub.histories["mine"].append(events.EventRaised(timestamp=at(60), name="approve", input="1"))
+    page = shown("instance?id=mine")
+    expect(page.locator("svg text", has_text="event ")).to_have_text(["event tick0", "event approve"])
+    expect(page.locator("svg line title")).to_have_count(51)

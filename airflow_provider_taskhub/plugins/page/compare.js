@@ -26,7 +26,7 @@ export function compare(main, id, other, conn) {
   const turn = refresh(async () => (over ? last : ask("compare", { id, other, conn })), (answer) => {
     last = answer;
     over = answer.one.ended != null && answer.other.ended != null;
-    bar(over ? { ...answer } : answer);
+    bar(answer);
     keepFocus(paint);
   }, (error) => {
     if (last && (!error.code || error.code >= 500)) return false;
@@ -42,7 +42,7 @@ export function compare(main, id, other, conn) {
       el("div", { class: "head" }, el("div", {}, el("div", { class: "small mute" }, el("a", { href: `${base}/taskhub/page/instances?${new URLSearchParams({ conn: last.conn })}`, "data-key": "list" }, "Instances"), " › ",
         el("a", { class: "mono", href: instanceHref(one.id, last.conn), "data-key": "one above" }, one.id), " ›"), el("h1", {}, `Two runs of ${one.name}`)),
         el("div", { class: "actions" }, el("button", { "data-key": "swap", onclick: () => { location.href = compareHref(second.id, one.id, last.conn); } }, "Swap"))),
-      el("div", { class: "scroll" }, el("table", { class: "compare" }, el("thead", {}, el("tr", {}, el("th", {}), runs.map((run, at) => el("th", {}, el("a", { class: "mono", href: instanceHref(run.id, last.conn), "data-key": `run ${at}` }, run.id))))),
+      el("div", { class: "scroll" }, el("table", { class: "compare" }, el("thead", {}, el("tr", {}, el("th", { style: "width:180px" }), runs.map((run, at) => el("th", {}, el("a", { class: "mono", href: instanceHref(run.id, last.conn), "data-key": `run ${at}` }, run.id))))),
         el("tbody", {}, facts(runs)))),
       ...texts("Input", last.input, runs), ...texts("Output", last.output, runs),
       el("div", { class: "head", style: "margin:26px 0 8px" }, el("h2", { style: "margin:0" }, "Activities and children"),
@@ -62,7 +62,7 @@ export function compare(main, id, other, conn) {
       row("Duration", duration(took(runs[0]) ?? 0), [duration(took(runs[1]) ?? 0), " ", el("span", { class: "mute" }, longer)]),
       runs.some((run) => run.version) ? row("Version", ...runs.map((run) => run.version || "–")) : "",
       runs.some((run) => run.airflow) ? row("Airflow", ...runs.map((run) => (run.airflow ? airflowLink(runPath(run.airflow), `${run.airflow.dag} ▸ ${run.airflow.run}`) : "–"))) : "",
-      runs.some((run) => run.failure) ? row("Error", ...runs.map((run) => el("span", { class: "bad" }, run.failure?.headline ?? "–"))) : ""];
+      runs.some((run) => run.failure) ? row("Error", ...runs.map((run) => (run.failure ? el("span", { class: "error" }, run.failure.headline) : "–"))) : ""];
   }
 
   /** A table of the places where two JSON texts differ. */
@@ -70,7 +70,7 @@ export function compare(main, id, other, conn) {
     if (places === null) return [el("h2", {}, name), el("div", { class: "mute" }, "You may not read it: this needs the right to read task instances of this DAG.")];
     if (!places.length) return [el("h2", {}, name), el("div", { class: "mute" }, "No difference.")];
     const value = (text) => el("td", { class: "now" }, text === null ? el("span", { class: "mute" }, "not there") : el("code", { class: "mono" }, pretty(text)));
-    return [el("h2", {}, name), el("div", { class: "scroll" }, el("table", { class: "compare" }, el("thead", {}, el("tr", {}, el("th", {}, "Where"), el("th", {}, "First run"), el("th", {}, "Other run"))),
+    return [el("h2", {}, name), el("div", { class: "scroll" }, el("table", { class: "compare" }, el("thead", {}, el("tr", {}, el("th", { style: "width:180px" }, "Where"), el("th", {}, "First run"), el("th", {}, "Other run"))),
       el("tbody", {}, places.map((one) => el("tr", {}, el("th", { scope: "row", class: "mono" }, one.path || "(all)"), value(one.one), value(one.other))))))];
   }
 

@@ -21,9 +21,9 @@ const table = el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el(
   ...["Status", "Instance and its Airflow run", "Orchestrator", "Started"].map((text) => el("th", {}, text)),
   el("th", { class: "n" }, "Duration"), el("th", {}, "Activities"), el("th", {}, "Now"))), body));
 const foot = el("div", { class: "foot" });
-const notes = el("div"), order = el("span"), batch = el("div");
-main.replaceChildren(el("div", { class: "head", style: "margin:0" }, el("h1", {}, "Instances")),
-  el("div", { class: "chips" }, chips, el("span", { class: "space" }), search, since, hubs, order), batch, notes, table, foot);
+const notes = el("div"), order = el("span", { class: "actions" }), batch = el("div");
+main.replaceChildren(el("div", { class: "head", style: "margin:0" }, el("h1", {}, "Instances"), order),
+  el("div", { class: "chips" }, chips, el("span", { class: "space" }), search, since, hubs), batch, notes, table, foot);
 
 function change(values) {
   Object.assign(filter, { offset: 0 }, values);

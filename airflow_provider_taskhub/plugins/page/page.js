@@ -188,8 +188,8 @@ function paint() {
   const age = Math.round((Date.now() - updated) / 1000);
   const when = wrong ? el("span", { class: "stale", title: wrong.message }, `no answer for ${age} s`) : `updated ${age < 2 ? "now" : `${age} s ago`}`;
   const of = place?.conn ? `?conn=${encodeURIComponent(place.conn)}` : "";
-  const here = location.pathname.replace(/.*\//, "");
-  const tabs = TABS.map(([page, name]) => el("a", { href: `${base}/taskhub/page/${page}${of}`, "data-key": `tab ${page}`, class: page === here ? "here" : "", "aria-current": page === here ? "page" : null }, name));
+  const here = location.pathname.replace(/.*\//, "").replace(/^instance$/, "instances");
+  const tabs = TABS.map(([page, name]) => el("a", { href: `${base}/taskhub/page/${page}${of}`, "data-key": `tab ${page}`, class: page === here ? "here" : "", "aria-current": page !== here ? null : location.pathname.endsWith(page) ? "page" : "true" }, name));
   keepFocus(() => document.getElementById("bar").replaceChildren(el("nav", { "aria-label": "TaskHub" }, tabs), el("span", { class: "hub" }, ...(where ?? []), place ? when : "")));
 }
 setInterval(() => { if (place) paint(); }, 1000);

@@ -14,7 +14,7 @@ export function path({ parent, conn }) {
 /** A note for each reason why the instance stands still, with the way out. `raise(name)` opens the dialog of an event. */
 export function waits({ instance, conn, actions }, raise) {
   const faults = instance.waits.filter((one) => one.fault), shown = faults.length ? faults : instance.waits;
-  const said = !faults.length && instance.custom_line ? [el("div", { class: "note" }, instance.custom_line)] : [];
+  const said = !faults.length && instance.custom_line ? [el("div", { class: "note said" }, instance.custom_line)] : [];
   return [...said, ...shown.map((one) => el("div", { class: `note ${one.fault ? "bad" : ""}`, "data-kind": one.kind }, el("div", {}, "waits: ", one.text),
     one.remedy || one.tab ? el("div", { class: "small mute" }, one.remedy, one.tab ? [one.remedy ? ", or look at " : "Look at ", el("a", { href: `${base}/taskhub/page/${one.tab}?${new URLSearchParams({ conn, ...(one.kind === "quarantine" ? { text: instance.id } : {}) })}`, "data-key": `tab of ${one.kind}` }, TAB_NAMES[one.tab])] : "") : "",
     actions.includes("raise-event") ? one.events.map((name) => el("button", { class: "small", style: "margin:6px 8px 0 0", "data-key": `raise ${name}`, onclick: () => raise(name) }, `Raise ${name}…`)) : ""))];

@@ -38,10 +38,14 @@ export function draw(timeline, { from, to, now, live, width, chosen, pick }) {
     picture.append(svg("g", {}, svg("text", { x: 14, y: y + 14, class: lane.bars.some((bar) => bar.worker) ? null : "t", "clip-path": "url(#names)" }, lane.label), title(lane.label)));
     for (const bar of lane.bars) picture.append(...rectangle(lane, bar, y + 3));
   });
-  for (const mark of timeline.marks) {
+  let free = -Infinity; // where the text of the mark before ends: a text that would cover it is left to the tooltip
+  for (const mark of [...timeline.marks].sort((a, b) => a.time - b.time)) {
     const fill = mark.kind === "lost" ? "var(--bad)" : "var(--wait)", at = x(mark.time), left = at > width - 260;
-    picture.append(svg("line", { x1: at, x2: at, y1: 22, y2: height, stroke: fill, "stroke-dasharray": "3 3" }),
-      svg("text", { class: "t", x: at + (left ? -4 : 4), y: 30, "text-anchor": left ? "end" : "start", style: `fill:${fill}` }, mark.text.split(" ").map(worker).join(" ")));
+    const said = mark.text.split(" ").map(worker).join(" "), wide = 8 + said.length * 6.5, begins = left ? at - wide : at;
+    picture.append(svg("line", { x1: at, x2: at, y1: 22, y2: height, stroke: fill, "stroke-dasharray": "3 3" }, title(said)));
+    if (begins < free) continue;
+    picture.append(svg("text", { class: "t", x: at + (left ? -4 : 4), y: 30, "text-anchor": left ? "end" : "start", style: `fill:${fill}` }, said));
+    free = begins + wide;
   }
   if (live) {
     const at = x(now);
