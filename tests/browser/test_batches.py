@@ -21,7 +21,7 @@ LIST = "instances?window=all"
 
 def asked(page: Page, order: str) -> None:
     """Open the dialog and choose an order, with the keyboard only."""
-    page.get_by_role("button", name="Change all that match…").press("Enter")
+    page.get_by_role("button", name="Change what matches…").press("Enter")
     page.get_by_label("Order", exact=True).select_option(order)
     expect(dialog(page)).not_to_contain_text("Looking for")
 
@@ -56,7 +56,7 @@ def test_an_order_to_all_that_match_says_how_many_and_reports(shown: Open, many:
     )
     page.get_by_role("button", name="close").press("Enter")
     expect(page.locator("#batch")).to_have_count(0)
-    expect(page.get_by_role("button", name="Change all that match…")).to_be_focused()
+    expect(page.get_by_role("button", name="Change what matches…")).to_be_focused()
 
 
 def test_nothing_happens_before_the_user_confirms(shown: Open, many: FakeHub) -> None:
@@ -130,4 +130,4 @@ def test_each_refusal_is_listed(shown: Open, many: FakeHub) -> None:
 def test_a_viewer_has_no_button_for_orders(shown: Open, many: FakeHub) -> None:
     page = shown(LIST, "viewer")
     expect(page.locator("tbody tr")).to_have_count(8)
-    expect(page.get_by_role("button", name="Change all")).to_have_count(0)
+    expect(page.get_by_role("button", name="Change what")).to_have_count(0)

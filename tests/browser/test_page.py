@@ -323,13 +323,16 @@ def test_a_killed_worker_and_who_took_over(login: Login, runs: Runs) -> None:
 
 
 def test_the_theme_follows_airflow(login: Login, runs: Runs) -> None:
-    dark = login("admin", "/plugin/taskhub", dark=True)
-    listed(dark)
-    assert dark.locator("html").get_attribute("class") == "dark"
-    expect(frame(dark).locator("body")).to_have_css("background-color", "rgb(17, 17, 19)")
-    light = login("admin", "/plugin/taskhub")
-    listed(light)
-    expect(frame(light).locator("body")).to_have_css("background-color", "rgb(255, 255, 255)")
+    """The frame has the background of Airflow's window, so that it has no visible edge."""
+    grounds = []
+    for dark in (True, False):
+        page = login("admin", "/plugin/taskhub", dark=dark)
+        listed(page)
+        assert page.locator("html").get_attribute("class") == ("dark" if dark else "light")
+        grounds.append(page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
+        expect(frame(page).locator("body")).to_have_css("background-color", grounds[-1])
+        expect(frame(page).locator("html")).to_have_class("dark" if dark else "")
+    assert grounds[0] != grounds[1] == "rgb(255, 255, 255)"
 
 
 def _asked_for(text: str, response: Response) -> bool:

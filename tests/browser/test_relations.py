@@ -15,7 +15,7 @@ from tests.airflow.test_page_actions import TAGS, audit_log, entries
 from tests.airflow.test_page_actions import page as app
 from tests.airflow.test_page_compare import at, called, completed
 from tests.airflow.test_page_parts import born, started
-from tests.browser.test_actions import Open, dialog, shown
+from tests.browser.test_actions import PLACE, Open, dialog, shown
 
 __all__ = ["app", "audit_log", "entries", "hub", "shown"]  # the fixtures
 
@@ -128,3 +128,12 @@ def test_texts_of_events_in_the_timeline_do_not_cover_each_other(shown: Open, hu
     page = shown("instance?id=mine")
     expect(page.locator("svg text", has_text="event ")).to_have_text(["event tick0", "event approve"])
     expect(page.locator("svg line title")).to_have_count(51)
+
+
+@pytest.mark.parametrize(("theme", "ground"), [("dark", "rgb(1, 2, 3)"), ("light", "rgb(250, 250, 251)")])
+def test_the_frame_has_the_background_of_airflows_window(shown: Open, hub: FakeHub, theme: str, ground: str) -> None:
+    page = shown("workers")
+    outer = f'<html class="{theme}" style="background: {ground}"><iframe src="/taskhub/page/workers"></iframe></html>'
+    page.route(f"{PLACE}/outer", lambda route: route.fulfill(body=outer, content_type="text/html"))
+    page.goto(f"{PLACE}/outer")
+    expect(page.frame_locator("iframe").locator("body")).to_have_css("background-color", ground)

@@ -24,7 +24,7 @@ export async function orders(place, panel, filter, again) {
   let known;
   try { known = await ask("orders"); } catch { return; /* the list shows the same error */ }
   if (!known.orders.length) return;
-  const button = el("button", { "data-key": "orders", onclick: () => choose(known.orders, filter(), (job) => run({ ...job, most: known.most })) }, "Change all that match…");
+  const button = el("button", { "data-key": "orders", onclick: () => choose(known.orders, filter(), (job) => run({ ...job, most: known.most })) }, "Change what matches…");
   place.replaceChildren(button);
   const left = stored();
   if (left) show(panel, left, false);

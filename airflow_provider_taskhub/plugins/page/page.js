@@ -219,12 +219,15 @@ export const taskPath = (a) => `${runPath(a)}/tasks/${part(a.task)}${a.index >= 
 export const instanceHref = (id, conn) => `${base}/taskhub/page/instance?${new URLSearchParams({ id, ...(conn ? { conn } : {}) })}`;
 
 function theme() {
-  let dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  let dark = matchMedia("(prefers-color-scheme: dark)").matches, ground = "";
   try {
     const outer = window.parent.document.documentElement;
     if (window.parent !== window && /\b(light|dark)\b/.test(outer.className)) dark = /\bdark\b/.test(outer.className);
+    if (window.parent !== window) ground = window.parent.getComputedStyle(outer).backgroundColor;
   } catch { /* Airflow's window has another origin: use the theme of the browser */ }
   document.documentElement.className = dark ? "dark" : "";
+  // the background of Airflow's window, so that the frame has no visible edge; a transparent one means none
+  document.documentElement.style.setProperty("--bg", /^(|transparent|rgba\(.*, 0\))$/.test(ground) ? "" : ground);
 }
 theme();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", theme);
