@@ -105,3 +105,35 @@ def test_an_administrator_steers_partitions_and_workers(real: RealAirflow) -> No
     assert real.request("GET", "/taskhub/api/quarantine", user="uma").status_code == 403
     entries = real.get("/api/v2/eventLogs", owner="otto")["event_logs"]
     assert {"taskhub.partition.kick", "taskhub.worker.drain"} <= {one["event"] for one in entries}
+
+
+def test_an_order_over_the_filter_a_comparison_and_the_parts_of_a_history(real: RealAirflow) -> None:
+    runs = [real.trigger("told"), real.trigger("told")]
+    for run in runs:
+        real.waits("told", run)
+    mine = [f"told:hub:{run}:g1" for run in runs]
+
+    def targets(action: str, user: str) -> list[Any]:
+        filter = {"text": "dag_id=told", "status": "running", "window": "hour", "action": action}
+        found = real.get("/taskhub/api/targets", user=user, **filter)["targets"]
+        return [one for one in found if one["id"] in mine]
+
+    assert (real.get("/taskhub/api/orders", user="vera")["orders"], targets("terminate", "vera")) == ([], [])
+    assert "terminate" in real.get("/taskhub/api/orders", user="uma")["orders"]
+    seen = targets("terminate", "uma")
+    assert sorted(one["id"] for one in seen) == sorted(mine)
+    body = {"targets": [*seen, {"id": "without-airflow"}], "reason": "wrong year"}
+    refused = real.request("POST", "/taskhub/api/instances/terminate", user="vera", json={"targets": seen})
+    assert [one["code"] for one in refused.json()["results"]] == [403, 403]
+    answer = real.request("POST", "/taskhub/api/instances/terminate", user="uma", json=body)
+    assert [one["code"] for one in answer.json()["results"]] == [200, 200, 404]
+    for run, instance_id in zip(runs, mine, strict=True):
+        real.reaches("told", run, "failed")
+        assert status(real, instance_id) == "Terminated"
+        entries = real.get("/api/v2/eventLogs", dag_id="told", run_id=run, event="taskhub.terminate")["event_logs"]
+        assert [one["owner"] for one in entries] == ["uma"]
+    sides = real.get("/taskhub/api/compare", user="uma", id=mine[0], other=mine[1])
+    assert [sides[side]["status"] for side in ("one", "other")] == ["Terminated", "Terminated"]
+    part = real.get("/taskhub/api/instance/history", user="uma", id=mine[0], before=2)
+    assert [event["n"] for event in part["events"]] == [1, 0]
+    assert real.get("/taskhub/api/instance/children", user="uma", id=mine[0])["children"] == []
