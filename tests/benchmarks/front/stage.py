@@ -67,6 +67,9 @@ class Stage(RealAirflow):
             "AIRFLOW__CORE__PARALLELISM": str(PARALLEL),
             "AIRFLOW__CORE__MAX_ACTIVE_TASKS_PER_DAG": str(PARALLEL),
             "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles),
+            # One API server answers 32 tasks at once in up to 40 threads, and some requests need two connections.
+            # With Airflow's default of 15 connections, all of them may wait for each other, for 30 s.
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_POOL_SIZE": "45",
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home}/airflow.db?timeout=60",
             "PYTHONPATH": f"{HERE / 'counting'}:{HERE / 'floor'}",
             "BENCH_REQUESTS": str(self._counts),
