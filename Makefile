@@ -7,17 +7,19 @@ SHELL := /bin/bash
 BIN := .venv/bin
 UV = $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -b constraints.txt
 INPUTS := setup.cfg pyproject.toml constraints.txt
-# make demo KEEP=1 STORAGE=azurite MONTHS=1,2; make demo-kill N=20
+# make demo KEEP=1 STORAGE=azurite SPARK=standalone|connect MONTHS=1,2; make demo-kill N=20
 STORAGE ?= sqlite
-DEMO = $(BIN)/taskhub demo --storage $(STORAGE) $(if $(MONTHS),--months $(MONTHS)) $(if $(filter 1 yes true,$(KEEP)),--keep)
+SPARK ?= local
+DEMO = $(BIN)/taskhub demo --storage $(STORAGE) --spark $(SPARK) $(if $(MONTHS),--months $(MONTHS)) $(if $(filter 1 yes true,$(KEEP)),--keep)
 N ?= 20
 REAL = tests/airflow/ tests/browser/ tests/demo/ tests/e2e/
-# arguments of make crash, storm, soak, explore and mapped, such as CRASH="--scenario chain --kind lost" STORM="--store sqlite"
+# arguments of make crash, storm, soak, explore, mapped and publish-kills, such as CRASH="--scenario chain --kind lost" STORM="--store sqlite"
 CRASH ?=
 STORM ?=
 SOAK ?=
 EXPLORE ?=
 MAPPED ?=
+PUBLISH ?=
 SECONDS := 300
 RUNS ?= 20
 # arguments of the benchmarks, such as BENCH="--store embedded --workloads a0,d --repeat 5"
@@ -32,21 +34,21 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-15s %s\n' "$$name" "$$text"; done
 
 .PHONY: demo
-demo: .venv/.demo ## Airflow hands a Spark pipeline to a task hub; a worker is killed in the middle (KEEP=1, STORAGE=azurite)
+demo: .venv/.demo ## Airflow hands a Spark pipeline to a task hub; a worker is killed in the middle (KEEP=1, STORAGE=azurite, SPARK=standalone or connect)
 	@.ci/preflight.sh . 1024 >/dev/null
 	@$(DEMO)
 
 .PHONY: demo-kill
 demo-kill: .venv/.demo ## the demo's pipeline and kill N times in a row, on SQLite and on Azurite; the numbers must not change
 	@.ci/preflight.sh . 1024 >/dev/null
-	@$(BIN)/taskhub demo --storage sqlite --storage azurite --runs $(N) $(if $(MONTHS),--months $(MONTHS))
+	@$(BIN)/taskhub demo --storage sqlite --storage azurite --spark $(SPARK) --runs $(N) $(if $(MONTHS),--months $(MONTHS))
 
 .PHONY: env
 env: .venv/.test ## only make the environment in .venv, to run single tests: .venv/bin/python -m pytest FILE -k WORD
 	@echo "the environment is ready; one test: .venv/bin/python -m pytest FILE -k WORD"
 
 .PHONY: test
-test: check docs .venv/.azurite .venv/.browser ## everything: check, docs, then all tests (TESTS="tests/engine -k timer")
+test: check docs .venv/.azurite .venv/.browser .venv/.redis ## everything: check, docs, then all tests (TESTS="tests/engine -k timer")
 ifdef TESTS
 	@$(BIN)/python -m pytest $(TESTS)
 else
@@ -127,6 +129,14 @@ soak: .venv/.test .venv/.azurite ## SIGKILL, SIGSTOP, drains and SIGTERM in turn
 kills: .venv/.test ## tasks killed on a real Airflow 0 to 10 s after their deferral, triggerer up and down: seconds to Terminated
 	@$(BIN)/python -m tests.airflow.kills kills
 
+.PHONY: crashes
+crashes: .venv/.test ## kills, users' actions, changed DAG files at every stage of a wait on a real Airflow (CRASHES="--only cleared")
+	@$(BIN)/python -m tests.airflow.crashes $(CRASHES)
+
+.PHONY: publish-kills
+publish-kills: .venv/.test ## executor, worker and JVM killed N=20 times each while activities publish; rows doubled, lost, half-visible
+	@$(BIN)/python -m tests.e2e.publish_kills --count $(N) $(PUBLISH)
+
 .PHONY: mapped
 mapped: .venv/.test ## a task mapped 100 times on a real Airflow, RUNS=5 times in a row: seconds, and how many failed (MAPPED=--sqlite)
 	@$(BIN)/python -m tests.airflow.kills mapped --times $(if $(filter file,$(origin RUNS)),5,$(RUNS)) $(MAPPED)
@@ -158,6 +168,10 @@ bench-growth: .venv/.test .venv/.azurite ## what must not cost more when there i
 .PHONY: bench-airflow
 bench-airflow: .venv/.test ## how fast tasks of a real Airflow are beside tasks that do nothing, 30 minutes (BENCH="--sqlite --repeat 1")
 	@$(BIN)/python -m tests.benchmarks.front $(BENCH)
+
+.PHONY: bench-cancel
+bench-cancel: .venv/.test ## seconds from a cancel to no Spark task running: local, standalone cluster, Spark Connect (BENCH="--repeat 5 --kinds connect")
+	@$(BIN)/python -m tests.benchmarks.cancels $(BENCH)
 
 .PHONY: bench-balance
 bench-balance: .venv/.test ## the rules of others for sharing partitions out, beside ours: cycles and moves
@@ -220,4 +234,8 @@ clean: ## remove what was made here: the environment, the demo's folder, Azurite
 
 .venv/.browser: .venv/.test .ci/browser.sh
 	@.ci/browser.sh
+	@touch $@
+
+.venv/.redis: .venv/.test .ci/redis.sh
+	@.ci/redis.sh
 	@touch $@

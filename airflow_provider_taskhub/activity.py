@@ -1,42 +1,50 @@
 """Functions for use inside an activity: read data about its call, report progress, declare the data that it reads and
-writes, and ask whether it must stop.
+writes, publish its output once, and ask whether it must stop.
 
 ::
 
     from airflow_provider_taskhub.activity import activity_info, progress
 
     @app.activity
-    def publish(summary: dict) -> str:
+    def send(summary: dict) -> str:
         upload(summary, key=activity_info().idempotency_key)   # the same for every attempt of this call
         progress(0.5, "uploaded")
         ...
 
-Outside of an activity (in a unit test that calls the function directly) ``progress`` does nothing, ``inlet`` and
-``outlet`` only check the URI, ``cancelled`` returns False, and ``activity_info`` raises an error. The code that runs an
-activity makes an :class:`Attempt` and enters it around the call of the user's function. This module knows nothing of
-processes, hubs or Spark.
+Outside of an activity (in a unit test that calls the function itself) ``progress`` does nothing, ``inlet`` and
+``outlet`` only check the URI, ``cancelled`` returns False, each ``publish`` is a commit, and ``activity_info`` and
+``output_path`` raise an error. The code that runs an activity makes an :class:`Attempt` and enters it around the call
+of the user's function. This module knows nothing of processes, hubs or Spark.
 """
 
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
-from airflow_provider_taskhub.errors import TaskHubError
+from airflow_provider_taskhub.engine.references import Reference
+from airflow_provider_taskhub.errors import InputError, PublishSuperseded, TaskHubError
 from airflow_provider_taskhub.lineage import DeclaredLineage, checked_uri
+from airflow_provider_taskhub.publishing.attempt import Publication
+from airflow_provider_taskhub.publishing.layout import PublishMode, Writer, check_mode, safe_key
 
 __all__ = [
     "ActivityCancelled",
     "ActivityInfo",
+    "Reference",
     "activity_info",
     "cancelled",
     "check_cancelled",
     "inlet",
     "outlet",
+    "output_path",
     "progress",
+    "publish",
 ]
 
 _attempt: ContextVar[Attempt] = ContextVar("taskhub_attempt")
@@ -89,12 +97,15 @@ class Attempt:
     :param report: gets the arguments of :func:`progress`. It must return quickly, and any thread may call it.
     :param lineage: collects the data that the activity declares.
     :param cancelled: set when the activity is asked to stop.
+    :param recorded: whether the call has an activity record. Only a record gives each attempt a number of
+        its own, by which :func:`publish` shuts out earlier attempts.
     """
 
     info: ActivityInfo
     report: Callable[[float | None, str | None], None]
     lineage: DeclaredLineage = field(default_factory=DeclaredLineage)
     cancelled: threading.Event = field(default_factory=threading.Event)
+    recorded: bool = True
 
 
 @contextmanager
@@ -188,3 +199,84 @@ def check_cancelled() -> None:
     """
     if cancelled():
         raise ActivityCancelled("the activity was asked to stop")
+
+
+def output_path(target: str, *, storage_options: Mapping[str, Any] | None = None) -> str:
+    """Return the path of this attempt's own place for a target, where nobody sees the data before :func:`publish`.
+
+    :func:`publish` gives the same path. Use this function if the path is needed before the block begins. Data that are
+    never published are removed by the next attempt of this call.
+
+    :param target: as :func:`publish` takes it.
+    :param storage_options: as :func:`publish` takes them.
+    :raises TaskHubError: if no activity runs here. Other errors are those of :func:`publish`.
+    """
+    activity_info()
+    return _begun(target, storage_options).path
+
+
+@contextmanager
+def publish(
+    target: str,
+    *,
+    mode: PublishMode = "overwrite",
+    keep: int = 3,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Iterator[str]:
+    """Give the ``with`` block a path to write to; at its end, make what was written visible in one step, and only once.
+
+    ::
+
+        with publish("s3a://bucket/monthly") as path:
+            frame.write.parquet(path)
+
+    The path is a folder that does not exist yet and that belongs to this attempt alone. If the block raises an error,
+    the folder is removed. If an earlier attempt of this call has published already, its data stay and those of this
+    attempt are removed. Read the data with ``airflow_provider_taskhub.publishing.read_published`` or ``published``.
+
+    :param target: absolute path or URL of the folder: ``file``, ``hdfs``, ``viewfs``, ``ofs``, ``s3``, ``s3a``, ``gs``,
+        ``gcs``, ``abfs``, ``abfss`` or ``az``.
+    :param mode: "overwrite" replaces the data of the target, "append" adds to them, and "overwrite_partitions" replaces
+        those partitions that were written.
+    :param keep: number of earlier commits whose data stay, for readers that have begun with one of them; at least 1.
+    :param storage_options: for an object store: arguments of its fsspec file system, such as credentials.
+    :raises InputError: if an argument is wrong, the activity has no record, it has published to the target already,
+        nothing was written, or the new data and the old ones have different partition columns.
+    :raises ConfigurationError: if a package, a Spark session or an ability of the file system is missing.
+    :raises PublishSuperseded: if a later attempt of this call has begun, or ``remove_unpublished`` was called during
+        the block.
+    :raises ActivityCancelled: if the activity was asked to stop before the end of the block.
+    """
+    check_mode(mode)
+    if keep < 1:
+        raise InputError(f"publish({target!r}, keep={keep!r}): readers need at least 1 earlier commit")
+    publication = _begun(target, storage_options)
+    try:
+        yield publication.path
+        check_cancelled()
+    except BaseException:
+        with suppress(Exception):  # the error of the block says more; the next attempt removes what is left
+            publication.discard()
+        raise
+    try:
+        publication.commit(mode, keep)
+    except (InputError, PublishSuperseded):
+        # After any other error the commit may be there. Then its data must stay.
+        publication.discard()
+        raise
+
+
+def _begun(target: str, storage_options: Mapping[str, Any] | None) -> Publication:
+    attempt = _attempt.get(None)
+    if attempt is None:
+        writer = Writer(key=uuid.uuid4().hex, attempt=1)
+    elif not attempt.recorded:
+        raise InputError(
+            f"publish({target!r}): this activity has no record, so two attempts of it could publish at once: declare "
+            "it with @app.activity(record=True)"
+        )
+    else:
+        writer = Writer(key=safe_key(attempt.info.idempotency_key), attempt=attempt.info.attempt)
+    publication = Publication.opened(target, writer, storage_options)
+    publication.begin()
+    return publication

@@ -10,7 +10,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, TypeVar, overload
@@ -20,7 +20,7 @@ from airflow_provider_taskhub.engine.events import FailureDetails
 from airflow_provider_taskhub.engine.failures import user_frames
 from airflow_provider_taskhub.engine.registry import ActivityDefinition, OrchestratorDefinition, Registry
 from airflow_provider_taskhub.engine.retry import RetryPolicy
-from airflow_provider_taskhub.engine.tasks import NAME, Task, when_all, when_any
+from airflow_provider_taskhub.engine.tasks import NAME, STANDALONE, Task, when_all, when_any
 from airflow_provider_taskhub.errors import (
     ConfigurationError,
     OrchestrationError,
@@ -44,6 +44,8 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
+_OF_THE_WORKER = ("spark.master", "spark.driver.", "spark.executor.", "spark.jars", "spark.submit.", "spark.app.")
+"""Beginnings of the names of Spark's settings that no session can change."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -126,6 +128,7 @@ class App:
         timeout: timedelta | None = None,
         queue_timeout: timedelta | None = None,
         record: bool = False,
+        standalone: bool = False,
     ) -> Callable[[F], F]: ...
 
     def activity(
@@ -137,6 +140,7 @@ class App:
         timeout: timedelta | None = None,
         queue_timeout: timedelta | None = None,
         record: bool = False,
+        standalone: bool = False,
     ) -> F | Callable[[F], F]:
         """Declare an activity: a function with one parameter or none, plain or ``async``.
 
@@ -151,12 +155,15 @@ class App:
         :param record: True: the worker writes a row in the hub for each attempt, and the row decides which worker runs
             the attempt. Then no other worker repeats the attempt while the worker that runs it lives. The rows cost
             some storage requests.
+        :param standalone: True: also declare an orchestrator of the same name, which runs only this activity and
+            returns its result. Then the activity can be started by itself, for example with ``@task.spark_activity``.
         :raises ConfigurationError: if the app already has an activity of this name, the function needs other
             parameters or is a generator, or an argument is wrong.
         """
 
         def declare(function: F) -> F:
             self._declare_activity(function, name, retry, timeout, queue_timeout, record=record, spark=False)
+            self._declare_alone(function, name, standalone)
             return function
 
         return declare if function is None else declare(function)
@@ -173,6 +180,8 @@ class App:
         timeout: timedelta | None = None,
         queue_timeout: timedelta | None = None,
         record: bool = True,
+        standalone: bool = False,
+        conf: Mapping[str, str | int | float | bool] | None = None,
     ) -> Callable[[F], F]: ...
 
     def spark_activity(
@@ -184,15 +193,21 @@ class App:
         timeout: timedelta | None = None,
         queue_timeout: timedelta | None = None,
         record: bool = True,
+        standalone: bool = False,
+        conf: Mapping[str, str | int | float | bool] | None = None,
     ) -> F | Callable[[F], F]:
         """Declare an activity whose first argument is a SparkSession: ``f(spark)`` or ``f(spark, input)``.
 
         The method has the parameters of :meth:`App.activity` and raises the same errors. But the default of ``record``
         is True here.
+
+        :param conf: settings of the session of each attempt, such as ``{"spark.sql.shuffle.partitions": 8}``. A running
+            Spark must be able to change them; memory, cores and jars are the worker's. None: those of the worker.
         """
 
         def declare(function: F) -> F:
-            self._declare_activity(function, name, retry, timeout, queue_timeout, record=record, spark=True)
+            self._declare_activity(function, name, retry, timeout, queue_timeout, record=record, spark=True, conf=conf)
+            self._declare_alone(function, name, standalone)
             return function
 
         return declare if function is None else declare(function)
@@ -226,6 +241,7 @@ class App:
         *,
         record: bool,
         spark: bool,
+        conf: Mapping[str, Any] | None = None,
     ) -> None:
         name = _name_of(function, name, "activity")
         what = f"activity {name!r}"
@@ -251,8 +267,16 @@ class App:
             parameter=parameter,
             app=self._name,
             version=self._version,
+            spark_conf=_spark_conf(what, conf),
         )
         _mark(function, name)
+
+    def _declare_alone(self, function: Callable[..., Any], name: str | None, standalone: bool) -> None:
+        if not isinstance(standalone, bool):
+            raise ConfigurationError(f"activity {name or function!r}: standalone is {standalone!r}; give True or False")
+        if standalone:
+            function.__dict__[STANDALONE] = True
+            self._declare_orchestrator(_alone(self._activities[_name_of(function, name, "activity")]), None)
 
     def _refuse_twice(self, name: str, known: dict[str, Any], kind: str) -> None:
         if name in known:
@@ -295,6 +319,42 @@ def _parameters(function: Callable[..., Any], what: str, *, first: str | None) -
             "put several values into a dataclass or a dict"
         )
     return positional[lead].name if len(positional) > lead else None
+
+
+def _spark_conf(what: str, conf: Mapping[str, Any] | None) -> Mapping[str, str]:
+    """Return the Spark settings of an activity as Spark writes them.
+
+    :param what: the activity's name, for the error text.
+    :raises ConfigurationError: if a name or a value cannot be right, or only the start of Spark can set it.
+    """
+    if conf is not None and not isinstance(conf, Mapping):
+        raise ConfigurationError(f"{what}: conf is {conf!r}: give a dict of Spark's settings by name")
+    found: dict[str, str] = {}
+    for name, value in (conf or {}).items():
+        if not isinstance(name, str) or not name.startswith("spark."):
+            raise ConfigurationError(f"{what}: conf has {name!r}: the names of Spark's settings begin with 'spark.'")
+        if name.startswith(_OF_THE_WORKER):
+            raise ConfigurationError(
+                f"{what}: conf has {name!r}, which only the start of Spark can set: set it for all activities of a "
+                "worker, in TASKHUB_SPARK__CONF"
+            )
+        if not isinstance(value, str | int | float):
+            raise ConfigurationError(
+                f"{what}: conf has {name!r} of type {type(value).__name__}: give a text, a number or a bool"
+            )
+        found[name] = str(value).lower() if isinstance(value, bool) else str(value)
+    return found
+
+
+def _alone(activity: ActivityDefinition) -> Callable[..., Any]:
+    """Return an orchestrator that runs only this activity and returns its result."""
+
+    async def alone(ctx: OrchestrationContext, input: Any = None) -> Any:
+        return await ctx.call_activity(activity.name, *((input,) if activity.takes_input else ()))
+
+    alone.__name__ = alone.__qualname__ = activity.name
+    alone.__doc__ = f"Runs the activity {activity.name!r} and returns its result."
+    return alone
 
 
 def _mark(function: Callable[..., Any], name: str) -> None:

@@ -23,6 +23,7 @@
     ├── TaskFailedError             raised inside an orchestrator: an activity has failed
     │   └── SubOrchestrationFailedError     raised inside an orchestrator: a child has failed
     ├── OrchestrationError          raised by an orchestrator to fail its instance; has ``retryable``
+    ├── PublishSuperseded           an attempt must not publish, because a later attempt of its activity has begun
     ├── WorkerFailed                a worker has ended because of an error
     └── NonDeterminismError         the orchestrator's code does not fit its recorded history
 """
@@ -49,6 +50,7 @@ __all__ = [
     "OrchestrationError",
     "PartitionNotFound",
     "PayloadTooLarge",
+    "PublishSuperseded",
     "StorageError",
     "SubOrchestrationFailedError",
     "TaskFailedError",
@@ -209,6 +211,15 @@ class OrchestrationError(TaskHubError):
     def __init__(self, message: str, *, retryable: bool = True) -> None:
         super().__init__(message)
         self.retryable = retryable
+
+
+class PublishSuperseded(TaskHubError):
+    """This attempt must not publish any more.
+
+    Most often its worker has lost it, and a later attempt of the same call has begun. Then the outcome of this attempt
+    counts for nobody. If somebody called ``remove_unpublished`` while the attempt wrote, there is no later attempt, and
+    the activity fails with this error.
+    """
 
 
 class WorkerFailed(TaskHubError):

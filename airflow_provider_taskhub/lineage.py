@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.fast_dataclass import dataclass
+from airflow_provider_taskhub.masking import masked
 
 MAX_URI = 1_500
 """Characters of the longest URI. Airflow's assets have the same limit."""
@@ -73,23 +74,28 @@ def checked_uri(uri: str, *, what: str) -> None:
 
     :param what: name of the called function, for the error.
     :raises InputError: if it is no URI with a scheme, is too long, has other characters than a URI may have, or
-        contains a password.
+        contains a password, or a secret in its query or fragment.
     """
     if not isinstance(uri, str):
         raise InputError(f"{what}: {uri!r} is of type {type(uri).__name__}: pass the URI as a text")
+    shown = masked(uri)
     if len(uri) > MAX_URI:
-        raise InputError(f"{what}: {uri[:80]!r}… has {len(uri):,} characters: a URI has at most {MAX_URI:,}")
+        raise InputError(f"{what}: {shown[:80]!r}… has {len(uri):,} characters: a URI has at most {MAX_URI:,}")
     if not uri.isascii() or not uri.isprintable() or " " in uri:
         raise InputError(
-            f"{what}: {uri!r} has a character that a URI cannot have: replace it with urllib.parse.quote(path)"
+            f"{what}: {shown!r} has a character that a URI cannot have: replace it with urllib.parse.quote(path)"
         )
     try:
         parts = urlsplit(uri)
     except ValueError as error:
-        raise InputError(f"{what}: {uri!r} is not a URI: {error}") from None
+        raise InputError(f"{what}: {shown!r} is not a URI: {error}") from None
     if parts.password is not None:
         raise InputError(f"{what}: the URI contains a password, which people and logs would see: leave it out")
+    if any(masked(part) != part for part in (parts.query, parts.fragment)):
+        raise InputError(f"{what}: {shown!r} contains a secret, which people and logs would see: leave it out")
     if not parts.scheme or not (parts.netloc or parts.path):
-        raise InputError(f"{what}: {uri!r} is not a URI: write for example 'file:///data/daily' or 's3://bucket/daily'")
+        raise InputError(
+            f"{what}: {shown!r} is not a URI: write for example 'file:///data/daily' or 's3://bucket/daily'"
+        )
     if parts.scheme == "airflow":
-        raise InputError(f"{what}: {uri!r}: Airflow keeps the scheme 'airflow' for itself: choose another scheme")
+        raise InputError(f"{what}: {shown!r}: Airflow keeps the scheme 'airflow' for itself: choose another scheme")

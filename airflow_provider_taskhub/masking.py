@@ -12,6 +12,7 @@ SECRET_WORDS = (
     "accesskey",
     "sharedaccesssignature",
     "sig=",
+    "-signature=",
     "password",
     "passwd",
     "passphrase",
@@ -43,7 +44,7 @@ _NAMED = re.compile(
 )
 """A secret name with its value. ``token:`` without quotes does not match: parsers write ``unexpected token: x``."""
 _CONNECTION = re.compile(rf"(?i)(\bconnection_string[\"']?\s*[=:]\s*)({_QUOTED}|\S+)")
-_SIGNATURE = re.compile(r"(?i)(\bsig=)[^&\s\"';]+")
+_SIGNATURE = re.compile(r"(?i)(\b(?:sig|x-(?:amz|goog)-signature)=)[^&\s\"';]+")
 _SCHEME = re.compile(
     r"(?i)\b(SharedKey(?:Lite)?\s+[\w-]+:|Bearer\s+|Authorization\\*[\"']?\s*[:=]\s*\\*[\"']?Basic\s+)[\w+/=.~-]+"
 )

@@ -45,9 +45,14 @@ def get_provider_info() -> dict[str, Any]:
             for entry in module
         ],
         "sensors": _modules(module, "sensors"),
-        "triggers": _modules(module, "triggers"),
+        "triggers": [
+            {**entry, "python-modules": [f"{_ROOT}.triggers.{name}" for name in ("events", "taskhub")]}
+            for entry in module
+        ],
+        "notifications": [f"{_ROOT}.notifications.taskhub.TaskHubRaiseEventNotifier"],
         "task-decorators": [
-            {"class-name": f"{_ROOT}.decorators.orchestration.orchestration_task", "name": "orchestration"}
+            {"class-name": f"{_ROOT}.decorators.orchestration.orchestration_task", "name": "orchestration"},
+            {"class-name": f"{_ROOT}.decorators.spark_activity.spark_activity_task", "name": "spark_activity"},
         ],
         "connection-types": [
             {
@@ -93,6 +98,59 @@ def get_provider_info() -> dict[str, Any]:
                         "type": "integer",
                         "example": "1048576",
                         "default": "262144",
+                    },
+                    "running_output_bytes": {
+                        "description": "How much of the output of its running activities a waiting task writes to its "
+                        "log every 5 s, in bytes. Of more output the newest bytes are written. 0: none at all.",
+                        "version_added": "0.1.0",
+                        "type": "integer",
+                        "example": "65536",
+                        "default": "16384",
+                    },
+                    "on_retry": {
+                        "description": "Default of on_retry of TaskHubOperator: rewind, restart or attach.",
+                        "version_added": "0.1.0",
+                        "type": "string",
+                        "example": "attach",
+                        "default": "rewind",
+                    },
+                    "start_on": {
+                        "description": "Default of start_on of operator and sensor: auto, trigger or worker.",
+                        "version_added": "0.1.0",
+                        "type": "string",
+                        "example": "worker",
+                        "default": "auto",
+                    },
+                    "complete_on": {
+                        "description": "Default of complete_on of operator and sensor: auto, trigger or worker.",
+                        "version_added": "0.1.0",
+                        "type": "string",
+                        "example": "worker",
+                        "default": "auto",
+                    },
+                    "no_worker_timeout": {
+                        "description": "Default of the parameter no_worker_timeout of TaskHubOperator, in seconds. "
+                        "Empty: the setting no_worker_timeout of the triggerer.",
+                        "version_added": "0.1.0",
+                        "type": "float",
+                        "example": "120",
+                        "default": "",
+                    },
+                    "poll_interval": {
+                        "description": "Default of the parameter poll_interval of operators and sensors: seconds "
+                        "between two questions of a wait in an Airflow worker. Empty: 1 s on SQLite, 3 s on Azure.",
+                        "version_added": "0.1.0",
+                        "type": "float",
+                        "example": "10",
+                        "default": "",
+                    },
+                    "short_wait": {
+                        "description": "Default of the parameter short_wait of TaskHubOperator: seconds for which an "
+                        "Airflow worker waits for the end of an instance before it defers. Empty: 1.5 s.",
+                        "version_added": "0.1.0",
+                        "type": "float",
+                        "example": "5",
+                        "default": "",
                     },
                 },
             }

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
@@ -36,6 +36,8 @@ from pydantic_settings import (
 )
 
 from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.masking import MASK
+from airflow_provider_taskhub.spark_connect import connect_server
 
 __all__ = ["LeaseTimes", "Settings", "SparkSettings", "home", "load_settings"]
 
@@ -127,14 +129,32 @@ EMBEDDED_LEASE = LeaseTimes(
 class SparkSettings(BaseModel):
     """The Spark settings of a worker's executor processes.
 
-    :param master: a Spark master, such as ``local[*]`` or ``spark://…``. Spark Connect (``sc://…``) is not supported.
-    :param conf: Spark's configuration, such as ``spark.executor.memory``.
+    :param master: a Spark master, such as ``local[*]`` or ``spark://…``, or the address of a Spark Connect server:
+        ``sc://host:port/;name=value``. ``repr`` omits the parameters of an address, because a token is one of them.
+    :param conf: Spark's configuration, such as ``spark.executor.memory``. With Spark Connect it is set in each session,
+        so it may have only what a running session can change, such as ``spark.sql.shuffle.partitions``. ``repr`` masks
+        the values, because one may be the key of a storage account.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # An error of pydantic would otherwise show the address with its token.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     master: str = "local[*]"
     conf: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("master")
+    @classmethod
+    def _check_master(cls, master: str) -> str:
+        try:
+            connect_server(master)
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from None
+        return master
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        server = connect_server(self.master)
+        yield "master", server.address if server else self.master
+        yield "conf", dict.fromkeys(self.conf, MASK)
 
 
 class Settings(BaseSettings):

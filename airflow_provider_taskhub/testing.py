@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -34,7 +34,7 @@ from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.supervision import owned
 from airflow_provider_taskhub.workers.backend import Backend
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
-from airflow_provider_taskhub.workers.executors.child.invocation import arguments, result_text
+from airflow_provider_taskhub.workers.executors.child.invocation import arguments, opened_arguments, result_text
 from airflow_provider_taskhub.workers.peers import Peers
 
 __all__ = ["Event", "run"]
@@ -176,7 +176,8 @@ class InProcess:
     async def run(
         self, request: ActivityRequest, *, progress: Callable[[ActivityProgress], None] | None = None
     ) -> ActivityOutcome:
-        attempt = Attempt(info=_info(request), report=lambda fraction, message: None)
+        recorded = request.name in self._replaced or self.registry.activity(request.name).record
+        attempt = Attempt(info=_info(request), report=lambda fraction, message: None, recorded=recorded)
         try:
             with entered(attempt):
                 value = self._call(request)
@@ -188,6 +189,9 @@ class InProcess:
             raise
         except BaseException as error:  # an activity may raise any exception, and each is a failure of the activity
             return ActivityOutcome(failure=failure_of(error))
+
+    async def end_sessions(self, sessions: Sequence[str]) -> None:
+        """Do nothing: there is no Spark Connect server, on which an attempt could leave a session."""
 
     def _call(self, request: ActivityRequest) -> Any:
         replacement = self._replaced.get(request.name)
@@ -204,7 +208,7 @@ class InProcess:
                 f"activity {request.name!r} needs Spark: replace it with activities={{{request.name!r}: …}}, "
                 "or pass spark=…"
             )
-        return definition.function(self._spark, *given)
+        return definition.function(self._spark, *opened_arguments(definition, given, self._spark))
 
 
 def _info(request: ActivityRequest) -> ActivityInfo:

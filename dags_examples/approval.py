@@ -15,7 +15,9 @@ with DAG(dag_id="approval", schedule=None):
     publication = "publication-{{ run_id }}"  # chosen here, so that every task can name the instance
     TaskHubOperator(task_id="publish", orchestrator="approved_publication", input="flights", instance_id=publication)
     counted = TaskHubSensor(task_id="counted", instance_id=publication, custom_status="custom_status.rows > 0")
+    # the same with a function, which Airflow's triggerer must be able to import too
+    enough = TaskHubSensor(task_id="enough", instance_id=publication, custom_status="approval_app:enough")
     asked = TaskHubSensor(task_id="asked", instance_id=publication, event_name="approval")
     decide = HITLOperator(task_id="decide", subject="Publish the table flights?", options=["Publish", "Reject"])
     tell = TaskHubRaiseEventOperator(task_id="tell", instance_id=publication, event_name="approval", data=decide.output)
-    [counted, asked] >> decide >> tell
+    [counted, enough, asked] >> decide >> tell

@@ -15,6 +15,11 @@ def publish_table(table: str) -> str:
     return f"{table} is published"
 
 
+def enough(custom_status: dict[str, int] | None) -> bool:
+    """Tell the sensor ``enough`` whether its wait ends. It is called with the custom status of the orchestration."""
+    return custom_status is not None and custom_status["rows"] >= 1000
+
+
 @app.orchestrator
 async def approved_publication(ctx: OrchestrationContext, table: str) -> str:
     """Publish a table after a person has approved its number of rows."""

@@ -1,5 +1,7 @@
 """Three sensors that wait for one instance. They differ in what they hold while they wait.
 
+The first one starts and ends in the triggerer: it holds no worker slot and starts no process.
+
 Any program may start the instance: ``taskhub instances start greetings --id greetings-1 --input '["Ada"]'``. While it
 runs, ``taskhub worker --app first_app:app`` must run too.
 """

@@ -9,9 +9,11 @@ from airflow.sdk import DAG
 
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
 
-with DAG(dag_id="waiting", schedule=None) as dag:
+with DAG(dag_id="waiting", schedule=None, params={"delay": 30}) as dag:
     names = ["Ada", "Grace", "Katherine"]
     TaskHubOperator(task_id="in_the_triggerer", orchestrator="greetings", input=names)
+    # a worker starts the task, waits up to 10 s for the end, and only then hands the wait to the triggerer
+    TaskHubOperator(task_id="a_moment", orchestrator="greetings", input=names, start_on="worker", short_wait=10)
     TaskHubOperator(
         task_id="in_the_worker",
         orchestrator="greetings",
@@ -24,5 +26,5 @@ with DAG(dag_id="waiting", schedule=None) as dag:
         task_id="begins_later",
         orchestrator="greetings",
         input=names,
-        start_at="{{ dag_run.run_after + macros.timedelta(seconds=30) }}",
+        start_at="{{ dag_run.run_after + macros.timedelta(seconds=params.delay) }}",
     )

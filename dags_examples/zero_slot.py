@@ -9,6 +9,9 @@ from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
 
 with DAG(dag_id="zero_slot", schedule=None, params={"name": "Ada"}) as dag:
     TaskHubOperator(task_id="no_worker", orchestrator="greetings", input=["{{ params.name }}", "{{ run_id }}"])
+    TaskHubOperator.partial(task_id="rows", orchestrator="greetings").expand(input=[["Ada"], ["Alan", "{{ run_id }}"]])
     TaskHubOperator(task_id="ends_in_a_worker", orchestrator="greetings", input=["Ada"], outlets=[Asset("greetings")])
-    TaskHubOperator(task_id="starts_in_a_worker", orchestrator="greetings", input="{{ [params.name] }}")
-    TaskHubOperator(task_id="only_workers", orchestrator="greetings", start_on="worker", complete_on="worker")
+    TaskHubOperator(task_id="starts_in_a_worker", orchestrator="greetings", input=["{{ params.name | upper }}"])
+    TaskHubOperator(
+        task_id="only_workers", orchestrator="greetings", input=["Ada"], start_on="worker", complete_on="worker"
+    )

@@ -38,6 +38,30 @@ def test_a_password_is_refused_and_not_repeated() -> None:
     outlet("abfss://container@account.dfs.core.windows.net/daily")  # a user without a password is a part of the place
 
 
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "https://account.blob.core.windows.net/container/daily?sv=2025-01-05&sig=hush%3D",
+        "https://bucket.s3.amazonaws.com/daily?X-Amz-Credential=me&X-Amz-Signature=hush",
+        "https://api.example.com/daily?access_token=hush",
+        "postgresql://me:hush@db/sales daily",
+        "postgresql://me:hush@[db/sales",
+        "https://api.example.com/daily#access_token=hush",
+        "daily#sig=hush",
+        "airflow://daily#sig=hush",
+    ],
+)
+def test_a_secret_in_a_uri_is_refused_and_not_repeated(uri: str) -> None:
+    """Airflow and OpenLineage would store it, and their pages would show it."""
+    with pytest.raises(InputError) as refused:
+        outlet(uri)
+    assert "hush" not in str(refused.value)
+
+
+def test_a_folder_with_the_name_of_a_secret_is_no_secret() -> None:
+    outlet("s3://bucket/password=old/secret=none/daily?versionId=7")
+
+
 def test_each_uri_counts_once_and_keeps_its_place() -> None:
     declared = DeclaredLineage()
     for uri in ("s3://b/2", "s3://b/1", "s3://b/2"):

@@ -63,8 +63,11 @@ def test_a_fixture_with_the_name_of_one_that_starts_a_process_starts_one_too() -
         ("lines", "benchmarks/test_bench.py"),
         ("make_pool", "workers/conftest.py"),
         ("pool", "spark/conftest.py"),
+        ("pool", "spark/test_cluster.py"),
+        ("pool", "spark/test_connect.py"),
         ("pool", "workers/conftest.py"),
         ("real", "airflow/conftest.py"),
+        ("real", "airflow/test_real_deployment.py"),
         ("real", "browser/conftest.py"),
     }
 

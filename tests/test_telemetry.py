@@ -16,6 +16,7 @@ from airflow_provider_taskhub.telemetry import Outage, _mask
         ("AccountName=a;AccountKey=c2VjcmV0+/==;Endpoint=x", "AccountName=a;AccountKey=***;Endpoint=x"),
         ("SharedAccessSignature=sv=2020&sig=abc", "SharedAccessSignature=***&sig=***"),
         ("GET https://a/b?sv=1&sig=ab%2Bc%3D&se=2", "GET https://a/b?sv=1&sig=***&se=2"),
+        ("GET https://b.s3/k?X-Amz-Signature=ab12&x=1", "GET https://b.s3/k?X-Amz-Signature=***&x=1"),
         ("password=hunter2, user=me", "password=***, user=me"),
         ("{'password': 'two words', 'user': 'me'}", "{'password': ***, 'user': 'me'}"),
         ('{"db_password": "a\\"b", "n": 1}', '{"db_password": ***, "n": 1}'),

@@ -17,7 +17,7 @@ on one instance; :class:`Client` offers the common ones too, with the instance i
 from airflow_provider_taskhub.client.admin import HubAdmin
 from airflow_provider_taskhub.client.client import Client
 from airflow_provider_taskhub.client.handle import InstanceHandle
-from airflow_provider_taskhub.client.listing import InstancePage
+from airflow_provider_taskhub.client.listing import EtagPage, InstancePage
 from airflow_provider_taskhub.client.purging import PurgeResult
 from airflow_provider_taskhub.engine.events import HistoryEvent, Status
 from airflow_provider_taskhub.hub.history.failed_attempt import FailedAttempt
@@ -37,6 +37,7 @@ __all__ = [
     "ActivityRecord",
     "ChildPage",
     "Client",
+    "EtagPage",
     "FailedAttempt",
     "HistoryEvent",
     "HistoryPage",

@@ -12,8 +12,10 @@ from airflow_provider_taskhub import codec
 from airflow_provider_taskhub.client import listing, purging
 from airflow_provider_taskhub.client.admin import HubAdmin, ensure_hub
 from airflow_provider_taskhub.client.connection import Connection
+from airflow_provider_taskhub.client.ends import Ends
+from airflow_provider_taskhub.client.growing_logs import GrowingLogs
 from airflow_provider_taskhub.client.handle import InstanceHandle
-from airflow_provider_taskhub.client.listing import InstancePage
+from airflow_provider_taskhub.client.listing import EtagPage, InstancePage
 from airflow_provider_taskhub.client.purging import PurgeResult
 from airflow_provider_taskhub.client.starting import Starter
 from airflow_provider_taskhub.client.termination import LONGEST_PAUSE
@@ -36,6 +38,8 @@ class Client:
     """A connection to one hub. Create a client with :meth:`open`, and use it only in the event loop that opened it.
 
     :ivar admin: operations on the hub's partitions, workers and quarantine.
+    :ivar ends: finds instances that have ended; used by this package's trigger for Airflow's asset watchers.
+    :ivar growing_logs: finds the logs of running attempts that have grown; used by this package's Airflow triggers.
     :ivar watches: says which Airflow tasks wait for which instances; used by this package's Airflow operators and
         triggers.
     :ivar hub: the open hub; internal.
@@ -46,6 +50,8 @@ class Client:
         self.hub = hub
         self.admin = HubAdmin(self._connection)
         self.watches = Watches(self._connection)
+        self.ends = Ends(self._connection)
+        self.growing_logs = GrowingLogs(self._connection)
 
     @classmethod
     @asynccontextmanager
@@ -135,6 +141,8 @@ class Client:
         created_to: datetime | None = None,
         prefix: str | None = None,
         tags: Mapping[str, str] | None = None,
+        changed_since: Timestamp | None = None,
+        payloads: bool = True,
         limit: int = 100,
         continuation: str | None = None,
     ) -> InstancePage:
@@ -148,13 +156,34 @@ class Client:
         :param prefix: return only instances whose id begins with this text.
         :param tags: return only instances that have all of these tags. The client filters by tags, because the store
             cannot. A page may therefore be short or empty although more pages follow.
+        :param changed_since: return only instances that the store has written after this time, by the clock of the
+            store: ``InstancePage.newest`` of an earlier page. The store looks into all instances to find them. It does
+            not report purged instances.
+        :param payloads: False: leave out inputs, custom statuses and the outputs of completed instances. Then a long
+            list is read faster. The errors of failed instances and the reasons of terminated ones are not left out.
         :param limit: the largest number of instances to return, from 1 to 1000.
         :param continuation: ``InstancePage.continuation`` of the previous page; None: return the first page.
         """
         wanted = listing.Wanted(
-            statuses=tuple(statuses), created_from=created_from, created_to=created_to, prefix=prefix or "", tags=tags
+            statuses=tuple(statuses),
+            created_from=created_from,
+            created_to=created_to,
+            prefix=prefix or "",
+            tags=tags,
+            changed_since=changed_since,
         )
-        return await listing.page(self.hub, wanted, limit=limit, continuation=continuation)
+        return await listing.page(self.hub, wanted, payloads=payloads, limit=limit, continuation=continuation)
+
+    async def etags(self, *, limit: int = 1000, continuation: str | None = None) -> EtagPage:
+        """Return the ETags of one page of instances, in the order of their ids.
+
+        An ETag changes with each write of its instance (``InstanceState.etag``). So a program that keeps states finds
+        out which of them are out of date, and which instances were purged, without reading the instances.
+
+        :param limit: the largest number of ETags to return, from 1 to 1000.
+        :param continuation: ``EtagPage.continuation`` of the previous page; None: return the first page.
+        """
+        return await listing.etags(self.hub, limit=limit, continuation=continuation)
 
     async def purge_many(
         self,

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.fast_dataclass import dataclass
-from airflow_provider_taskhub.hub.history.queries import matches, query_filter
+from airflow_provider_taskhub.hub.formats.instance_rows import ERROR_COLUMNS, SLIM_COLUMNS
+from airflow_provider_taskhub.hub.formats.keys import unescape
+from airflow_provider_taskhub.hub.history.queries import between, matches, query_filter
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import InstanceState
+from airflow_provider_taskhub.storage.primitives import Entity, Filter, Page
 
 SCAN_PAGES = 50
 """The largest number of pages that one call reads from the store. After that the call returns what it has found."""
+DECODED = 25
+"""The number of rows that are decoded before other tasks of the event loop have their turn."""
+_WITH_ERROR = tuple(status for status in Status if status.is_unsuccessful)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +31,24 @@ class InstancePage:
     :param instances: the instances, in the order of their ids.
     :param continuation: pass this text to ``Client.list`` for the next page; None: this is the last page. A page with a
         continuation may have few instances or none.
+    :param newest: the latest time at which the store has written one of these instances, by the clock of the store.
+        Pass it to ``Client.list`` as ``changed_since``. None: the page has no instances.
     """
 
     instances: tuple[InstanceState, ...]
+    continuation: str | None = None
+    newest: Timestamp | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtagPage:
+    """A page of ETags.
+
+    :param etags: the ETags of instances by their ids.
+    :param continuation: pass this text to ``Client.etags`` for the next page; None: this is the last page.
+    """
+
+    etags: Mapping[str, str]
     continuation: str | None = None
 
 
@@ -38,12 +61,16 @@ class Wanted:
     created_to: datetime | None = None
     prefix: str = ""
     tags: Mapping[str, str] | None = None
+    changed_since: Timestamp | None = None
 
 
-async def page(hub: Hub, wanted: Wanted, *, limit: int = 100, continuation: str | None = None) -> InstancePage:
+async def page(
+    hub: Hub, wanted: Wanted, *, payloads: bool = True, limit: int = 100, continuation: str | None = None
+) -> InstancePage:
     """Read one page of instances.
 
     :param wanted: the filters.
+    :param payloads: False: leave out the texts that ``Client.list`` names.
     :param limit: the largest number of instances to return, from 1 to 1000.
     :param continuation: ``InstancePage.continuation`` of the previous page; None: read the first page.
     """
@@ -52,13 +79,64 @@ async def page(hub: Hub, wanted: Wanted, *, limit: int = 100, continuation: str 
         created_from=Timestamp.from_datetime(wanted.created_from) if wanted.created_from else None,
         created_to=Timestamp.from_datetime(wanted.created_to) if wanted.created_to else None,
         prefix=wanted.prefix,
+        changed_since=wanted.changed_since,
     )
+    # a short list of changes is read whole: a second query for its errors would look into the whole table again
+    whole = payloads or wanted.changed_since is not None
     found: list[InstanceState] = []
+    stamps: list[Timestamp | None] = []
     for _ in range(SCAN_PAGES):
-        rows = await hub.store.query(hub.names.instances, where, limit=limit - len(found), continuation=continuation)
-        states = [hub.state_of(entity) for entity in rows.entities if entity.row_key == ""]
-        found.extend(state for state in states if matches(state, prefix=wanted.prefix, tags=wanted.tags))
+        ask = _whole if whole else _slim
+        rows = await ask(hub, where, limit - len(found), continuation)
+        for number, entity in enumerate(rows.entities):
+            if number % DECODED == 0:
+                await asyncio.sleep(0)
+            state = hub.state_of(entity)
+            if entity.row_key == "" and matches(state, prefix=wanted.prefix, tags=wanted.tags):
+                found.append(_without_payloads(state) if whole and not payloads else state)
+                stamps.append(entity.timestamp)
         continuation = rows.continuation
         if continuation is None or len(found) >= limit:
             break
-    return InstancePage(instances=tuple(found), continuation=continuation)
+    newest = max(filter(None, stamps), default=None)
+    return InstancePage(instances=tuple(found), continuation=continuation, newest=newest)
+
+
+async def etags(hub: Hub, *, limit: int = 1000, continuation: str | None = None) -> EtagPage:
+    """Read the ETags of one page of instances. Parameters: as of :func:`page`."""
+    rows = await hub.store.query(hub.names.instances, select=(), limit=limit, continuation=continuation)
+    found = {unescape(row.partition_key): row.etag for row in rows.entities if row.row_key == ""}
+    return EtagPage(etags=found, continuation=rows.continuation)
+
+
+async def _whole(hub: Hub, where: Filter | None, limit: int, continuation: str | None) -> Page:
+    return await hub.store.query(hub.names.instances, where, limit=limit, continuation=continuation)
+
+
+async def _slim(hub: Hub, where: Filter | None, limit: int, continuation: str | None) -> Page:
+    """Read a page of rows without payloads, and then the errors of those rows that have one.
+
+    If a row was written between the two queries, it has no error here: its next change is another one.
+    """
+    page = await hub.store.query(
+        hub.names.instances, where, select=SLIM_COLUMNS, limit=limit, continuation=continuation
+    )
+    wanted = [row.partition_key for row in page.entities if row.properties.get("RuntimeStatus") in _WITH_ERROR]
+    if not wanted:
+        return page
+    bounds = between(wanted[0], wanted[-1], _WITH_ERROR)
+    errors = {
+        (row.partition_key, row.row_key, row.etag): row.properties
+        async for row in hub.store.rows(hub.names.instances, bounds, select=ERROR_COLUMNS)
+    }
+
+    def joined(row: Entity) -> Entity:
+        error = errors.get((row.partition_key, row.row_key, row.etag))
+        return row if error is None else replace(row, properties={**row.properties, **error})
+
+    return replace(page, entities=tuple(map(joined, page.entities)))
+
+
+def _without_payloads(state: InstanceState) -> InstanceState:
+    output = state.output if state.status.is_unsuccessful else None
+    return replace(state, input=None, custom_status=None, output=output)

@@ -1,10 +1,11 @@
-"""Stores in the hub which Airflow tasks wait for which instances."""
+"""Stores in the hub which Airflow tasks wait for which instances, and reads the hints that workers leave for them."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from uuid import uuid4
 
 import structlog
@@ -13,7 +14,7 @@ from airflow_provider_taskhub.client.connection import Connection
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import NotFound, StorageError
-from airflow_provider_taskhub.hub import watches
+from airflow_provider_taskhub.hub import change_hints, watches
 from airflow_provider_taskhub.hub.formats.keys import escape, unescape
 from airflow_provider_taskhub.hub.model import WATCHER, Member
 from airflow_provider_taskhub.hub.watches import Watch
@@ -28,14 +29,17 @@ FORGOTTEN_AT_ONCE = 16
 
 
 class Watches:
-    """Reads and writes the watch rows of a hub, and reads and deletes its completion hints.
+    """Reads and writes the watch rows of a hub, and reads and deletes its hints.
 
     A watch row says that an Airflow task waits for an instance. A completion hint says that such an instance may have
-    ended.
+    ended. A change hint says that an instance that a sensor waits for may have changed (:mod:`.hub.change_hints`).
+
+    :param connection: the open hub.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._hub, self._members, self._times = connection.hub, connection.members, connection.times
+        self._me: Member | None = None
 
     async def add(self, watch: Watch, *, replaces: Watch | bool = True) -> bool:
         """Store that an Airflow task waits for an instance. Call this method before the instance is started.
@@ -103,31 +107,86 @@ class Watches:
 
         await gather_bounded(forget, instance_ids, limit=FORGOTTEN_AT_ONCE)
 
+    async def await_changes(self, instance_ids: Collection[str]) -> None:
+        """Publish for which instances the sensors of this process wait, so that workers write change hints for them.
+
+        Call this method inside the block of :meth:`attending`. Workers know it after :attr:`known_after` seconds.
+
+        :param instance_ids: ids of all these instances. They replace the ids of an earlier call.
+        """
+        self._me = replace(self._attending(), awaited=frozenset(map(change_hints.fingerprint, instance_ids)))
+        await self._members.renew(self._me)
+
+    @property
+    def known_after(self) -> float:
+        """Seconds after which every worker that scans the hub in time has read what :meth:`await_changes` published."""
+        return 2 * self._times.scan.total_seconds()
+
+    async def changes(self) -> Mapping[str, str]:
+        """Return the change hints for this process: by instance id, the ETag for :meth:`forget_changes`.
+
+        A hint proves nothing: read the instance to know whether it has changed. Call this method inside the block of
+        :meth:`attending`.
+        """
+        return await change_hints.read(self._hub.store, self._hub.names, self._attending().worker)
+
+    async def forget_changes(self, hints: Mapping[str, str]) -> None:
+        """Delete change hints after their instances were read. A hint that was written again meanwhile stays.
+
+        :param hints: hints that :meth:`changes` has returned.
+        """
+        me = self._attending().worker
+        rows = [change_hints.hint(me, instance_id, etag=etag) for instance_id, etag in hints.items()]
+        await gather_bounded(self._delete_hint, rows, limit=FORGOTTEN_AT_ONCE)
+
+    async def _delete_hint(self, row: Entity) -> None:
+        await change_hints.delete(self._hub.store, self._hub.names, row)
+
+    def _attending(self) -> Member:
+        assert self._me is not None, "call this method inside the block of attending()"
+        return self._me
+
     @asynccontextmanager
     async def attending(self, name: str) -> AsyncIterator[None]:
         """List this process in the hub as a watcher of instances for Airflow while the ``with`` block runs.
 
-        Other processes see in this list whether a triggerer waits for deferred tasks. Errors of the store do not end
-        the block.
+        Other processes see in this list whether a triggerer waits for deferred tasks, and workers see for which
+        instances its sensors wait (:meth:`await_changes`). Errors of the store do not end the block.
 
         :param name: the name of this process, to show to people.
         """
         me = f"{name}@{socket.gethostname()}/{uuid4().hex[:8]}"
-        member = Member(
+        self._me = Member(
             worker=me, started=self._hub.clock.utc_now(), roles=(WATCHER,), apps={}, orchestrators=(), activities=()
         )
         try:
             async with owned() as start:
-                start(self._attend(member), name="attend")
+                start(self._attend(), name="attend")
                 yield
         finally:
+            self._me = None
             with suppress(StorageError):
                 await self._members.withdraw(me)
 
-    async def _attend(self, member: Member) -> None:
+    async def _attend(self) -> None:
+        try:
+            await self._delete_left_hints()
+        except StorageError as error:
+            log.info("left_hints_not_deleted", error=str(error))
         while True:
             try:
-                await self._members.renew(member)  # the first call inserts the row of this process
+                await self._members.renew(self._attending())  # the first call inserts the row of this process
             except StorageError as error:
                 log.info("watcher_not_listed", error=str(error))
             await self._hub.clock.sleep(self._times.renew.total_seconds())
+
+    async def _delete_left_hints(self) -> None:
+        """Delete the change hints for triggerers that have no row any more. They have ended, and nobody reads these.
+
+        The hints are read before the rows, because a triggerer gets hints only after it has written its row.
+        """
+        found = await change_hints.read_all(self._hub.store, self._hub.names)
+        if found:
+            listed = await self._members.listed()
+            rows = [row for name, rows in found.items() if name not in listed for row in rows]
+            await gather_bounded(self._delete_hint, rows, limit=FORGOTTEN_AT_ONCE)

@@ -13,7 +13,7 @@ from airflow.sdk.bases.decorator import _TaskDecorator, get_unique_task_id
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_taskhub.decorators.orchestrator_input import OrchestratorInput
-from airflow_provider_taskhub.decorators.stub import DECORATOR, stub_of
+from airflow_provider_taskhub.decorators.stub import DECORATOR, Stub, stub_of
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks.at_parse import is_template
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["orchestration_task"]
 
 
-class _OrchestrationOperator(TaskHubOperator):
+class OrchestrationOperator(TaskHubOperator):
     """A ``TaskHubOperator`` whose input is made from the arguments of a stub.
 
     :param python_callable: the stub.
@@ -36,7 +36,7 @@ class _OrchestrationOperator(TaskHubOperator):
     :param orchestrator: the orchestrator's name or function; None: its name is that of the stub.
     """
 
-    custom_operator_name = DECORATOR
+    custom_operator_name: str = DECORATOR
     # A mapped task is not made yet when Airflow looks for the tasks whose outputs are in its arguments: it looks into
     # these two fields of the class. In a task that is made, `input` has the arguments.
     template_fields: Sequence[str] = ("op_args", "op_kwargs", *TaskHubOperator.template_fields)
@@ -52,7 +52,7 @@ class _OrchestrationOperator(TaskHubOperator):
         orchestrator: str | Callable[..., Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        stub = stub_of(python_callable)
+        stub = stub_of(python_callable, self.custom_operator_name)
         values = stub.bind(op_args or (), op_kwargs or {})
         if not getattr(self, "_BaseOperator__from_mapped", False):  # a mapped task has its id, and values are rendered
             task_id = get_unique_task_id(task_id, kwargs.get("dag"), kwargs.get("task_group"))
@@ -118,14 +118,17 @@ class _OrchestrationDecorator(_TaskDecorator):  # type: ignore[misc]  # Airflow 
         return self if against is None else self.override(orchestrator=against.name)
 
     def _check(self, name: str, value: Any, which: str = "") -> None:
-        stub = stub_of(self.function)
+        stub = self._stub()
         if name in stub.names:  # Airflow refuses other names
             stub.check(name, value, which=which)
             if (against := _input_of(self.kwargs.get("orchestrator"))) is not None:
                 against.check_argument(stub, name, value)
 
+    def _stub(self) -> Stub:
+        return stub_of(self.function, self.operator_class.custom_operator_name)
+
     def _check_missing(self, given: Mapping[str, Any], which: str = "") -> None:
-        stub = stub_of(self.function)
+        stub = self._stub()
         for name in stub.missing([*self.kwargs.get("op_kwargs", {}), *given]):
             raise InputError(f"{stub.where}: argument {name!r}{which} is missing: give it to partial() or expand()")
 
@@ -169,15 +172,31 @@ def orchestration_task(
     def decorate(function: Callable[..., Any]) -> TaskDecorator:
         stub = stub_of(function)
         found = orchestrator if app is None else _declared(app, orchestrator or function.__name__, stub.where)
-        if (against := _input_of(found)) is not None:
-            against.check_names(stub)
-        given = kwargs if found is None else {**kwargs, "orchestrator": found}
-        inferred = {} if multiple_outputs is None else {"multiple_outputs": multiple_outputs}
-        return _OrchestrationDecorator(
-            function=function, operator_class=_OrchestrationOperator, kwargs={**given}, **inferred
-        )
+        return task_of(stub, found, OrchestrationOperator, multiple_outputs, kwargs)
 
     return decorate if python_callable is None else decorate(python_callable)
+
+
+def task_of(
+    stub: Stub,
+    orchestrator: str | Callable[..., Any] | None,
+    operator_class: type[OrchestrationOperator],
+    multiple_outputs: bool | None,
+    kwargs: Mapping[str, Any],
+) -> TaskDecorator:
+    """Return the task function of a stub.
+
+    :param orchestrator: the name or the function of what the task starts; None: its name is that of the stub.
+    :param operator_class: the operator that the task function makes.
+    :param multiple_outputs: as :func:`orchestration_task` takes it.
+    :param kwargs: parameters of the operator.
+    :raises InputError: if the stub does not fit the function.
+    """
+    if (against := _input_of(orchestrator)) is not None:
+        against.check_names(stub)
+    given = kwargs if orchestrator is None else {**kwargs, "orchestrator": orchestrator}
+    inferred = {} if multiple_outputs is None else {"multiple_outputs": multiple_outputs}
+    return _OrchestrationDecorator(function=stub.function, operator_class=operator_class, kwargs={**given}, **inferred)
 
 
 def _declared(app: App, orchestrator: str | Callable[..., Any], where: str) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks.at_parse import is_template
 
 DECORATOR = "@task.orchestration"
-"""The decorator's name, as errors and Airflow's UI show it."""
+"""The usual decorator's name, as errors and Airflow's UI show it."""
 _TEXTS = ("ds", "ds_nodash", "run_id", "ts", "ts_nodash", "ts_nodash_with_tz")
 """Names of texts that Airflow knows about a run. If a stub has a parameter with such a name, and the call gives no
 value for it, the orchestrator gets this text."""
@@ -46,15 +46,17 @@ class Stub:
 
     :param function: the empty function of the DAG file.
     :param signature: its signature, with annotations as errors show them.
+    :param decorator: the name of the decorator above it, for errors.
     """
 
     function: FunctionType
     signature: inspect.Signature
+    decorator: str = DECORATOR
 
     @property
     def where(self) -> str:
         """The decorator and the stub's name, for errors."""
-        return f"{DECORATOR} {self.function.__name__!r}"
+        return f"{self.decorator} {self.function.__name__!r}"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -144,32 +146,39 @@ class Stub:
 
 
 @lru_cache(maxsize=1024)
-def stub_of(function: Callable[..., Any]) -> Stub:
+def stub_of(function: Callable[..., Any], decorator: str = DECORATOR) -> Stub:
     """Check a decorated function and return its stub.
 
+    :param function: the decorated function.
+    :param decorator: the name of the decorator, for errors.
     :raises InputError: if the function has a body, is ``async``, or has a parameter that a stub cannot have.
     """
     if not isinstance(function, FunctionType):
         raise InputError(
-            f"{DECORATOR} decorates {function!r}: put it above a function with an empty body, "
-            f"and name the orchestrator with {DECORATOR}(orchestrator=…)"
+            f"{decorator} decorates {function!r}: put it above a function with an empty body, "
+            f"and name what it runs with {decorator}({_kind(decorator)}=…)"
         )
-    stub = Stub(function, _signature(function))
+    stub, kind = Stub(function, _signature(function), decorator), _kind(decorator)
     if inspect.iscoroutinefunction(function) or not _is_empty(function):
         raise InputError(
             f"{stub.where}: its body must be empty (`...`, `pass` or a docstring) and it must be a plain `def`: a "
-            "worker of the hub runs the orchestrator, and nothing runs the stub. Put the code into the orchestrator, "
-            f"or, if this function is the orchestrator, write a stub and {DECORATOR}(orchestrator=…) above it"
+            f"worker of the hub runs the {kind}, and nothing runs the stub. Put the code into the {kind}, "
+            f"or, if this function is the {kind}, write a stub and {decorator}({kind}=…) above it"
         )
     for name, parameter in stub.signature.parameters.items():
         if parameter.kind in _REST:
             raise InputError(f"{stub.where}: parameter '{parameter}' has no names to check: name each parameter")
         if name in KNOWN_CONTEXT_KEYS and name not in _TEXTS:
             raise InputError(
-                f"{stub.where}: parameter {name!r} has the name of an object of Airflow's context, which an "
-                f"orchestrator cannot get: use another name. The texts {', '.join(_TEXTS)} can be parameters"
+                f"{stub.where}: parameter {name!r} has the name of an object of Airflow's context, which the "
+                f"{kind} cannot get: use another name. The texts {', '.join(_TEXTS)} can be parameters"
             )
     return stub
+
+
+def _kind(decorator: str) -> str:
+    """Return what a decorator's stub stands for: it is also the name of the decorator's parameter."""
+    return "orchestrator" if decorator == DECORATOR else "activity"
 
 
 def _signature(function: FunctionType) -> inspect.Signature:

@@ -27,6 +27,7 @@ from airflow_provider_taskhub.cli.output import WIDE, writer
 from airflow_provider_taskhub.demo.environment import DemoError, Environment, Outcome
 from airflow_provider_taskhub.demo.processes import Processes
 from airflow_provider_taskhub.demo.screen import Screen, answer_tables, attempts_table, stages_table
+from airflow_provider_taskhub.demo.spark_servers import KINDS
 from airflow_provider_taskhub.errors import ConfigurationError, TaskHubError
 
 STORAGES = ("sqlite", "azurite")
@@ -39,6 +40,7 @@ class Plan:
     """What the demo runs.
 
     :param storages: the storages to use, one after the other.
+    :param spark: where the pipeline's Spark jobs run: ``local``, ``standalone`` or ``connect``.
     :param months: the months of 2013 that the pipeline reads.
     :param runs: the number of runs of the pipeline on each storage.
     :param keep: True: leave everything running after the runs until Ctrl-C.
@@ -47,6 +49,7 @@ class Plan:
     """
 
     storages: tuple[str, ...]
+    spark: str
     months: tuple[int, ...]
     runs: int
     keep: bool
@@ -56,6 +59,7 @@ class Plan:
 
 def demo(
     storage: Annotated[list[str] | None, typer.Option(help="sqlite or azurite; repeat it for both.")] = None,
+    spark: Annotated[str, typer.Option(help="Where the Spark jobs run: local, standalone or connect.")] = "local",
     months: Annotated[str, typer.Option(help="Months of 2013, e.g. 1,2 or 1-12.")] = "1-12",
     runs: Annotated[int, typer.Option(min=1, max=1000, help="How often; the numbers must be the same each time.")] = 1,
     keep: Annotated[bool, typer.Option("--keep", help="Leave everything running until Ctrl-C.")] = False,
@@ -67,6 +71,7 @@ def demo(
         checkout = _checkout()
         plan = Plan(
             storages=_storages(storage or ["sqlite"]),
+            spark=_spark(spark),
             months=_months(months),
             runs=runs,
             keep=keep,
@@ -110,6 +115,7 @@ async def _show(plan: Plan, processes: Processes, console: Console) -> int:
                 processes,
                 screen,
                 storage=storage,
+                spark=plan.spark,
                 folder=plan.folder,
                 examples=plan.checkout / "dags_examples",
                 azurite=plan.checkout / ".azurite",
@@ -216,6 +222,12 @@ def _storages(values: Sequence[str]) -> tuple[str, ...]:
         if value not in STORAGES:
             raise ConfigurationError(f"storage {value!r} is not known: use sqlite or azurite")
     return tuple(values)
+
+
+def _spark(value: str) -> str:
+    if value not in KINDS:
+        raise ConfigurationError(f"spark {value!r} is not known: use {', '.join(KINDS[:-1])} or {KINDS[-1]}")
+    return value
 
 
 def _months(text: str) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from typing import Any, Self
 import psutil
 
 from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.demo import spark_servers
 from airflow_provider_taskhub.demo.azurite import Azurite, install
 from airflow_provider_taskhub.demo.processes import DemoProcess, Processes
 from airflow_provider_taskhub.demo.screen import Screen, months_line, short
@@ -100,17 +101,28 @@ class Environment:
     :param processes: starts and ends the processes.
     :param screen: shows the progress.
     :param storage: ``sqlite`` or ``azurite``.
+    :param spark: where the Spark jobs run: ``local``, ``standalone`` or ``connect``.
     :param folder: the folder into which the demo writes.
     :param examples: the folder with the DAG and the app.
     :param azurite: the folder in which Azurite is installed; it is installed there if it is missing.
     """
 
     def __init__(
-        self, processes: Processes, screen: Screen, *, storage: str, folder: Path, examples: Path, azurite: Path
+        self,
+        processes: Processes,
+        screen: Screen,
+        *,
+        storage: str,
+        spark: str,
+        folder: Path,
+        examples: Path,
+        azurite: Path,
     ) -> None:
         self._processes = processes
         self._screen = screen
         self._storage = storage
+        self._spark = spark
+        self._spark_settings: Mapping[str, str] = {}
         self._folder = folder / storage
         self._examples = examples
         self._azurite = azurite
@@ -128,6 +140,8 @@ class Environment:
                 os.environ["TASKHUB_MAX_POLLING"] = "PT2S"
             self._client = await stack.enter_async_context(Client.open(load_settings(), create=True))
             self._screen.say(f"the hub is at {self._client.describe()}")
+            if self._spark != "local":
+                await self._start_spark()
             for name in WORKERS:
                 self._start_worker(name)
             self._airflow = Airflow(
@@ -224,7 +238,8 @@ class Environment:
         _, left = await asyncio.to_thread(psutil.wait_procs, offspring, timeout=GONE)
         if left:
             raise DemoError(f"{len(left)} processes of the killed worker {name} still run after {GONE:g} s: {left}")
-        self._screen.say(f"the worker's {len(offspring)} executor processes, with Spark, have ended too")
+        spark = "" if self._spark == "connect" else ", with Spark,"
+        self._screen.say(f"the worker's {len(offspring)} executor processes{spark} have ended too")
 
     def _show(
         self, watch: _Watch, months: Sequence[int], state: InstanceState | None, records: Sequence[ActivityRecord]
@@ -293,6 +308,7 @@ class Environment:
             "FLIGHTS_HOME": str(self._folder / "report"),
             "PYTHONUNBUFFERED": "1",
             "TASKHUB_EXECUTOR_TIMEOUT": "PT15S",  # fail soon if Spark does not start
+            **self._spark_settings,
         }
         self._workers[name] = self._processes.start(f"worker-{name}", command, env=env, cwd=self._folder)
 
@@ -309,6 +325,25 @@ class Environment:
                 tails = "\n".join(f"--- {c.name}\n{c.tail(12)}" for c in self._workers.values())
                 raise DemoError(f"only {sorted(alive)} of the workers {WORKERS} are ready after {READY:g} s:\n{tails}")
             await asyncio.sleep(0.2)
+
+    async def _start_spark(self) -> None:
+        """Start the Spark servers. :raises DemoError: if a server ends, or is not ready in time."""
+        self._screen.now("starting Spark")
+        make = spark_servers.connect if self._spark == "connect" else spark_servers.standalone
+        setup = make(self._folder / "spark")
+        deadline = time.monotonic() + READY
+        for server in setup.servers:
+            folder = self._folder / "spark" / server.name
+            folder.mkdir(parents=True, exist_ok=True)
+            env = {**server.environment(folder), "PYTHONPATH": str(self._examples)}
+            child = self._processes.start(server.name, server.command, env=env, cwd=folder)
+            while not await asyncio.to_thread(server.is_ready):
+                self._check_children()
+                if time.monotonic() > deadline:
+                    raise DemoError(f"{server.name} is not ready after {READY:g} s:\n{child.tail()}")
+                await asyncio.sleep(0.2)
+            self._screen.say(f"{server.name} is up at ", (server.page, f"link {server.page}"))
+        self._spark_settings = setup.settings()
 
     async def _start_azurite(self, stack: AsyncExitStack) -> str:
         self._screen.now("starting Azurite")

@@ -75,7 +75,12 @@ class Status(StrEnum):
     @property
     def is_final(self) -> bool:
         """Whether an instance with this status has ended."""
-        return self in (Status.COMPLETED, Status.FAILED, Status.CANCELED, Status.TERMINATED)
+        return self is Status.COMPLETED or self.is_unsuccessful
+
+    @property
+    def is_unsuccessful(self) -> bool:
+        """Whether an instance with this status has ended without a result."""
+        return self in (Status.FAILED, Status.CANCELED, Status.TERMINATED)
 
 
 _STATUS_ORDER = tuple(Status)

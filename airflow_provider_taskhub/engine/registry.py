@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from airflow_provider_taskhub.codec import check_annotation
 from airflow_provider_taskhub.engine.inputs import input_arguments
+from airflow_provider_taskhub.engine.references import Frame, stored
 from airflow_provider_taskhub.engine.retry import RetryPolicy
 from airflow_provider_taskhub.errors import ConfigurationError, InputError, UnknownActivity, UnknownOrchestrator
 
@@ -59,9 +60,9 @@ class OrchestratorDefinition:
         None: the function takes no input, or the parameter has no annotation, so that the input can have any type.
 
         :raises InputError: the annotation cannot be resolved, for example because it uses a name that the function's
-            module does not have.
+            module does not have; or it has a ``DataFrame``, which only Spark activities can take.
         """
-        return annotation_of(self.function, self.parameter)
+        return annotation_of(self.function, self.parameter, frames=False)
 
     def arguments(self, value: Any, *, what: str, recorded: bool) -> tuple[Any, ...]:
         """Return the arguments that follow the context in a call of this function: the decoded input, or none.
@@ -89,6 +90,7 @@ class ActivityDefinition:
     :param parameter: name of the parameter that takes the input; None if the function takes no input.
     :param app: name of the activity's app.
     :param version: version of the activity's app.
+    :param spark_conf: settings of the Spark session of each attempt.
     """
 
     name: str
@@ -101,6 +103,7 @@ class ActivityDefinition:
     parameter: str | None = None
     app: str = ""
     version: str = ""
+    spark_conf: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def takes_input(self) -> bool:
@@ -113,9 +116,14 @@ class ActivityDefinition:
         None: the function takes no input, or the parameter has no annotation, so that the input can have any type.
 
         :raises InputError: the annotation cannot be resolved, for example because it uses a name that the function's
-            module does not have.
+            module does not have; or it has a ``DataFrame``, which only Spark activities can take.
         """
-        return annotation_of(self.function, self.parameter)
+        return annotation_of(self.function, self.parameter, frames=self.spark)
+
+    @property
+    def opens_references(self) -> bool:
+        """Whether the function takes DataFrames, so that each :class:`.Reference` in its input has to be opened."""
+        return self.parameter is not None and _resolve(self.function, self.parameter) is not self.input_annotation
 
 
 class Declared(Protocol):
@@ -244,15 +252,25 @@ def _merge(into: dict[str, _Definition], more: Mapping[str, _Definition], kind: 
         into[name] = definition
 
 
-def annotation_of(function: Callable[..., Any], parameter: str | None) -> Any:
-    """Return the resolved annotation of one parameter of a function.
+def annotation_of(function: Callable[..., Any], parameter: str | None, *, frames: bool = True) -> Any:
+    """Return the resolved annotation of one parameter of a function, with :class:`.Reference` for ``DataFrame``.
 
     :param function: the function.
     :param parameter: name of the parameter; None: the function has no such parameter.
+    :param frames: False: ``DataFrame`` is refused.
     :returns: None if there is no parameter or no annotation.
-    :raises InputError: the annotation uses a name that its module does not have.
+    :raises InputError: the annotation uses a name that its module does not have, or a ``DataFrame`` is refused.
     """
-    return None if parameter is None else _resolve(function, parameter)
+    if parameter is None:
+        return None
+    resolved = _resolve(function, parameter)
+    found = stored(resolved)
+    if found is not resolved and not frames:
+        raise InputError(
+            f"parameter {parameter!r} of {function.__qualname__} is a DataFrame, which needs a Spark session: "
+            "declare the function with @app.spark_activity, or take a Reference"
+        )
+    return found
 
 
 @lru_cache(maxsize=4096)
@@ -264,7 +282,9 @@ def _resolve(function: Callable[..., Any], parameter: str) -> Any:
     # Only this annotation is resolved. To resolve all annotations would need pyspark for "SparkSession".
     holder = SimpleNamespace(__annotations__={parameter: raw})
     try:
-        hints = typing.get_type_hints(holder, getattr(plain, "__globals__", {}), _closure(plain), include_extras=True)
+        known = getattr(plain, "__globals__", {})
+        local = {"DataFrame": Frame} if "DataFrame" not in known else {}
+        hints = typing.get_type_hints(holder, known, local | _closure(plain), include_extras=True)
     except (NameError, AttributeError, SyntaxError, TypeError) as error:
         raise InputError(
             f"annotation {raw!r} of parameter {parameter!r} of {plain.__qualname__} cannot be resolved ({error}): "

@@ -18,6 +18,8 @@ times this length, the task removes the groups that have a result or an error al
 
 NAME = "__taskhub_name__"
 """Attribute of a declared function. It holds the name under which the function was declared."""
+STANDALONE = "__taskhub_standalone__"
+"""The attribute of an activity's function that says that the activity can be started by itself."""
 
 
 class Task(Generic[T_co]):

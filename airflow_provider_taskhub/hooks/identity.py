@@ -72,6 +72,12 @@ class TaskIds:
             readable = f"{re.sub(r'[^A-Za-z0-9_.~:+-]', '_', readable)[: _LONGEST - 17]}~{digest}"
         return f"{readable}:g{generation}"
 
+    @staticmethod
+    def successor(instance_id: str) -> str:
+        """Return the instance id of the next generation. :param instance_id: what :meth:`instance_id` has returned."""
+        beginning, _, generation = instance_id.rpartition("g")
+        return f"{beginning}g{int(generation) + 1}"
+
     def started(self, tags: Mapping[str, str] | None) -> bool:
         """Return whether this task in this DAG run started an instance with these tags, in any try or generation.
 

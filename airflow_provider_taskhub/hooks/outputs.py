@@ -7,10 +7,12 @@ UI. The hub stores a large output once, compressed. ``TaskHubHook.output`` opens
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import conf
+from airflow.sdk.exceptions import AirflowConfigException
 
 from airflow_provider_taskhub.errors import InstanceNotFound
 
@@ -18,8 +20,13 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.client import Client
     from airflow_provider_taskhub.hub.model import InstanceState
 
+log = logging.getLogger(__name__)
+
 MAX_OUTPUT_BYTES = 256 * 1024
 """The largest output that a task returns whole, if Airflow's option ``[taskhub] max_output_bytes`` is not set."""
+RUNNING_OUTPUT_BYTES = 16 * 1024
+"""How much of its running activities' output a task's log takes in one reading, in bytes, if Airflow's option
+``[taskhub] running_output_bytes`` is not set."""
 _KEY = "taskhub_output"
 """The only key of a reference: a mapping with the fields of :class:`OutputReference`."""
 
@@ -56,6 +63,18 @@ def plain(text: str | None) -> Any:
 def stays_in_hub(state: InstanceState) -> bool:
     """Return whether the output is so large that the task returns a reference to it."""
     return bool(_size(state) > conf.getint("taskhub", "max_output_bytes", fallback=MAX_OUTPUT_BYTES))
+
+
+def most_running_output() -> int:
+    """Return how many bytes of its running activities' output a task's log takes in one reading; 0: it takes none.
+
+    A value that is no number must not fail the tasks that wait, so the default replaces it.
+    """
+    try:
+        return int(conf.getint("taskhub", "running_output_bytes", fallback=RUNNING_OUTPUT_BYTES))
+    except AirflowConfigException as error:
+        log.warning("[taskhub] running_output_bytes is not usable, %d is used: %s", RUNNING_OUTPUT_BYTES, error)
+        return RUNNING_OUTPUT_BYTES
 
 
 def _size(state: InstanceState) -> int:

@@ -18,6 +18,7 @@ from airflow_provider_taskhub.engine.episode import Episode
 from airflow_provider_taskhub.engine.events import HistoryEvent, OrchestrationInstance
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.fast_dataclass import dataclass
+from airflow_provider_taskhub.hub.change_hints import AwaitedInstances
 from airflow_provider_taskhub.hub.formats.instance_rows import decode_instance, fill, inline_text, large_texts
 from airflow_provider_taskhub.hub.formats.keys import escape
 from airflow_provider_taskhub.hub.formats.large_texts import status_blob, text_of_blob
@@ -33,7 +34,7 @@ from airflow_provider_taskhub.hub.queues.outgoing import (
     outbound_messages,
 )
 from airflow_provider_taskhub.hub.unreadable_rows import unreadable
-from airflow_provider_taskhub.storage.primitives import Entity, Step, Store, Unit
+from airflow_provider_taskhub.storage.primitives import Entity, Step, Store, Transact, Unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,7 @@ class Hub:
     :param info: the hub row, as it was read when the hub was opened.
     :param process: random id of this process; messages carry it.
     :param sequence: returns the number of the next message that this process sends.
+    :param awaited: the instances that sensors of Airflow wait for. Only a worker updates it.
     """
 
     store: Store
@@ -51,6 +53,7 @@ class Hub:
     clock: Clock
     process: str = field(default_factory=lambda: token_hex(8))
     sequence: Callable[[], int] = field(default_factory=lambda: itertools.count(1).__next__)
+    awaited: AwaitedInstances = field(default_factory=AwaitedInstances)
 
     def queue_of(self, instance_id: str) -> str:
         """Return the name of the control queue that receives the messages for an instance."""
@@ -152,6 +155,14 @@ class Hub:
             activity_id=action_id,
         )
 
+    def change_hints(self, episode: Episode, stored: checkpoint.Stored) -> tuple[Transact, ...]:
+        """Return the writes of the change hints for the checkpoint of an episode.
+
+        :param stored: what was stored before the checkpoint.
+        """
+        hints = self.awaited.hints(self.names, episode.current.instance_id)
+        return hints if hints and checkpoint.is_visible_to_sensors(episode, stored) else ()
+
     async def send(self, made: OutboundMessage) -> None:
         """Put a message into its queue. A large payload is written before the message."""
         blobs = (made.blob,) if made.blob is not None else ()
@@ -198,6 +209,7 @@ class Hub:
             now=self.clock.utc_now(),
             container_url=self.container_url,
             tags=tags,
+            change_hints=self.change_hints(episode, stored),
             write_instance=checkpoint.visible(episode, stored, now=self.clock.monotonic()),
             check=check,
         )

@@ -13,6 +13,17 @@ async def names_of(store: Store, names: HubNames, instance_id: str) -> tuple[str
     return tuple(blob.name for blob in blobs)
 
 
+async def read_part(store: Store, names: HubNames, name: str, *, offset: int, length: int) -> bytes | None:
+    """Read a part of a log.
+
+    :param name: name of the log.
+    :param offset: number of the first byte, from 0.
+    :param length: most bytes to read.
+    :returns: the bytes, fewer if the log ends earlier; None if there is no such log.
+    """
+    return await store.get_blob_range(names.logs, name, offset=offset, length=length)
+
+
 async def read(store: Store, names: HubNames, name: str, *, last: int | None = None) -> str:
     """Read a log.
 

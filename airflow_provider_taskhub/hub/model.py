@@ -187,6 +187,7 @@ class Member:
         compared. True also for a row that was just written.
     :param accepts: by the name of an orchestrator, the versions of instances that the worker can continue, its own
         version included. An orchestrator that is not listed can continue every version.
+    :param awaited: of a triggerer: the fingerprints of the instances that its sensors wait for (``hub.change_hints``).
     """
 
     worker: str
@@ -199,6 +200,7 @@ class Member:
     weight: int = 1
     alive: bool = True
     accepts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    awaited: frozenset[int] = frozenset()
 
     def functions(self, kind: FunctionKind) -> tuple[str, ...]:
         """Return the names of the worker's functions of one kind.
@@ -253,7 +255,9 @@ class ActivityRecord:
     :param progress: progress that the activity reported, between 0 and 1; None: the activity reported none.
     :param message: text that the activity reported last with its progress.
     :param application_id: id of the Spark application; None: the attempt does not use Spark, or has not begun yet.
-    :param job_group: name of the Spark job group.
+    :param job_group: name of the Spark job group; with Spark Connect, the tag of the attempt's operations.
+    :param spark_session: name of the attempt's Spark Connect session: the server's address, the user and the session's
+        id. It is stored before the activity runs, because the session outlives a killed worker. None: no Spark Connect.
     :param spark_ui: address of Spark's web page.
     :param log: name of the attempt's log, for ``InstanceHandle.log``.
     :param result: JSON text; None if there is no result, or if the result is stored in a blob.
@@ -275,6 +279,7 @@ class ActivityRecord:
     message: str | None = None
     application_id: str | None = None
     job_group: str | None = None
+    spark_session: str | None = None
     spark_ui: str | None = None
     log: str | None = None
     result: str | None = None

@@ -1,14 +1,19 @@
 """The link on an Airflow task that opens the page of its instance.
 
-The address is made from the ids of the task alone, so the link works before the task has started an instance.
+The address is made from the ids of the task, the connection and the instance id that the DAG's author chose. If the DAG
+says both, Airflow's API server makes the link from the stored DAG (:class:`TaskHubPageLink`). If a template or the
+result of another task decides one of them, the task pushes the rendered link as an XCom.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlencode, urlsplit
 
 from airflow.sdk import BaseOperatorLink, conf
+
+from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.triggers.mapped_row import row_of
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
@@ -20,6 +25,8 @@ URL_PREFIX = "/taskhub"
 """Where the plugin's FastAPI application is mounted."""
 ROUTE = "taskhub"
 """The page's route inside Airflow's UI: ``/plugin/taskhub``."""
+_DEFAULTS = {"taskhub_conn_id": "taskhub_default", "instance_id": None}
+"""The arguments of a task on which the link depends, with their defaults."""
 
 
 def base_path() -> str:
@@ -59,10 +66,77 @@ class TaskHubInstanceLink(BaseOperatorLink):  # type: ignore[misc]  # Airflow is
         :param operator: the task's operator.
         :param ti_key: the ids of the task instance.
         """
-        index: Any = getattr(ti_key, "map_index", None)
-        conn_id = getattr(operator, "taskhub_conn_id", "taskhub_default")
-        chosen = getattr(operator, "instance_id", None)
-        if not isinstance(chosen, str) or "{{" in chosen:  # a template that Airflow has not rendered yet
-            chosen = None
-        index = -1 if index is None else index
-        return task_page(ti_key.dag_id, ti_key.run_id, ti_key.task_id, index, conn_id, chosen)
+        given = {name: getattr(operator, name, default) for name, default in _DEFAULTS.items()}
+        return _address(given, ti_key)
+
+
+class _Operators:
+    """The operators of :class:`TaskHubPageLink`, imported when Airflow asks for them: plugins must import fast."""
+
+    paths: ClassVar = {
+        ("airflow_provider_taskhub.operators.taskhub", "TaskHubOperator"),
+        ("airflow_provider_taskhub.sensors.taskhub", "TaskHubSensor"),
+    }
+
+    def __get__(self, link: Any, owner: type) -> list[Any]:
+        from importlib import import_module
+
+        return [getattr(import_module(module), name) for module, name in sorted(self.paths)]
+
+
+class TaskHubPageLink(TaskHubInstanceLink):
+    """The same link, made by Airflow's API server from the stored DAG.
+
+    So a task that starts in the triggerer pushes no XCom for the link: each request to Airflow costs the triggerer more
+    than the start of an instance. Airflow prefers the link of a plugin to the operator's link of the same name.
+    """
+
+    operators = _Operators()
+
+    def get_link(self, operator: Any, *, ti_key: TaskInstanceKey) -> str:
+        """Return the address of the instance's page; "": the task has not pushed it yet.
+
+        :param operator: the task in the stored DAG.
+        :param ti_key: the ids of the task instance.
+        """
+        from airflow.serialization.definitions.operatorlink import XComOperatorLink
+
+        pushed = XComOperatorLink(name=self.name, xcom_key=TaskHubInstanceLink().xcom_key)
+        return page_in_dag(operator, ti_key) or str(pushed.get_link(operator, ti_key=ti_key))
+
+
+def page_in_dag(operator: Any, ti_key: TaskInstanceKey) -> str | None:
+    """Return the address of the page of a task's instance, if the stored DAG says it.
+
+    :param operator: the task in the stored DAG.
+    :param ti_key: the ids of the task instance.
+    :returns: None: a template or the result of another task decides the address, or Airflow does not use
+        :class:`TaskHubPageLink` for this task, because its class is a subclass that a user wrote.
+    """
+    if (operator._task_module, operator.task_type) not in _Operators.paths:
+        return None
+    given = vars(operator)
+    if (mapped := given.get("expand_input")) is not None:
+        try:
+            given = operator.partial_kwargs | row_of(mapped, _index(ti_key))
+        except InputError:
+            return None
+    chosen = {name: given.get(name, default) for name, default in _DEFAULTS.items()}
+    return None if any(map(_is_template, chosen.values())) else _address(chosen, ti_key)
+
+
+def _address(given: dict[str, Any], ti_key: TaskInstanceKey) -> str:
+    chosen = given["instance_id"]
+    if not isinstance(chosen, str) or _is_template(chosen):  # Airflow has not rendered it yet
+        chosen = None
+    ids = (ti_key.dag_id, ti_key.run_id, ti_key.task_id, _index(ti_key))
+    return task_page(*ids, given["taskhub_conn_id"], chosen)
+
+
+def _index(ti_key: TaskInstanceKey) -> int:
+    index: int | None = getattr(ti_key, "map_index", None)
+    return -1 if index is None else index
+
+
+def _is_template(value: Any) -> bool:
+    return value is not None and not (isinstance(value, str) and "{{" not in value and "{%" not in value)

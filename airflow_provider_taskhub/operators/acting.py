@@ -2,8 +2,7 @@
 
 Such an operator sends its request in an Airflow worker and stays there for :data:`WORKER_WAIT` at most. If the effect
 takes longer, the task waits in the triggerer, without a worker slot, or in its worker if ``deferrable`` is False. A
-repeat (a retry of the task, or a clear) reads
-the instance first and does not do again what is done.
+repeat (a retry of the task, or a clear) reads the instance first and does not do again what is done.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
 
 from airflow_provider_taskhub.errors import InputError, InstanceNotFound, InvalidStateError
-from airflow_provider_taskhub.hooks import identity
+from airflow_provider_taskhub.hooks import defaults, identity
 from airflow_provider_taskhub.hooks.at_parse import check_name
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
@@ -40,8 +39,8 @@ if TYPE_CHECKING:
 
 WORKER_WAIT = timedelta(seconds=10)
 """How long the Airflow worker waits for the effect before it defers the task. Longer than ``TaskHubOperator`` waits: a
-worker of the hub usually carries out such a request within seconds, and a task that was deferred is resumed 30 s after
-the start of its trigger at the earliest."""
+worker of the hub usually carries out such a request within seconds, and a task that was deferred must often wait 30 s
+before it may be resumed (``triggers.settling``)."""
 _PAUSE = 0.25
 """Seconds between two readings of the instance in the worker."""
 GIVE_ID = (
@@ -230,8 +229,8 @@ class WaitingOperator(ActingOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.deferrable = default_deferrable() if deferrable is None else deferrable
-        self.poll_interval = poll_interval
-        check_waiting(self._where(), deferrable=self.deferrable, poll_interval=poll_interval)
+        self.poll_interval = defaults.seconds("poll_interval", poll_interval, least=0.1)
+        check_waiting(self._where(), deferrable=self.deferrable, poll_interval=self.poll_interval)
 
     def _event_here(self, trigger: TaskHubTrigger) -> dict[str, Any] | None:
         """Run a trigger in this worker if ``deferrable`` is False, and return the content of its event.

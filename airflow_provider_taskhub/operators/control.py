@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # exported lazily
-from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_taskhub.hooks.at_parse import check_flag, check_name, check_text, is_template
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
@@ -23,7 +22,7 @@ from airflow_provider_taskhub.operators.acting import (
     becomes,
     source,
 )
-from airflow_provider_taskhub.triggers.arguments import evaluated, holds_secret
+from airflow_provider_taskhub.triggers.arguments import check_event_data, evaluated
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -99,15 +98,9 @@ class TaskHubRaiseEventOperator(ActingOperator):
         self.log.info("event %r is raised for instance %s", self.event_name, self.instance_id)
 
     def _data(self) -> Any:
-        """Return the event's content. :raises AirflowFailException: if it contains a secret."""
-        from airflow_provider_taskhub.codec import dumps, loads
-
+        """Return the event's content. :raises InputError: if it contains a secret."""
         data = TaskHubHook.output(evaluated(self.data))
-        if holds_secret(loads(dumps(data, what=f"data of event {self.event_name!r}"))):
-            raise AirflowFailException(
-                f"{self._where()}: data contains a value that Airflow masks as a secret, and the hub stores events as "
-                "plain text: pass the name of a connection, and read the secret in the activity"
-            )
+        check_event_data(self.event_name, data)
         return data
 
 

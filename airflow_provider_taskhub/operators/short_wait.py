@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.codec import Timestamp
 
 SHORT_WAIT = timedelta(seconds=1.5)
-"""How long the Airflow worker waits for the end of the instance before it defers the task."""
+"""How long the Airflow worker waits for the end of the instance before it defers the task, unless the user says it."""
 _BEFORE_DEADLINE = timedelta(seconds=0.5)
 """Time between the end of the short wait and the task's deadline, so that the task can still defer."""
 _SLACK = 1.5
@@ -25,30 +25,35 @@ _LOOK = 0.5
 """The longest pause between two readings of the instance in the short wait, in seconds."""
 
 
-def short_wait(left: timedelta | None) -> timedelta:
+def short_wait(left: timedelta | None, longest: timedelta = SHORT_WAIT) -> timedelta:
     """Return how long the Airflow worker waits before it defers.
 
     :param left: the time until the task's deadline; None: there is no deadline.
+    :param longest: how long it waits if there is no deadline.
     """
-    return SHORT_WAIT if left is None else max(timedelta(0), min(SHORT_WAIT, left - _BEFORE_DEADLINE))
+    return longest if left is None else max(timedelta(0), min(longest, left - _BEFORE_DEADLINE))
 
 
-async def ends_soon(client: Client, instance_id: str, deadline: Timestamp | None) -> bool:
+async def ends_soon(
+    client: Client, instance_id: str, deadline: Timestamp | None, *, longest: timedelta | None = None
+) -> bool:
     """Wait a moment for the end of an instance.
 
     :param client: a client of the hub.
     :param instance_id: the instance.
     :param deadline: the time by which the task must end; None: there is no time limit.
+    :param longest: how long to wait; None: :data:`SHORT_WAIT`.
     :returns: True if the instance has ended. False also after an error of the hub: the trigger tries again, for a
         longer time.
     """
     from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 
-    limit = short_wait(deadline - SYSTEM_CLOCK.utc_now() if deadline else None)
+    longest = SHORT_WAIT if longest is None else longest
+    limit = short_wait(deadline - SYSTEM_CLOCK.utc_now() if deadline else None, longest)
     if not limit:
         return False
     try:
-        async with asyncio.timeout(limit.total_seconds() + (0 if limit < SHORT_WAIT else _SLACK)):
+        async with asyncio.timeout(limit.total_seconds() + (0 if limit < longest else _SLACK)):
             await client.wait(instance_id, timeout=limit, longest=_LOOK)
     except (TimeoutError, TaskHubError):
         return False

@@ -25,7 +25,7 @@ from airflow.sdk.exceptions import (
 )
 
 from airflow_provider_taskhub.errors import InputError, InstanceNotFound
-from airflow_provider_taskhub.hooks import identity
+from airflow_provider_taskhub.hooks import defaults, identity
 from airflow_provider_taskhub.hooks.deployment import deployment, swept_connections
 from airflow_provider_taskhub.hooks.outputs import returned
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
@@ -34,17 +34,25 @@ from airflow_provider_taskhub.operators.giving_up import end_overdue, named, ter
 from airflow_provider_taskhub.operators.lineage import LineageReporter, inject_parent_by_default, parent_tags
 from airflow_provider_taskhub.operators.short_wait import ends_soon, log_progress
 from airflow_provider_taskhub.tags import OWNER_TAG
-from airflow_provider_taskhub.triggers.arguments import check_at_parse, duration, evaluated, orchestrator_name, seconds
+from airflow_provider_taskhub.triggers.arguments import (
+    check_at_parse,
+    duration,
+    evaluated,
+    orchestrator_name,
+    seconds,
+    time_text,
+)
 from airflow_provider_taskhub.triggers.deferral import deferral_timeout
 from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE
+from airflow_provider_taskhub.triggers.placed_task import PlacedTask
 from airflow_provider_taskhub.triggers.placement import Placement, place
 from airflow_provider_taskhub.triggers.reactions import REACTION_TEXTS, OnRetry
 from airflow_provider_taskhub.triggers.request import request_of
-from airflow_provider_taskhub.triggers.start_from_trigger import StartFromTrigger, StartTriggerArguments
+from airflow_provider_taskhub.triggers.start_from_trigger import FirstTrigger
 from airflow_provider_taskhub.triggers.start_or_attach import Counter, Launched, StartRequest, Taken, launch
 from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, OWNER_KEY, STARTED, WORKER_STARTS
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
-from airflow_provider_taskhub.triggers.worker_reasons import needs_whole_output
+from airflow_provider_taskhub.triggers.worker_reasons import PLACES, needs_whole_output
 from airflow_provider_taskhub.triggers.worker_wait import default_deferrable, wait_in_worker
 
 if TYPE_CHECKING:
@@ -61,7 +69,7 @@ COUNTER_KEY = "taskhub"
 """Key under which Airflow's ``task_state_store`` keeps the task's generation, a counter that a clear raises."""
 
 
-class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not followed by mypy
+class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflow is not followed by mypy
     """Runs an orchestration in a task hub; its output is the task's XCom.
 
     A retry of the task reads its instance. If the instance still runs, the retry waits for it. If the instance has
@@ -82,25 +90,31 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
     :param tags: texts by name. ``taskhub instances list --tag`` and the page find the instance by them.
     :param no_worker_timeout: a timedelta, or seconds. The task fails if for this time no live worker could run the
         instance: none has its orchestrator in its version or an activity that it awaits, or the owner of its partition
-        cannot run it. None: the setting ``no_worker_timeout`` of the triggerer, 10 minutes by default.
+        cannot run it. None: Airflow's option ``[taskhub] no_worker_timeout``; if it is empty, the setting
+        ``no_worker_timeout`` of the triggerer, 10 minutes by default.
     :param on_retry: what a retry of the task does with its instance. ``"rewind"``: a failed instance goes on from
         before its failure. It starts from its beginning if it was terminated, cannot be rewound, or was started with
         another orchestrator, version or input; the task's log then says why. ``"restart"``: the instance starts from
         its beginning. ``"attach"``: the retry starts nothing. It takes the result or the error of the instance, which
-        somebody can rewind in the meantime.
+        somebody can rewind in the meantime. None: the option ``[taskhub] on_retry``, ``"rewind"`` by default.
     :param wait_for_completion: False: the task ends when the instance is started. Its XCom is the instance id. Nothing
         in Airflow terminates the instance then, except a clear of the task.
     :param deferrable: True: the task waits in the triggerer and holds no worker slot. False: it uses no triggerer, and
         waits in its Airflow worker. None: the environment variable ``AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE`` if it is
         set, else True.
-    :param poll_interval: a timedelta, or seconds: how often a wait in the Airflow worker asks the hub. None: every 1 s
-        on SQLite and every 3 s on Azure, as triggerers do.
+    :param poll_interval: a timedelta, or seconds: how often a wait in the Airflow worker asks the hub. None: the
+        option ``[taskhub] poll_interval``; if it is empty, every 1 s on SQLite and every 3 s on Azure, as triggerers
+        do.
     :param start_at: the instance does not begin before this time: a datetime, or a text in ISO 8601. A time without a
         zone is UTC. Templated. None: the instance begins at once.
     :param start_on: who starts the task. ``"auto"``: the triggerer, without a worker and its slot, unless something in
         the task needs a worker. ``"trigger"``: the same, but callbacks, hooks, listeners, pools and limits that only
         workers know are no reason. ``"worker"``: always a worker. The task's log says why a worker starts it.
-    :param complete_on: who ends the task, with the same values. A task with outlets always ends in a worker.
+        None: the option ``[taskhub] start_on``, ``"auto"`` by default.
+    :param complete_on: who ends the task, with the same values. A task with outlets always ends in a worker. None: the
+        option ``[taskhub] complete_on``, ``"auto"`` by default.
+    :param short_wait: a timedelta, or seconds: how long the Airflow worker that has started the instance waits for its
+        end before it defers. 0: it defers at once. None: the option ``[taskhub] short_wait``, 1.5 s by default.
     :param openlineage_inject_parent_job_info: True: the Spark sessions of the activities get this task as their parent
         run, for OpenLineage's listener in Spark. None: Airflow's option ``[openlineage] spark_inject_parent_job_info``.
     :raises InputError: if an argument that is no template is wrong.
@@ -118,8 +132,6 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
     template_fields_renderers = {"input": "json", "tags": "json"}  # noqa: RUF012  # as Airflow declares it
     operator_extra_links = (TaskHubInstanceLink(),)
     ui_color = "#dbeafe"
-    start_from_trigger = StartFromTrigger()
-    start_trigger_args = StartTriggerArguments()
 
     def __init__(
         self,
@@ -131,13 +143,14 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         version: str = "",
         tags: Mapping[str, str] | None = None,
         no_worker_timeout: timedelta | float | None = None,
-        on_retry: Literal["rewind", "restart", "attach"] = "rewind",
+        on_retry: Literal["rewind", "restart", "attach"] | None = None,
         wait_for_completion: bool = True,
         deferrable: bool | None = None,
         poll_interval: timedelta | float | None = None,
         start_at: datetime | str | None = None,
-        start_on: Literal["trigger", "worker", "auto"] = "auto",
-        complete_on: Literal["trigger", "worker", "auto"] = "auto",
+        start_on: Literal["trigger", "worker", "auto"] | None = None,
+        complete_on: Literal["trigger", "worker", "auto"] | None = None,
+        short_wait: timedelta | float | None = None,
         openlineage_inject_parent_job_info: bool | None = None,
         **kwargs: Any,
     ) -> None:
@@ -149,20 +162,20 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         self.instance_id = instance_id
         self.version = version
         self.tags = tags
-        self.no_worker_timeout = no_worker_timeout
-        self.on_retry = on_retry
+        self.no_worker_timeout = defaults.seconds("no_worker_timeout", no_worker_timeout)
+        self.on_retry = defaults.choice("on_retry", on_retry, list(OnRetry))
         self.wait_for_completion = wait_for_completion
         self.deferrable = default_deferrable() if deferrable is None else deferrable
-        self.poll_interval = poll_interval
+        self.poll_interval = defaults.seconds("poll_interval", poll_interval, least=0.1)
         self.start_at = start_at
-        self.start_on = start_on
-        self.complete_on = complete_on
+        self.start_on = defaults.choice("start_on", start_on, PLACES)
+        self.complete_on = defaults.choice("complete_on", complete_on, PLACES)
+        self.short_wait = defaults.seconds("short_wait", short_wait)
         self.openlineage_inject_parent_job_info = (
             inject_parent_by_default()
             if openlineage_inject_parent_job_info is None
             else openlineage_inject_parent_job_info
         )
-        self._placement: Placement | None = None
         self._lineage = LineageReporter()
         check_at_parse(
             where,
@@ -172,14 +185,15 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             instance_id=instance_id,
             version=version,
             tags=tags,
-            no_worker_timeout=no_worker_timeout,
-            on_retry=on_retry,
+            no_worker_timeout=self.no_worker_timeout,
+            on_retry=self.on_retry,
             wait_for_completion=wait_for_completion,
             deferrable=self.deferrable,
-            poll_interval=poll_interval,
+            poll_interval=self.poll_interval,
             start_at=start_at,
-            start_on=start_on,
-            complete_on=complete_on,
+            start_on=self.start_on,
+            complete_on=self.complete_on,
+            short_wait=self.short_wait,
             openlineage_inject_parent_job_info=self.openlineage_inject_parent_job_info,
         )
 
@@ -218,7 +232,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             ti.xcom_push(key=INSTANCE_KEY, value=launched.instance_id)
             if not self.wait_for_completion:
                 return launched, None
-            if not await ends_soon(client, launched.instance_id, deadline):
+            if not await ends_soon(client, launched.instance_id, deadline, longest=duration(self.short_wait)):
                 return launched, None
             await log_progress(client, launched.instance_id, self.orchestrator, self.log)
             return launched, await self._ended(client, context, launched.instance_id, launched.owner)
@@ -245,19 +259,29 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
         :param event: the content of the trigger's event. If the trigger has started nothing, or the event belongs to
             another try, the instance is started here.
         """
-        if event["reason"] == WORKER_STARTS or event["owner"] != str(context["ti"].id):
-            self._placement = None  # its reasons are those of the trigger, which has written them into the log
+        foreign = event["owner"] != str(context["ti"].id)
+        if foreign or event["reason"] == WORKER_STARTS:
+            why = "the trigger's event belongs to another try" if foreign else event["message"]
+            self._take_over(context["ti"], why)
             return self.execute.__wrapped__(self, context)  # type: ignore[attr-defined]
         return event["instance_id"] if event["reason"] == STARTED else self.execute_complete(context, event)
 
-    def placement(self) -> Placement:
-        """Return why a worker starts this task, and why a worker ends it."""
-        return self._placement or self._place()
-
-    def render_template_fields(self, context: Context, jinja_env: Any = None) -> None:
-        """Render the templates as Airflow does, and keep the placement, which depends on the templates."""
-        self._placement = self._place()
-        super().render_template_fields(context, jinja_env)
+    def first_trigger(self) -> FirstTrigger:
+        """Return the trigger that starts the instance if no worker does."""
+        return FirstTrigger(
+            path="airflow_provider_taskhub.triggers.start.TaskHubStartTrigger",
+            arguments={
+                "orchestrator": self.orchestrator,
+                "input": self.input,
+                "taskhub_conn_id": self.taskhub_conn_id,
+                "instance_id": self.instance_id,
+                "version": self.version,
+                "tags": self.tags,
+                "no_worker_timeout": seconds(self.no_worker_timeout),
+                "wait_for_completion": self.wait_for_completion,
+                "start_at": time_text(self.start_at),
+            },
+        )
 
     def execute_complete(
         self,
@@ -348,8 +372,7 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
             here = self._trigger(instance_id, owner, text)
             here.interval = duration(self.poll_interval)
             return self.execute_complete(context, wait_in_worker(here), [instance_id, owner], text)
-        if reasons := self._place().success:
-            self.log.info("a worker ends this task: %s", "; ".join(reasons))
+        self._log_why_a_worker_ends(self._place().success)
         self.log.info("a triggerer now waits for instance %s: one must run (airflow triggerer)", instance_id)
         if self.taskhub_conn_id not in swept_connections():
             self.log.info(
@@ -383,12 +406,6 @@ class TaskHubOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not fol
 
     def _place(self) -> Placement:
         return place(self, TaskHubOperator, start_on=self.start_on, complete_on=self.complete_on)
-
-    def _log_why_a_worker_starts(self, ti: Any) -> None:
-        if ti.map_index is not None and ti.map_index >= 0:
-            self.log.info("a worker starts this task: it is mapped")
-        elif self._placement is not None and self._placement.start:
-            self.log.info("a worker starts this task: %s", "; ".join(self._placement.start))
 
     async def _ended(self, client: Client, context: Context, instance_id: str, owner: str) -> InstanceState | None:
         """Read the ended instance with its output, log the cause of a failure, and delete the completion hint.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskhub.hooks import identity
-from airflow_provider_taskhub.plugins.listing import visible
+from airflow_provider_taskhub.plugins.listing import Tagged, visible
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.model import InstanceState
@@ -79,7 +79,7 @@ async def may_edit(user: Any, state: InstanceState) -> bool:
     return True
 
 
-async def editable(user: Any, states: Iterable[InstanceState]) -> Callable[[InstanceState], bool]:
+async def editable(user: Any, states: Iterable[Tagged]) -> Callable[[Tagged], bool]:
     """Return a function that says whether the user may change an instance. The right is checked once for each DAG.
 
     :param user: the user who is logged in, and who may see the instances.
@@ -114,6 +114,6 @@ async def may_edit_runs(user: Any) -> bool:
     )
 
 
-def dag_of(state: InstanceState) -> str | None:
+def dag_of(state: Tagged) -> str | None:
     """Return the id of the DAG whose task started the instance; None: no DAG started it. :param state: the instance."""
     return (state.tags or {}).get(identity.DAG_TAG)

@@ -20,6 +20,7 @@ from airflow_provider_taskhub.errors import InstanceNotFound, InvalidStateError
 from airflow_provider_taskhub.hooks.masking import masked
 from airflow_provider_taskhub.hub.model import InstanceState
 from airflow_provider_taskhub.plugins import access, audit, orders
+from airflow_provider_taskhub.plugins.index import Row
 from airflow_provider_taskhub.plugins.shown_hubs import open_hub
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ ACTIONS: Mapping[str, Action] = {
 """The actions by the last part of their addresses."""
 
 
-def actions_of(state: InstanceState) -> tuple[str, ...]:
+def actions_of(state: InstanceState | Row) -> tuple[str, ...]:
     """Return the names of the actions that the state of an instance allows.
 
     The row of an instance is Pending before the message of a rewind or restart is sent. If the order was interrupted in
@@ -199,6 +200,8 @@ async def carry_out(name: str, order: InstanceOrder, user: Any, cache: "ClientCa
     await asyncio.to_thread(audit.record, who, name, facts, state.tags)
     with orders.answered(cache):
         shown = await action.do(client.instance(order.id), order, signed(order.reason, who), who)
+    if name == "purge":
+        cache.index.drop(order.id)
     return {"id": shown, "text": action.done}
 
 

@@ -18,16 +18,19 @@ from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import TaskHubError
 from airflow_provider_taskhub.hooks.masking import masked
-from airflow_provider_taskhub.hub.model import InstanceState
 from airflow_provider_taskhub.plugins import access, actions, orders
-from airflow_provider_taskhub.plugins.listing import Scan, chosen, scan, visible
+from airflow_provider_taskhub.plugins.filters import Wanted, wanted
+from airflow_provider_taskhub.plugins.index import Row
+from airflow_provider_taskhub.plugins.listing import chosen, seen_by
 from airflow_provider_taskhub.plugins.shown_hubs import open_hub
-from airflow_provider_taskhub.plugins.windows import WINDOWS, since
+from airflow_provider_taskhub.plugins.shown_instances import error_rights, rows_of
 
 MOST_ORDERS = 25
 """The largest number of instances in one batch."""
 MOST_TARGETS = 1_000
 """The largest number of instances in one answer about what an order would change."""
+PATIENCE = 10.0
+"""Seconds for which a question for targets waits for the newest changes, because they tell what an order would do."""
 _PARALLEL = 4
 
 
@@ -81,10 +84,8 @@ def routes() -> Any:
     async def targets(
         user: GetUserDep,
         action: Annotated[str, Query(max_length=30)],
+        filter: Annotated[Wanted, Depends(wanted())],
         conn: Annotated[str, Query(max_length=250)] = "",
-        status: Annotated[str, Query(max_length=30)] = "",
-        text: Annotated[str, Query(max_length=300)] = "",
-        window: Annotated[str, Query(max_length=10)] = "day",
         after: Annotated[str, Query(max_length=300)] = "",
     ) -> dict[str, Any]:
         """Return instances that an order over the list's filter would change, in the order of their ids.
@@ -93,17 +94,19 @@ def routes() -> Any:
         of the answer begins the next part; null: there are no more. So an instance that is started or ends meanwhile
         moves no other one from one part to another.
         """
-        wanted = next((one for one in Status if one.casefold() == status.casefold()), None)
-        if action not in BATCHES or window not in WINDOWS or (status and wanted is None):
-            raise HTTPException(422, f"action {action!r}, window {window!r} or status {status!r} does not exist")
+        if action not in BATCHES:
+            raise HTTPException(422, f"action {action!r} does not exist")
         cache, head = await open_hub(conn)
-        found: Scan = await cache.once(("scan", window), lambda client: scan(client, since(window)))
-        matching = chosen(found.instances, visible(*await access.rights_of(user)), status=wanted, text=text.strip())
+        index = await cache.instances(patience=PATIENCE)
+        reading = index.reading  # before the instances are looked at: later it could say that all were read
+        own = seen_by(await rows_of(cache, filter.text), *await access.rights_of(user))
+        matching = chosen(own, filter, reads=await error_rights(user, own, filter.error))
         may = await access.editable(user, matching)
         able = sorted((one for one in matching if _allows(one, action) and may(one)), key=lambda one: one.instance_id)
         left = [one for one in able if one.instance_id > after]
         return head | {
-            "capped": found.capped,
+            "capped": index.capped,
+            "reading": reading,
             "matching": len(matching),
             "forbidden": sum(not may(one) for one in matching),
             "able": len(able),
@@ -141,6 +144,6 @@ def routes() -> Any:
     return router
 
 
-def _allows(state: InstanceState, action: str) -> bool:
+def _allows(state: Row, action: str) -> bool:
     """Return whether an order makes sense for an instance: as the buttons on the page of the instance."""
     return action in actions.actions_of(state)

@@ -6,6 +6,8 @@ seconds does not make a new TLS connection each time.
 
 The cache also keeps answers for a short time. Old answers are deleted, because histories and logs may contain payloads
 and are large.
+
+While the client is open, the cache keeps the index of the hub's instances (:mod:`.index`).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from weakref import WeakKeyDictionary
 
 from airflow_provider_taskhub.hooks.taskhub import open_client
 from airflow_provider_taskhub.plugins import json_views
+from airflow_provider_taskhub.plugins.index import InstanceIndex, row_of
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.triggers.task_log import of_execution
 
@@ -45,6 +48,12 @@ before their time."""
 MOST_TALLIES = 2_000
 """The largest number of ended instances whose activity counts are kept. The counts that were used least recently are
 deleted first."""
+PATIENCE = 0.15
+"""Seconds for which the list waits for the newest changes. If they take longer, the list shows what is known. The
+instances on the page are read each time by their ids, so they are up to date."""
+LATER = 0.5
+"""Seconds after which the changes of a large hub are asked for, so that the question does not slow down the request for
+the list."""
 _VALUE = 100
 """Estimated bytes that a text, a list, a mapping or an object takes in memory, in addition to its content."""
 
@@ -62,6 +71,7 @@ class ClientCache:
         self._asked = asyncio.Event()
         self._answers: dict[object, _Answer] = {}
         self._tallies: OrderedDict[object, Mapping[str, int]] = OrderedDict()
+        self.index = InstanceIndex()
 
     async def client(self) -> Client:
         """Return the open client; open a client if there is none.
@@ -84,12 +94,49 @@ class ClientCache:
         :param key: identifies the request.
         :param ask: sends the request with the open client.
         """
-        answer = self._answers.get(key)
-        if answer is None or not answer.serves():
-            answer = self._answers[key] = _Answer(self._supervisor.spawn(self._ask(ask), name="ask", awaited=True))
-            answer.future.add_done_callback(partial(self._answered, key, answer))
-        found: T = await asyncio.shield(answer.future)
+        found: T = await asyncio.shield(self._asked_once(key, ask))
         return found
+
+    async def instances(self, *, patience: float = PATIENCE) -> InstanceIndex:
+        """Return the index of the hub's instances, with at least its first page, and with changes that come in time.
+
+        If the last question for changes took longer than the patience, this call does not wait. The next question then
+        begins :data:`LATER` seconds after this call.
+
+        :param patience: the longest time to wait for the newest changes, in seconds. They are read in any case.
+        :raises TaskHubError: if the hub does not answer.
+        """
+        index = self.index
+        if index.took > patience:
+            asyncio.get_running_loop().call_later(LATER, self._asked_once, "index", index.follow)
+            return index
+        question = self._asked_once("index", index.follow)
+        first = self._supervisor.spawn(index.begun.wait(), name="first page", awaited=True)
+        try:
+            await asyncio.wait((question, first), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            first.cancel()
+        if not question.done():
+            await asyncio.wait((question,), timeout=patience)
+        if question.done():
+            question.result()
+        return index
+
+    async def row(self, instance_id: str) -> InstanceState | None:
+        """Return an instance without its large payloads, and tell the index; None: there is no such instance.
+
+        :param instance_id: the instance's id.
+        """
+
+        async def read(client: Client) -> InstanceState | None:
+            state = await client.get(instance_id, payloads=False)
+            if state is None:
+                self.index.drop(instance_id)
+            else:
+                self.index.put((row_of(state),))
+            return state
+
+        return await self.once(("listed", instance_id), read)
 
     async def tally(self, state: InstanceState) -> Mapping[str, int]:
         """Return how many activities of an instance's current generation are in each state.
@@ -110,6 +157,13 @@ class ClientCache:
             while len(self._tallies) > MOST_TALLIES:
                 self._tallies.popitem(last=False)
         return tally
+
+    def _asked_once(self, key: object, ask: Callable[[Client], Awaitable[T]]) -> asyncio.Future[T]:
+        answer = self._answers.get(key)
+        if answer is None or not answer.serves():
+            answer = self._answers[key] = _Answer(self._supervisor.spawn(self._ask(ask), name="ask", awaited=True))
+            answer.future.add_done_callback(partial(self._answered, key, answer))
+        return answer.future
 
     def changed(self) -> None:
         """Forget all answers, because a user has just changed something in the hub and wants to see it."""
@@ -149,15 +203,20 @@ class ClientCache:
                 while self._asked.is_set():
                     self._asked.clear()
                     await asyncio.sleep(IDLE)
-                self._client = None
+                self._left()
         except Exception as error:
             if opened.done():
                 raise
             opened.set_exception(error)
         finally:  # forget the closed client in every case, so that the next request opens a new one
             if self._client is opened:
-                self._client = None
+                self._left()
             opened.cancel()
+
+    def _left(self) -> None:
+        self._client = None
+        self.index.close()
+        self.index = InstanceIndex()
 
 
 _CACHES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, ClientCache]] = WeakKeyDictionary()

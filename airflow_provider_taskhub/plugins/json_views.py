@@ -14,12 +14,12 @@ from typing import Any
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine import events
-from airflow_provider_taskhub.engine.events import FailureDetails, HistoryEvent, Status
+from airflow_provider_taskhub.engine.events import FailureDetails, HistoryEvent
 from airflow_provider_taskhub.engine.failures import headline
 from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hooks.outputs import plain
 from airflow_provider_taskhub.hub.history.pages import HistoryPage
-from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, OwnerState, PartitionState
+from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, OwnerState, PartitionState, RecordState
 from airflow_provider_taskhub.hub.waiting.reasons import Reason, Why, clock
 from airflow_provider_taskhub.plugins.timeline import milliseconds, only
 from airflow_provider_taskhub.triggers.outcome import reason
@@ -29,6 +29,8 @@ Show = Callable[[str | None], str]
 """Returns a payload as the user may see it: masked, or replaced by a notice that the user lacks the right."""
 MOST_EVENTS = 500
 """The largest number of events in one part of a history. The page shows the newest part, and earlier ones on demand."""
+MOST_URIS = 200
+"""The largest number of inlets, and of outlets, on an instance's page."""
 _LONGEST = 20_000
 _LONGEST_LINE = 240
 _WORKS = frozenset({Reason.ACTIVITIES, Reason.CHILDREN})
@@ -86,7 +88,7 @@ def now_line(state: InstanceState, waits: Sequence[Why], show: Show) -> str:
     :param waits: the result of :meth:`.InstanceHandle.waiting`, the most important reason first.
     :param show: masks or hides a payload.
     """
-    if state.status in (Status.FAILED, Status.TERMINATED, Status.CANCELED):
+    if state.status.is_unsuccessful:
         return show(reason(state))[:_LONGEST_LINE]
     if state.status.is_final:
         return ""
@@ -109,6 +111,21 @@ def _custom(state: InstanceState, show: Show) -> str:
     if isinstance(status, dict) and all(isinstance(value, (str, int, float, bool)) for value in status.values()):
         return " · ".join(f"{name} {value}" for name, value in status.items())
     return status if isinstance(status, str) else shown
+
+
+def lineage(records: Sequence[ActivityRecord], show: Show) -> dict[str, Any]:
+    """Return the data that the completed activities of an instance have declared, each URI once.
+
+    A URI passes ``show``, because its query can have a secret that only Airflow knows.
+
+    :param records: the activity records of all generations, as :meth:`.InstanceHandle.lineage` reads them.
+    :returns: ``inlets`` and ``outlets``, each at most :data:`MOST_URIS`; ``more``: how many URIs are left out.
+    """
+    done = [record.lineage for record in records if record.state is RecordState.COMPLETED]
+    inlets = sorted({show(uri) for one in done for uri in one.inlets})
+    outlets = sorted({show(uri) for one in done for uri in one.outlets})
+    more = sum(max(0, len(uris) - MOST_URIS) for uris in (inlets, outlets))
+    return {"inlets": inlets[:MOST_URIS], "outlets": outlets[:MOST_URIS], "more": more}
 
 
 def tally(records: Sequence[ActivityRecord]) -> dict[str, int]:
@@ -254,6 +271,7 @@ def activity(record: ActivityRecord, show: Show) -> dict[str, Any]:
         "log": record.log is not None,
         "result": show(record.result)[:_LONGEST] if record.result else None,
         "failure": failure(record.failure, show),
+        "lineage": lineage((record,), show),
     }
 
 

@@ -1,39 +1,42 @@
-"""Filters, counts and orders the instances of the page's list. Only :func:`scan` does I/O.
+"""Filters, counts and orders the instances of the page's list. No I/O.
 
-Running and failed instances come first.
+Running and failed instances come first, if the user does not choose another order.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING
+from heapq import nlargest, nsmallest
+from itertools import islice
+from operator import attrgetter
+from typing import Protocol
 
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hooks.identity import DAG_TAG
+from airflow_provider_taskhub.plugins.filters import Order, Wanted
+from airflow_provider_taskhub.plugins.index import KINDS, Row
 
-if TYPE_CHECKING:
-    from airflow_provider_taskhub.client import Client
-    from airflow_provider_taskhub.hub.model import InstanceState
+MOST_OFFERED = 50
+"""The largest number of DAGs, and of orchestrators, that the page offers as filters."""
+_FIRST = (Status.RUNNING, Status.FAILED, Status.SUSPENDED, Status.PENDING)
+_GROUPS = (
+    *((KINDS[status],) for status in _FIRST),
+    tuple(kind for status, kind in KINDS.items() if status not in _FIRST),
+)
+"""The order of the list: groups of kinds. In a group, the newest instances come first."""
+_COLUMNS = {"id": attrgetter("instance_id"), "name": attrgetter("name"), "started": attrgetter("created")}
+"""By which field of a row a column of the list is ordered."""
 
-MOST = 5_000
-"""The largest number of instances that one scan reads. If a time window has more, the page says so, and the user can
-choose a shorter window."""
-_FIRST = {Status.RUNNING: 0, Status.FAILED: 1, Status.SUSPENDED: 2, Status.PENDING: 3}
 
+class Tagged(Protocol):
+    """An instance, or a row of the index."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scan:
-    """The instances of a time window.
-
-    :param instances: the instances that were read.
-    :param capped: True: the window has more instances than were read.
-    """
-
-    instances: tuple[InstanceState, ...]
-    capped: bool
+    @property
+    def tags(self) -> Mapping[str, str] | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,28 +48,24 @@ class Listing:
     :param total: the number of instances after all filters, on all pages.
     """
 
-    rows: tuple[InstanceState, ...]
+    rows: tuple[Row, ...]
     counts: Mapping[str, int]
     total: int
 
 
-async def scan(client: Client, created_from: datetime | None) -> Scan:
-    """Read the instances of a time window, page by page, up to :data:`MOST` instances.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """What the page offers as filters: the most frequent ones, at most :data:`MOST_OFFERED` of each.
 
-    :param client: a client of the hub.
-    :param created_from: read only instances created at this time or later; None: all.
+    :param dags: DAGs.
+    :param names: orchestrators.
     """
-    found: list[InstanceState] = []
-    continuation: str | None = None
-    while True:
-        page = await client.list(created_from=created_from, limit=1000, continuation=continuation)
-        found.extend(page.instances)
-        continuation = page.continuation
-        if continuation is None or len(found) >= MOST:
-            return Scan(instances=tuple(found[:MOST]), capped=continuation is not None or len(found) > MOST)
+
+    dags: tuple[str, ...]
+    names: tuple[str, ...]
 
 
-def visible(dags: Iterable[str], administrator: bool) -> Callable[[InstanceState], bool]:
+def visible(dags: Iterable[str], administrator: bool) -> Callable[[Tagged], bool]:
     """Return a function that says whether the user may see an instance.
 
     A user may see the instances of the DAGs that the user may read. Only administrators may see the other instances.
@@ -76,54 +75,155 @@ def visible(dags: Iterable[str], administrator: bool) -> Callable[[InstanceState
     """
     readable = frozenset(dags)
 
-    def may(state: InstanceState) -> bool:
+    def may(state: Tagged) -> bool:
         return administrator or (state.tags or {}).get(DAG_TAG) in readable
 
     return may
 
 
+def seen_by(rows: Sequence[Row], dags: Iterable[str], administrator: bool) -> Sequence[Row]:
+    """Return the instances that the user may see, as :func:`visible` says, but faster.
+
+    :param rows: the instances.
+    :param dags: ids of the DAGs that the user may read.
+    :param administrator: True: the user may see every instance.
+    """
+    readable = frozenset(dags)
+    return rows if administrator else [row for row in rows if row.dag in readable]
+
+
 def listing(
-    instances: Sequence[InstanceState],
-    may: Callable[[InstanceState], bool],
+    rows: Sequence[Row],
+    wanted: Wanted,
     *,
-    status: Status | None,
-    text: str,
     offset: int,
     limit: int,
+    now: Timestamp,
+    order: Order | None = None,
+    reads: Callable[[Row], bool] = lambda row: True,
 ) -> Listing:
     """Filter, count and order the instances, and return one page of them.
 
-    :param instances: all instances of the time window.
-    :param may: says whether the user may see an instance.
-    :param status: show only instances with this status; None: with any status.
-    :param text: show only instances with this text in their id or orchestrator name, or with this ``tag=value``.
+    :param rows: the instances that the user may see, the newest first.
+    :param wanted: the filter.
     :param offset: the number of instances on earlier pages.
     :param limit: the largest number of instances on this page.
+    :param now: the end of the durations of instances that have not ended.
+    :param order: the order that the user has chosen; None: running and failed instances first.
+    :param reads: says whether the user may read an instance's error. The user finds no other instances by their errors.
     """
-    seen = chosen(instances, may, status=None, text=text)
-    counts = Counter(str(state.status) for state in seen)
-    rows = [state for state in seen if status is None or state.status is status]
-    rows.sort(key=lambda state: (_FIRST.get(state.status, 9), -(state.created.ticks if state.created else 0)))
-    return Listing(rows=tuple(rows[offset : offset + limit]), counts=counts, total=len(rows))
+    seen = _matching(rows, wanted, reads)
+    counts = Counter(map(attrgetter("kind"), seen))
+    groups = _GROUPS if wanted.status is None else ((KINDS[wanted.status],),)
+    if order is None:
+        page = _in_groups(seen, groups, counts, offset, limit)
+    else:
+        one = seen if wanted.status is None else [row for row in seen if row.status is wanted.status]
+        page = _ordered(one, order, now, offset + limit)[offset:]
+    return Listing(
+        rows=tuple(page),
+        counts={str(status): counts[kind] for status, kind in KINDS.items() if counts[kind]},
+        total=sum(counts[kind] for kinds in groups for kind in kinds),
+    )
 
 
-def chosen(
-    instances: Sequence[InstanceState], may: Callable[[InstanceState], bool], *, status: Status | None, text: str
-) -> list[InstanceState]:
+def _in_groups(
+    rows: Sequence[Row], groups: Sequence[Sequence[int]], counts: Mapping[int, int], offset: int, limit: int
+) -> list[Row]:
+    page: list[Row] = []
+    left = offset
+    for kinds in groups:  # a sort of all instances would be slower
+        here = sum(counts[kind] for kind in kinds)
+        if left < here and len(page) < limit:
+            page += islice((row for row in rows if row.kind in kinds), left, left + limit - len(page))
+        left = max(0, left - here)
+    return page
+
+
+def _ordered(rows: Sequence[Row], order: Order, now: Timestamp, most: int) -> list[Row]:
+    """Return the first instances in an order. Of instances that are equal in it, the newest comes first.
+
+    An instance without a duration comes last in both directions.
+    """
+
+    def duration(row: Row) -> int:
+        return (row.completed.ticks if row.completed else now.ticks) - row.created
+
+    select = nlargest if order.descending else nsmallest
+    if order.column != "duration":
+        return select(most, rows, key=_COLUMNS[order.column])
+    lasting = [row for row in rows if row.created and row.status is not Status.PENDING]
+    first = select(most, lasting, key=duration)
+    if len(first) == most:
+        return first
+    others = (row for row in rows if not row.created or row.status is Status.PENDING)
+    return [*first, *islice(others, most - len(first))]
+
+
+def chosen(rows: Sequence[Row], wanted: Wanted, *, reads: Callable[[Row], bool]) -> list[Row]:
     """Return the instances that match a filter. Parameters: see :func:`listing`."""
-    return [
-        state
-        for state in instances
-        if may(state) and (status is None or state.status is status) and _matches(state, text)
-    ]
+    found = _matching(rows, wanted, reads)
+    return [row for row in found if wanted.status is None or row.status is wanted.status]
 
 
-def _matches(state: InstanceState, text: str) -> bool:
-    if not text:
-        return True
-    if "=" in text:
-        name, _, value = text.partition("=")
-        tags = state.tags or {}
-        return any(tags.get(prefix + name.strip()) == value.strip() for prefix in ("", "airflow.", "taskhub."))
-    wanted = text.lower()
-    return wanted in state.instance_id.lower() or wanted in state.name.lower()
+def offered(rows: Sequence[Row]) -> Offered:
+    """Return what the user may choose as a filter. :param rows: the instances that the user may see."""
+    return Offered(dags=_most(map(attrgetter("dag"), rows)), names=_most(map(attrgetter("name"), rows)))
+
+
+def with_error(rows: Iterable[Row], text: str) -> list[Row]:
+    """Return the instances whose error contains a text. :param text: the text; its case does not matter."""
+    folded = text.lower()
+    return [row for row in rows if folded in row.error]
+
+
+def _matching(rows: Sequence[Row], wanted: Wanted, reads: Callable[[Row], bool]) -> Sequence[Row]:
+    """Apply all filters but the one by status. Each filter is one pass, because most of them are not used."""
+    rows = _within(rows, wanted)
+    if wanted.dag:
+        rows = [row for row in rows if row.dag == wanted.dag]
+    if wanted.name:
+        rows = [row for row in rows if row.name == wanted.name]
+    if wanted.tag:
+        rows = _tagged(rows, wanted.tag)
+    if wanted.error:
+        rows = [row for row in with_error(rows, wanted.error) if reads(row)]
+    if not wanted.text:
+        return rows
+    if "=" in wanted.text:
+        exact = [row for row in rows if row.instance_id == wanted.text]
+        return exact or _tagged(rows, wanted.text)
+    text = wanted.text.lower()
+    names = {name for name in set(map(attrgetter("name"), rows)) if text in name.lower()}
+    return [row for row in rows if row.name in names or text in row.instance_id.lower()]
+
+
+def _within(rows: Sequence[Row], wanted: Wanted) -> Sequence[Row]:
+    """Return the instances that were started in the wanted time, and the one whose whole id is the wanted text."""
+    first, last = 0, len(rows)
+    if wanted.created_to is not None:
+        first = bisect_left(rows, -wanted.created_to.ticks, key=_age)
+    if wanted.created_from is not None:
+        last = bisect_right(rows, -wanted.created_from.ticks, key=_age)
+    if (first, last) == (0, len(rows)):
+        return rows
+    within = list(rows[first:last])
+    if wanted.text:
+        within += [row for row in (*rows[:first], *rows[last:]) if row.instance_id == wanted.text]
+    return within
+
+
+def _age(row: Row) -> int:
+    return -row.created
+
+
+def _tagged(rows: Iterable[Row], text: str) -> list[Row]:
+    name, equals, value = (part.strip() for part in text.partition("="))
+    own, airflow, taskhub = (prefix + name for prefix in ("", "airflow.", "taskhub."))
+    if not equals:
+        return [row for row in rows if own in row.tags or airflow in row.tags or taskhub in row.tags]
+    return [row for row in rows if value in (row.tags.get(own), row.tags.get(airflow), row.tags.get(taskhub))]
+
+
+def _most(texts: Iterable[str | None]) -> tuple[str, ...]:
+    return tuple(sorted(text for text, _ in Counter(texts).most_common(MOST_OFFERED) if text))

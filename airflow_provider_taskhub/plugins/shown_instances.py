@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks.masking import masked
 from airflow_provider_taskhub.plugins.access import dag_of, require, rights_of
-from airflow_provider_taskhub.plugins.listing import visible
+from airflow_provider_taskhub.plugins.index import Row, row_of
+from airflow_provider_taskhub.plugins.listing import visible, with_error
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.model import InstanceState
@@ -41,6 +44,37 @@ async def readable(cache: ClientCache, instance_id: str, user: Any) -> tuple[Ins
     return state, damaged
 
 
+async def rows_of(cache: ClientCache, text: str) -> tuple[Row, ...]:
+    """Return the instances that the index has, the newest first, and the one whose whole id is the text.
+
+    Call this function after :meth:`.ClientCache.instances`.
+
+    :param cache: the cache of the hub.
+    :param text: what the user searches for. If the index has no instance with this id, the instance is read by its id,
+        because the index may not have read it yet, or may have no room for it.
+    """
+    if not text or cache.index.get(text) is not None:
+        return cache.index.rows()
+    state = None
+    with suppress(InputError):  # no instance can have this id
+        state = await cache.row(text)
+    rows = cache.index.rows()
+    if state is None or cache.index.get(text) is not None:
+        return rows
+    return tuple(sorted((row_of(state), *rows), key=attrgetter("created"), reverse=True))
+
+
+async def error_rights(user: Any, rows: Iterable[Row], text: str) -> Callable[[Row], bool]:
+    """Return a function that says of each row whose error contains a text whether the user may read the error.
+
+    :param user: the user who is logged in.
+    :param rows: instances that the user may see.
+    :param text: a part of an error; "": the function is not needed.
+    """
+    reads = await payload_rights(user, {row.dag for row in with_error(rows, text)} if text else set())
+    return lambda row: reads[row.dag]
+
+
 async def shows(states: Sequence[InstanceState], user: Any) -> list[Show]:
     """Return for each instance a function that masks its payloads, or hides them if the user may not see them.
 
@@ -48,15 +82,28 @@ async def shows(states: Sequence[InstanceState], user: Any) -> list[Show]:
     database.
     """
     dags = [dag_of(state) for state in states]
-    found = await asyncio.to_thread(lambda: {dag_id: _show(user, dag_id) for dag_id in set(dags)})
-    return [found[dag_id] for dag_id in dags]
+    reads = await payload_rights(user, dags)
+    return [masked if reads[dag_id] else _hidden for dag_id in dags]
 
 
-def _show(user: Any, dag_id: str | None) -> Show:
+async def payload_rights(user: Any, dags: Iterable[str | None]) -> Mapping[str | None, bool]:
+    """Return for each DAG whether the user may read the payloads of its instances.
+
+    :param user: the user who is logged in, and who may see these instances.
+    :param dags: ids of DAGs; None: of no DAG.
+    """
+    return await asyncio.to_thread(lambda: {dag_id: _may_read(user, dag_id) for dag_id in set(dags)})
+
+
+def _hidden(text: str | None) -> str:
+    return HIDDEN if text else ""
+
+
+def _may_read(user: Any, dag_id: str | None) -> bool:
     from fastapi import HTTPException
 
     try:
         require(user, dag_id, "TASK_INSTANCE")
     except HTTPException:
-        return lambda text: HIDDEN if text else ""
-    return masked
+        return False
+    return True

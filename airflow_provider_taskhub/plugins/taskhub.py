@@ -10,12 +10,11 @@ from typing import Any
 
 from airflow.sdk.plugins_manager import AirflowPlugin
 
-from airflow_provider_taskhub.links.taskhub import ROUTE, URL_PREFIX, TaskHubInstanceLink
+from airflow_provider_taskhub.links.taskhub import ROUTE, URL_PREFIX, TaskHubPageLink, base_path
 from airflow_provider_taskhub.plugins.preload import preload
 from airflow_provider_taskhub.plugins.sweep import SweepingMiddleware
 
 _TASK_QUERY = "dag_id={DAG_ID}&run_id={RUN_ID}&task_id={TASK_ID}&map_index={MAP_INDEX}"
-_ICON = f"{URL_PREFIX}/page/assets/icon.svg"
 
 
 class LazyApplication:
@@ -32,6 +31,32 @@ class LazyApplication:
         await self._app(scope, receive, send)
 
 
+def _views() -> list[dict[str, str]]:
+    """Return the views that the plugin adds to Airflow's UI, which opens their addresses without a change.
+
+    So the addresses begin with the path of Airflow's ``[api] base_url``.
+    """
+    page = f"{base_path()}{URL_PREFIX}/page"
+    icon = f"{page}/assets/icon.svg"
+    return [
+        {
+            "name": "TaskHub",
+            "href": f"{page}/instances",
+            "destination": "nav",
+            "category": "browse",
+            "url_route": ROUTE,
+            "icon": icon,
+        },
+        {
+            "name": "TaskHub",
+            "href": f"{page}/instance?{_TASK_QUERY}",
+            "destination": "task_instance",
+            "url_route": f"{ROUTE}-instance",
+            "icon": icon,
+        },
+    ]
+
+
 class TaskHubPlugin(AirflowPlugin):  # type: ignore[misc]  # Airflow is not followed by mypy
     """Adds to Airflow a page with the hub's instances, a tab on each task with its instance, and the sweep.
 
@@ -43,24 +68,8 @@ class TaskHubPlugin(AirflowPlugin):  # type: ignore[misc]  # Airflow is not foll
     fastapi_root_middlewares = [  # noqa: RUF012
         {"middleware": SweepingMiddleware, "args": [], "kwargs": {}, "name": "TaskHub: end instances without a task"}
     ]
-    external_views = [  # noqa: RUF012  # lists, as Airflow declares them
-        {
-            "name": "TaskHub",
-            "href": f"{URL_PREFIX}/page/instances",
-            "destination": "nav",
-            "category": "browse",
-            "url_route": ROUTE,
-            "icon": _ICON,
-        },
-        {
-            "name": "TaskHub",
-            "href": f"{URL_PREFIX}/page/instance?{_TASK_QUERY}",
-            "destination": "task_instance",
-            "url_route": f"{ROUTE}-instance",
-            "icon": _ICON,
-        },
-    ]
-    operator_extra_links = [TaskHubInstanceLink()]  # noqa: RUF012
+    external_views = _views()
+    operator_extra_links = [TaskHubPageLink()]  # noqa: RUF012
 
     @classmethod
     def on_load(cls, *_args: Any, **_kwargs: Any) -> None:

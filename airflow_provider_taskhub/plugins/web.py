@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Annotated, Any
 
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import ConfigurationError, StorageError
@@ -36,12 +37,13 @@ from airflow_provider_taskhub.plugins import (
 )
 from airflow_provider_taskhub.plugins.access import may_edit, require, rights_of
 from airflow_provider_taskhub.plugins.client_cache import ClientCache
+from airflow_provider_taskhub.plugins.filters import Order, Wanted, order_of, wanted
+from airflow_provider_taskhub.plugins.index import MOST, Row
 from airflow_provider_taskhub.plugins.instance_parts import parent_of
-from airflow_provider_taskhub.plugins.listing import Scan, listing, scan, visible
+from airflow_provider_taskhub.plugins.listing import Listing, listing, offered, seen_by
 from airflow_provider_taskhub.plugins.shown_hubs import described, open_hub
-from airflow_provider_taskhub.plugins.shown_instances import readable, shows
+from airflow_provider_taskhub.plugins.shown_instances import error_rights, readable, rows_of, shows
 from airflow_provider_taskhub.plugins.timeline import timeline
-from airflow_provider_taskhub.plugins.windows import WINDOWS, since
 from airflow_provider_taskhub.triggers.task_log import execution, of_execution
 
 LOG_LINES = 2_000
@@ -60,7 +62,8 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
 }
-_PARALLEL = 8
+_PARALLEL = 16
+_TURNS = 3
 
 
 def make_app() -> Any:
@@ -133,33 +136,39 @@ def _data() -> Any:
     @router.get("/instances")
     async def instances(
         user: GetUserDep,
+        filter: Annotated[Wanted, Depends(wanted())],
         conn: Conn = "",
-        status: Annotated[str, Query(max_length=30)] = "",
-        text: Annotated[str, Query(max_length=300)] = "",
-        window: Annotated[str, Query(max_length=10)] = "day",
         offset: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=200)] = 25,
+        sort: Annotated[str, Query(max_length=30)] = "",
     ) -> dict[str, Any]:
-        wanted = next((one for one in Status if one.casefold() == status.casefold()), None)
-        if window not in WINDOWS or (status and wanted is None):
-            raise HTTPException(422, f"window {window!r} or status {status!r} does not exist")
+        order = order_of(sort)
         cache, head = await open_hub(conn)
-        found: Scan = await cache.once(("scan", window), lambda client: scan(client, since(window)))
-        may = visible(*await rights_of(user))
-        listed = listing(found.instances, may, status=wanted, text=text.strip(), offset=offset, limit=limit)
+        index = await cache.instances()
+        reading = index.reading
+        listed, rows = await _listed(cache, user, filter, order, offset=offset, limit=limit)
         members: tuple[Member, ...] = await cache.once("members", lambda client: client.admin.workers())
-        tallies, waits = await asyncio.gather(_tallies(cache, listed.rows), _waits(cache, listed.rows, members))
-        shown = await shows(listed.rows, user)
+        tallies, waits = await asyncio.gather(_tallies(cache, rows), _waits(cache, rows, members))
+        shown = await shows(rows, user)
         return head | {
             "counts": listed.counts,
             "total": listed.total,
-            "capped": found.capped,
+            "capped": index.capped,
+            "most": MOST,
+            "reading": reading,
             "offset": offset,
             "rows": [
                 json_views.row(state, done, waits.get(state.instance_id, ()), show)
-                for state, done, show in zip(listed.rows, tallies, shown, strict=True)
+                for state, done, show in zip(rows, tallies, shown, strict=True)
             ],
         }
+
+    @router.get("/filters")
+    async def filters(user: GetUserDep, conn: Conn = "") -> dict[str, Any]:
+        """Return DAGs and orchestrators of the instances that the user may see, to choose a filter."""
+        cache, head = await open_hub(conn)
+        found = offered(seen_by((await cache.instances()).rows(), *await rights_of(user)))
+        return head | {"dags": found.dags, "names": found.names}
 
     @router.get("/instance")
     async def instance(user: GetUserDep, id: Id, conn: Conn = "") -> dict[str, Any]:
@@ -185,6 +194,7 @@ def _data() -> Any:
             "activities": [json_views.activity(record, show) for record in records],
             "earlier": [json_views.activity(record, show) for record in earlier[-MOST_EARLIER:]],
             "inputs": json_views.inputs(page.events, show),
+            "lineage": json_views.lineage(attempts, show),
             "tally": json_views.tally(records),
             "timeline": timeline(page.events, records, show) | {"first": page.first},
             "history": json_views.history(page, show),
@@ -248,6 +258,32 @@ def _data() -> Any:
         return {"text": masked(text), "lines": LOG_LINES}
 
     return router
+
+
+async def _listed(
+    cache: ClientCache, user: Any, filter: Wanted, order: Order | None, *, offset: int, limit: int
+) -> tuple[Listing, list[InstanceState]]:
+    """Return one page of the list, and its instances as they were just read by their ids.
+
+    The index finds the instances. If it did not know their newest states, the page is made again, because perhaps an
+    instance does not match any more. The last of :data:`_TURNS` pages is shown as it is.
+    """
+    rights = await rights_of(user)
+    states: dict[str, InstanceState | None] = {}
+
+    async def read(row: Row) -> None:
+        states[row.instance_id] = await cache.row(row.instance_id)
+
+    for _ in range(_TURNS):
+        own = seen_by(await rows_of(cache, filter.text), *rights)
+        reads = await error_rights(user, own, filter.error)
+        now = SYSTEM_CLOCK.utc_now()
+        listed = listing(own, filter, offset=offset, limit=limit, now=now, order=order, reads=reads)
+        await gather_bounded(read, [row for row in listed.rows if row.instance_id not in states], limit=_PARALLEL)
+        if all(cache.index.get(row.instance_id) == row for row in listed.rows):
+            break
+    found = (states[row.instance_id] for row in listed.rows)
+    return listed, [state for state in found if state is not None]
 
 
 async def _tallies(cache: ClientCache, rows: Sequence[InstanceState]) -> Sequence[Mapping[str, int] | None]:

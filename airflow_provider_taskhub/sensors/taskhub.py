@@ -1,7 +1,8 @@
 """``TaskHubSensor``: waits, without an Airflow worker slot, until an instance has ended or reached a given moment.
 
-With ``deferrable=False`` the sensor uses no triggerer. It then waits in its worker. With ``mode="reschedule"`` Airflow
-frees the worker between two looks.
+The triggerer starts and ends the sensor if nothing in it needs an Airflow worker (``triggers/placement``). Otherwise
+``execute()`` looks once in a worker and defers. With ``deferrable=False`` the sensor uses no triggerer. It then waits
+in its worker. With ``mode="reschedule"`` Airflow frees the worker between two looks.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow.sdk.exceptions import (
@@ -19,18 +20,24 @@ from airflow.sdk.exceptions import (
     AirflowSensorTimeout,
     AirflowSkipException,
     AirflowTaskTimeout,
+    TaskDeferralTimeout,
 )
 
 from airflow_provider_taskhub.errors import HubError, InputError, StorageError, TaskHubError
-from airflow_provider_taskhub.hooks.at_parse import check_choice, check_name, is_template
+from airflow_provider_taskhub.hooks import defaults
+from airflow_provider_taskhub.hooks.at_parse import check_choice, check_name, check_value, is_template
 from airflow_provider_taskhub.hooks.outputs import returned
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
 from airflow_provider_taskhub.triggers.arguments import check_waiting, duration
-from airflow_provider_taskhub.triggers.deferral import deferral_timeout
-from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY
+from airflow_provider_taskhub.triggers.deferral import BACKSTOP, deferral_timeout
+from airflow_provider_taskhub.triggers.outcome import OVERDUE
+from airflow_provider_taskhub.triggers.placed_task import PlacedTask
+from airflow_provider_taskhub.triggers.placement import Placement, place
+from airflow_provider_taskhub.triggers.start_from_trigger import FirstTrigger
+from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, WORKER_STARTS
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
-from airflow_provider_taskhub.triggers.worker_reasons import needs_whole_output, needs_worker
+from airflow_provider_taskhub.triggers.worker_reasons import PLACES, Where, needs_whole_output
 from airflow_provider_taskhub.triggers.worker_wait import default_deferrable, wait_in_worker
 
 if TYPE_CHECKING:
@@ -47,7 +54,11 @@ STATUSES = ("Pending", "Running", "Suspended", "ContinuedAsNew", "Completed", "F
 """All statuses. The engine has them too, but a DAG's parse must not load the engine."""
 
 
-class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not followed by mypy
+LONGEST = timedelta(days=36_500)
+"""The longest time limit that the scheduler is asked to compute with. A time after the year 9999 would stop it."""
+
+
+class TaskHubSensor(PlacedTask, BaseSensorOperator):  # type: ignore[misc]  # Airflow is not followed by mypy
     """Waits for an instance that another task or program starts. The sensor never cancels the instance.
 
     Without ``statuses``, ``custom_status`` and ``event_name``, the sensor waits until the instance has completed. An
@@ -73,6 +84,12 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         is set, else True.
     :param poll_interval: a timedelta, or seconds: how often a wait in the Airflow worker asks the hub. None: every 1 s
         on SQLite and every 3 s on Azure, as triggerers do.
+    :param start_on: who starts the sensor. ``"auto"``: the triggerer, without a worker and its slot, unless something
+        in the task needs a worker. ``"trigger"``: the same, but callbacks, hooks, listeners, pools and limits that only
+        workers know are no reason. ``"worker"``: always a worker. The task's log says why a worker starts it.
+        None: the option ``[taskhub] start_on``, ``"auto"`` by default.
+    :param complete_on: who ends the sensor, with the same values. A sensor with outlets always ends in a worker. None:
+        the option ``[taskhub] complete_on``, ``"auto"`` by default.
     :param mode: Airflow's parameter. It counts only with ``deferrable=False``. ``"poke"``: the sensor holds its worker
         slot for the whole wait. ``"reschedule"``: Airflow runs the sensor again and again, each time for one look, with
         a pause of ``poke_interval``.
@@ -95,16 +112,20 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         taskhub_conn_id: str = DEFAULT_CONNECTION,
         deferrable: bool | None = None,
         poll_interval: timedelta | float | None = None,
+        start_on: Literal["trigger", "worker", "auto"] | None = None,
+        complete_on: Literal["trigger", "worker", "auto"] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.instance_id = instance_id
-        self.statuses = statuses
+        self.statuses = list(statuses) if isinstance(statuses, tuple) else statuses
         self.custom_status = custom_status
         self.event_name = event_name
         self.taskhub_conn_id = taskhub_conn_id
         self.deferrable = default_deferrable() if deferrable is None else deferrable
-        self.poll_interval = poll_interval
+        self.poll_interval = defaults.seconds("poll_interval", poll_interval, least=0.1)
+        self.start_on = defaults.choice("start_on", start_on, PLACES)
+        self.complete_on = defaults.choice("complete_on", complete_on, PLACES)
         self._check_arguments()
 
     def _check_arguments(self) -> None:
@@ -121,12 +142,15 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         if self.event_name is not None:
             check_name(where, "event_name", self.event_name, "give the name for which the orchestrator waits")
         check_waiting(where, deferrable=self.deferrable, poll_interval=self.poll_interval)
+        for name in ("start_on", "complete_on"):
+            check_value(where, name, getattr(self, name), list(Where))
 
     def execute(self, context: Context) -> Any:
         """Return at once if the instance already has a wanted status, else wait where ``deferrable`` says.
 
         :param context: Airflow's context of the task.
         """
+        self._log_why_a_worker_starts(context["ti"])
         if not self.deferrable and self.reschedule:
             return super().execute(context)
         state, met = self._look()
@@ -137,6 +161,36 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         ti = context["ti"]
         ti.xcom_push(key=INSTANCE_KEY, value=self.instance_id)  # so that the triggerer may end the task
         return self._wait()
+
+    def execute_started(self, context: Context, event: dict[str, Any]) -> Any:
+        """Continue a sensor that its trigger has started. Airflow calls this when the trigger cannot end the task.
+
+        :param context: Airflow's context of the task.
+        :param event: the content of the trigger's event. If the trigger has started nothing, the sensor starts here.
+        """
+        if event["reason"] != WORKER_STARTS:
+            return self.execute_complete(context, event)
+        self._take_over(context["ti"], event["message"])
+        return self.execute.__wrapped__(self, context)  # type: ignore[attr-defined]
+
+    def first_trigger(self) -> FirstTrigger:
+        """Return the trigger that starts the wait if no worker does."""
+        timeout = min(timedelta(seconds=self.timeout), LONGEST)
+        limit = min(timeout + BACKSTOP, self.execution_timeout or LONGEST + BACKSTOP)
+        return FirstTrigger(
+            path="airflow_provider_taskhub.triggers.sensor.TaskHubSensorTrigger",
+            arguments={
+                "instance_id": self.instance_id,
+                "taskhub_conn_id": self.taskhub_conn_id,
+                "statuses": self.statuses,
+                "custom_status": self.custom_status,
+                "event_name": self.event_name,
+                "limit_after_deadline": max(limit - timeout, timedelta(0)).total_seconds(),
+                "retry_after_deadline": self._execution_timeout_is_shorter(),
+                "skip": self._skip_option(),
+            },
+            timeout=timeout + BACKSTOP,
+        )
 
     def poke(self, context: Context) -> PokeReturnValue:
         """Look once. Airflow calls this method with ``deferrable=False`` and ``mode="reschedule"``.
@@ -186,6 +240,7 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
 
     def _wait(self) -> NoReturn:
         deadline = self._deadline()
+        self._log_why_a_worker_ends(self._place().success)
         self.log.info("a triggerer now waits for instance %s: one must run (airflow triggerer)", self.instance_id)
         self.defer(
             trigger=self._trigger(deadline),
@@ -211,10 +266,10 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         return TaskHubTrigger(
             instance_id=self.instance_id,
             taskhub_conn_id=self.taskhub_conn_id,
-            statuses=[str(status) for status in self._statuses()],
+            statuses=self._statuses(),
             custom_status=self.custom_status,
             awaited_event=self.event_name,
-            end_from_trigger=not needs_worker(self),
+            end_from_trigger=not self._place().success,
             push_output=self.do_xcom_push,
             deadline=deadline.text(),
             may_be_missing=True,
@@ -233,7 +288,7 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
             self._wait()
         if event["reason"] == "timeout":
             text = f"instance {self.instance_id}: {self._overdue(event['message'])}"
-            if self.execution_timeout and self.execution_timeout.total_seconds() < self.timeout:
+            if self._execution_timeout_is_shorter():
                 raise AirflowTaskTimeout(text)
             raise AirflowSensorTimeout(text)
         if event["reason"] != "reached":
@@ -247,18 +302,36 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
             raise AirflowException(f"instance {self.instance_id} was {status}, and is not in the hub any more")
         return self._result(replace(state, status=status), met=met)
 
-    def _or_skip(self, result: Callable[[], Any]) -> Any:
-        """Return the result of a sensor that has not deferred.
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """Resume the sensor as Airflow does, with the same errors at the end of a time limit as without a deferral.
 
-        If the sensor must fail, and ``soft_fail`` or ``never_fail`` is set, skip the task instead. Airflow itself
-        applies these two options only after a deferral.
+        Airflow's own time limit of a deferral acts if no triggerer was running at the end of the sensor's time limit,
+        and at the end of an ``execution_timeout``.
+        """
+
+        def resumed() -> Any:
+            try:
+                return super(TaskHubSensor, self).resume_execution(next_method, next_kwargs, context)
+            except AirflowSensorTimeout as error:
+                if isinstance(error.__cause__, TaskDeferralTimeout) and self._execution_timeout_is_shorter():
+                    raise AirflowTaskTimeout(f"instance {self.instance_id}: {OVERDUE}") from error
+                raise
+
+        return self._or_skip(resumed)
+
+    def _or_skip(self, result: Callable[[], Any]) -> Any:
+        """Return the result of the sensor. If it must fail, and ``soft_fail`` or ``never_fail`` is set, skip the task.
+
+        Airflow itself applies these two options only after a deferral, and not to an ``execution_timeout``.
 
         :param result: returns the result, or raises the error of the sensor.
         """
         try:
             return result()
+        except AirflowSkipException:
+            raise
         except (AirflowException, AirflowTaskTimeout) as error:
-            option = "soft_fail" if self.soft_fail else "never_fail" if self.never_fail else None
+            option = self._skip_option()
             if option is None:
                 raise
             raise AirflowSkipException(f"Skipping, because {option} is set: {error}") from error
@@ -272,45 +345,42 @@ class TaskHubSensor(BaseSensorOperator):  # type: ignore[misc]  # Airflow is not
         :raises AirflowException: if the instance has ended with a status that the sensor does not wait for.
         """
         from airflow_provider_taskhub.engine.events import Status
-        from airflow_provider_taskhub.triggers.outcome import reason
+        from airflow_provider_taskhub.triggers.outcome import early_end
 
         self.log.info("instance %s is %s", self.instance_id, state.status)
         if not self._moment().succeeds(state, met=met):
-            text = f"instance {self.instance_id} {state.status.lower()}"
-            if state.status is Status.COMPLETED:
-                raise AirflowException(f"{text} before it reached what this sensor waits for")
-            raise AirflowException(f"{text}: {reason(state)}")
+            raise AirflowException(early_end(state))
         if state.status is not Status.COMPLETED:
             return None
         return returned(state, self.taskhub_conn_id, whole=needs_whole_output(self))
 
     def _overdue(self, message: str) -> str:
-        """Return the text of the error when the time limit is over.
+        """Return the text of the error when the time limit is over. :param message: the beginning of the text."""
+        from airflow_provider_taskhub.triggers.outcome import overdue_sensor
 
-        The text says whether the instance exists, because most often the user gave a wrong instance id.
-
-        :param message: the beginning of the text.
-        """
         try:
-            state = TaskHubHook(self.taskhub_conn_id).run(self._read)
+            return overdue_sensor(TaskHubHook(self.taskhub_conn_id).run(self._read))
         except TaskHubError as error:
             return f"{message}; the hub cannot be read now: {error}"
-        if state is None:
-            return f"{message}, and there is no such instance in the hub: it never appeared, or it was purged"
-        return f"{message}; it is {state.status}"
 
     async def _read(self, client: Client) -> InstanceState | None:
         return await client.get(self.instance_id)
 
-    def _statuses(self) -> tuple[Any, ...]:
-        """Return the statuses that the sensor waits for.
+    def _statuses(self) -> list[str]:
+        """Return the statuses that the sensor waits for. :raises AirflowException: if one does not exist."""
+        from airflow_provider_taskhub.triggers.awaited_moment import wanted_statuses
 
-        :raises AirflowException: if a name is not the name of a status.
-        """
-        from airflow_provider_taskhub.engine.events import Status
+        try:
+            return wanted_statuses(self.statuses)
+        except InputError as error:
+            raise AirflowException(str(error)) from None
 
-        names = {status.lower(): status for status in Status}
-        unknown = [name for name in self.statuses if str(name).lower() not in names]
-        if unknown:
-            raise AirflowException(f"statuses {unknown} do not exist: choose from {', '.join(Status)}")
-        return tuple(names[str(name).lower()] for name in self.statuses)
+    def _place(self) -> Placement:
+        return place(self, TaskHubSensor, start_on=self.start_on, complete_on=self.complete_on)
+
+    def _skip_option(self) -> str | None:
+        return "soft_fail" if self.soft_fail else "never_fail" if self.never_fail else None
+
+    def _execution_timeout_is_shorter(self) -> bool:
+        """Return whether ``execution_timeout`` ends the wait: Airflow may then retry the task, and else it may not."""
+        return bool(self.execution_timeout) and self.execution_timeout.total_seconds() < self.timeout

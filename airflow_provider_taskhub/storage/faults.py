@@ -334,14 +334,23 @@ class FaultyStore(Paged):
     async def get_blob(self, container: str, name: str) -> Blob | None:
         return await self._through("blob.get", (container, name), lambda: self._inner.get_blob(container, name))
 
+    async def get_blob_range(self, container: str, name: str, *, offset: int, length: int) -> bytes | None:
+        return await self._through(
+            "blob.get",
+            (container, name),
+            lambda: self._inner.get_blob_range(container, name, offset=offset, length=length),
+        )
+
     async def beside(self, work: Callable[[], T]) -> T:
         return await self._inner.beside(work)
 
     async def list_blobs(self, container: str, prefix: str = "") -> list[BlobInfo]:
         return await self._through("blob.list", (container, prefix), lambda: self._inner.list_blobs(container, prefix))
 
-    async def append_blob(self, container: str, name: str, data: bytes) -> None:
-        await self._through("blob.append", (container, name), lambda: self._inner.append_blob(container, name, data))
+    async def append_blob(self, container: str, name: str, data: bytes) -> int:
+        return await self._through(
+            "blob.append", (container, name), lambda: self._inner.append_blob(container, name, data)
+        )
 
     # methods for leases of blobs and containers
 

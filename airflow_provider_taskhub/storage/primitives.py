@@ -487,7 +487,7 @@ class Store(Protocol):
         ``continuation=None`` is the last page.
 
         :param filter: condition for the rows; None: all rows.
-        :param select: names of the columns to return; None: all columns.
+        :param select: names of the columns to return; empty: only the keys; None: all columns.
         :param limit: most rows in the page, 1 to 1000.
         :param continuation: ``continuation`` of the previous page; None: the first page.
         """
@@ -505,6 +505,13 @@ class Store(Protocol):
 
     async def get_blob(self, container: str, name: str) -> Blob | None: ...
 
+    async def get_blob_range(self, container: str, name: str, *, offset: int, length: int) -> bytes | None:
+        """Return a part of a blob; None if the blob does not exist.
+
+        :param offset: number of the first byte, from 0. Behind the end of the blob the result is empty.
+        :param length: most bytes to return, at least 1. The result is shorter if the blob ends earlier.
+        """
+
     async def get_text(self, container: str, name: str) -> str | None:
         """Return the text of a blob whose content is UTF-8 text, or gzip of a text; None if the blob does not exist.
 
@@ -514,8 +521,9 @@ class Store(Protocol):
     async def list_blobs(self, container: str, prefix: str = "") -> list[BlobInfo]:
         """Return the container's blobs in the order of their names; an empty list if the container does not exist."""
 
-    async def append_blob(self, container: str, name: str, data: bytes) -> None:
-        """Append data to an append blob. Create the blob if it does not exist.
+    async def append_blob(self, container: str, name: str, data: bytes) -> int:
+        """Append data to an append blob, and return the size of the blob after that. Create the blob if it does not
+        exist.
 
         :param data: 1 byte to 4 MiB. One blob takes at most 50,000 appends.
         """

@@ -463,6 +463,15 @@ def check_blob(container: str, name: str) -> None:
     check_blob_name(name)
 
 
+def check_range(container: str, name: str, offset: int, length: int) -> None:
+    """Check a read of a part of a blob: from a byte that is not negative, at least 1 byte."""
+    check_blob(container, name)
+    if offset < 0 or length < 1:
+        raise InputError(
+            f"part of blob {name!r}: offset {offset}, length {length}; read at least 1 byte from byte 0 on"
+        )
+
+
 def check_append(container: str, name: str, data: bytes) -> None:
     """Check an append to a blob: 1 byte to 4 MiB of data."""
     check_blob(container, name)

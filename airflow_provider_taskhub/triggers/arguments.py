@@ -116,7 +116,8 @@ def check_at_parse(where: str, **given: Any) -> None:
     check_value(where, "on_retry", given["on_retry"], list(OnRetry))
     for name in ("start_on", "complete_on"):
         check_value(where, name, given[name], list(Where))
-    check_duration(where, "no_worker_timeout", given["no_worker_timeout"])
+    for name in ("no_worker_timeout", "short_wait"):
+        check_duration(where, name, given[name])
     check_waiting(where, deferrable=given["deferrable"], poll_interval=given["poll_interval"])
     for name in ("wait_for_completion", "openlineage_inject_parent_job_info"):
         check_flag(where, name, given[name])
@@ -227,6 +228,23 @@ def holds_secret(value: Any) -> bool:
         elif isinstance(item, list):
             pending.extend(item)
     return False
+
+
+def check_event_data(event_name: str, data: Any) -> None:
+    """Check the content of an event before it is raised.
+
+    :param event_name: the event's name, for the error.
+    :param data: the event's content.
+    :raises InputError: if JSON cannot express the content, or if it contains a secret.
+    """
+    from airflow_provider_taskhub.codec import dumps, loads
+
+    what = f"data of event {event_name!r}"
+    if holds_secret(loads(dumps(data, what=what))):
+        raise InputError(
+            f"{what} contains a value that Airflow masks as a secret, and the hub stores events as plain text: "
+            "pass the name of a connection, and read the secret in the activity"
+        )
 
 
 def seconds(value: timedelta | float | None) -> float | None:

@@ -52,6 +52,17 @@ class _ThreadsOfTheirOwn(Executor):
 _THREADS = _ThreadsOfTheirOwn()
 
 
+def wanted_statuses(names: Sequence[str]) -> list[str]:
+    """Return the statuses with these names, as the hub writes them. :raises InputError: if one does not exist."""
+    from airflow_provider_taskhub.engine.events import Status
+
+    statuses = {status.lower(): str(status) for status in Status}
+    unknown = [name for name in names if str(name).lower() not in statuses]
+    if unknown:
+        raise InputError(f"statuses {unknown} do not exist: choose from {', '.join(Status)}")
+    return [statuses[str(name).lower()] for name in names]
+
+
 class AwaitedMoment:
     """The moment for which one trigger or sensor waits. Without any condition, it is the end of the instance.
 

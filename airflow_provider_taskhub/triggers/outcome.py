@@ -22,6 +22,28 @@ LOG_LINES = 50
 """Lines of the failed attempt's log that the task's log shows."""
 
 
+def overdue_sensor(state: InstanceState | None) -> str:
+    """Return why a sensor fails at its time limit. The text says whether the instance exists.
+
+    Most often the user gave a wrong instance id.
+
+    :param state: the instance's state; None: it is not in the hub.
+    """
+    if state is None:
+        return f"{OVERDUE}, and there is no such instance in the hub: it never appeared, or it was purged"
+    return f"{OVERDUE}; it is {state.status}"
+
+
+def early_end(state: InstanceState) -> str:
+    """Return why a sensor fails whose instance has ended before it reached what the sensor waits for."""
+    from airflow_provider_taskhub.engine.events import Status
+
+    text = f"instance {state.instance_id} {state.status.lower()}"
+    if state.status is Status.COMPLETED:
+        return f"{text} before it reached what this sensor waits for"
+    return f"{text}: {reason(state)}"
+
+
 async def terminate_owned(
     client: Client, instance_id: str, owner: str | None, why: str, *, wait: bool = True, waiter: str | None = None
 ) -> str:

@@ -1,4 +1,4 @@
-"""Decides whether an Airflow worker or the triggerer starts the task of an operator, and which of them ends it.
+"""Decides whether an Airflow worker or the triggerer starts a task of TaskHub, and which of them ends it.
 
 A task that its trigger starts and ends needs no process and no slot of an Airflow worker. :func:`place` names every
 reason why a task needs a worker all the same. Airflow reads the decision when it serializes a DAG, so the whole DAG is
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,7 @@ def starting(operator: Any, base: type) -> Iterator[Reason]:
     yield from _templates(operator)
     if getattr(operator, "checks_templates", False):
         yield Reason("rendered templates are checked against the annotations of the stub")
-    if operator.openlineage_inject_parent_job_info:
+    if getattr(operator, "openlineage_inject_parent_job_info", False):
         yield Reason("openlineage_inject_parent_job_info: only a worker knows the run that OpenLineage names")
     if listened():
         yield Reason("a listener expects the start of each task", forces=False)
@@ -105,7 +105,8 @@ def failing(operator: Any, base: type) -> Iterator[Reason]:
         yield Reason("retry_policy")
     if operator.has_dag() and operator.dag.fail_fast:
         yield Reason("fail_fast of the DAG")
-    for name in ("on_failure_callback", "on_retry_callback"):
+    skips = getattr(operator, "soft_fail", False) or getattr(operator, "never_fail", False)
+    for name in ("on_skipped_callback",) if skips else ("on_failure_callback", "on_retry_callback"):
         if getattr(operator, name):
             yield Reason(name, forces=False)
     if operator.email and (operator.email_on_failure or operator.email_on_retry):
@@ -129,16 +130,28 @@ def _ending(operator: Any, base: type) -> Iterator[Reason]:
 def _templates(operator: Any) -> Iterator[Reason]:
     """Yield each reason why only a worker can render the operator's arguments."""
     fields = {name: getattr(operator, name) for name in operator.template_fields}
-    fields["start_at"] = time_text(operator.start_at)
+    if "start_at" in fields:
+        fields["start_at"] = time_text(fields["start_at"])
+    reasons = [*argument_reasons(operator, fields)]
+    yield from reasons
+    if not reasons and len(json.dumps(fields)) > LARGEST_ARGUMENTS:
+        yield Reason(f"the arguments are longer than {LARGEST_ARGUMENTS:,} characters")
+
+
+def argument_reasons(operator: Any, values: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> Iterator[Reason]:
+    """Yield each reason why only a worker can render some values.
+
+    :param operator: the operator, whose DAG says how templates are rendered.
+    :param values: the values of templated arguments, by name. A name may come more than once.
+    """
     texts: list[str] = []
-    for name, value in fields.items():
+    pairs = [*(values.items() if isinstance(values, Mapping) else values)]
+    for name, value in pairs:
         odd = next(_not_json(value, texts), None)
         if odd is not None:
             yield Reason(f"argument {name!r} has a value of type {odd}, which only a worker can resolve")
             return
-    if len(json.dumps(fields)) > LARGEST_ARGUMENTS:
-        yield Reason(f"the arguments are longer than {LARGEST_ARGUMENTS:,} characters")
-    if holds_secret(fields):  # a worker refuses it
+    if holds_secret([value for _, value in pairs]):  # a worker refuses it
         yield Reason("the arguments contain a value that Airflow masks as a secret")
     if operator.template_ext:
         yield Reason("template files")

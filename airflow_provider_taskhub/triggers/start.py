@@ -16,26 +16,23 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
+from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
-from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.errors import ConfigurationError, InputError
 from airflow_provider_taskhub.hooks.identity import TaskIdentity
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION
 from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.tags import OWNER_TAG
-from airflow_provider_taskhub.triggers.dag_file import has_changed
 from airflow_provider_taskhub.triggers.reactions import REACTION_TEXTS, StartDecision
 from airflow_provider_taskhub.triggers.request import request_of
 from airflow_provider_taskhub.triggers.shared_client import starting_client
 from airflow_provider_taskhub.triggers.shared_requests import shared_settings
 from airflow_provider_taskhub.triggers.start_or_attach import Launched, StartRequest, Taken, launch, recall
+from airflow_provider_taskhub.triggers.starting import StartingTrigger
 from airflow_provider_taskhub.triggers.task_end import (
-    INSTANCE_KEY,
     OWNER_KEY,
     STARTED,
-    WORKER_STARTS,
     place_of,
     still_waits,
     waits_for,
@@ -43,9 +40,6 @@ from airflow_provider_taskhub.triggers.task_end import (
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
-    from jinja2 import Environment
-
     from airflow_provider_taskhub.client import Client
 
 __all__ = ["TaskHubStartTrigger"]
@@ -59,7 +53,7 @@ _STARTS = Supervisor()
 of a start, and the trigger must then know the instance that it has to terminate."""
 
 
-class TaskHubStartTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not followed by mypy
+class TaskHubStartTrigger(StartingTrigger):
     """Starts the instance of a task, waits for its end, and ends the task.
 
     Airflow renders the Jinja templates in the arguments that are templated in the operator too. The trigger fires the
@@ -75,17 +69,10 @@ class TaskHubStartTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not 
     :param no_worker_timeout: seconds to wait while no worker can run the instance; None: the value of the settings.
     :param wait_for_completion: False: the task ends when the instance is started, and its output is the instance id.
     :param start_at: the instance does not begin before this time, in ISO 8601, templated; None: it begins at once.
-    :param end_from_trigger: True: end the task in the triggerer when it succeeds.
-    :param fail_from_trigger: True: end the task in the triggerer when the instance has failed.
-    :param push_output: True: when the task ends in the triggerer, push the output as the task's XCom.
-    :param dag_file: path of the DAG file.
-    :param dag_file_hash: hash of the DAG file when Airflow read these arguments from it. If the file is on this machine
-        and has changed since, a worker starts the instance.
+    :param of_base: the arguments of :class:`.starting.StartingTrigger`.
     """
 
-    clock: Clock = SYSTEM_CLOCK
-    timeout_after: Any = None
-    """The time at which Airflow ends the wait, from the operator's ``execution_timeout``. Airflow sets it."""
+    _later_try = "only a worker can tell a retry from a clear"
 
     def __init__(
         self,
@@ -99,14 +86,9 @@ class TaskHubStartTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not 
         no_worker_timeout: float | None = None,
         wait_for_completion: bool = True,
         start_at: str | None = None,
-        end_from_trigger: bool = True,
-        fail_from_trigger: bool = True,
-        push_output: bool = True,
-        dag_file: str | None = None,
-        dag_file_hash: str | None = None,
-        **_of_other_versions: Any,
+        **of_base: Any,
     ) -> None:
-        super().__init__()
+        super().__init__(**of_base)
         self.orchestrator = orchestrator
         self.input = input
         self.taskhub_conn_id = taskhub_conn_id
@@ -116,18 +98,10 @@ class TaskHubStartTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not 
         self.no_worker_timeout = no_worker_timeout
         self.wait_for_completion = wait_for_completion
         self.start_at = start_at
-        self.end_from_trigger = end_from_trigger
-        self.fail_from_trigger = fail_from_trigger
-        self.push_output = push_output
-        self.dag_file = dag_file
-        self.dag_file_hash = dag_file_hash
-        self._context: Context | None = None
-        self._unrendered: Exception | None = None
         self._start: asyncio.Task[Launched] | None = None
 
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the path of this class and the arguments from which Airflow creates the trigger again."""
-        return f"{type(self).__module__}.{type(self).__qualname__}", {
+    def _arguments(self) -> dict[str, Any]:
+        return {
             "orchestrator": self.orchestrator,
             "input": self.input,
             "taskhub_conn_id": self.taskhub_conn_id,
@@ -137,32 +111,7 @@ class TaskHubStartTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not 
             "no_worker_timeout": self.no_worker_timeout,
             "wait_for_completion": self.wait_for_completion,
             "start_at": self.start_at,
-            "end_from_trigger": self.end_from_trigger,
-            "fail_from_trigger": self.fail_from_trigger,
-            "push_output": self.push_output,
-            "dag_file": self.dag_file,
-            "dag_file_hash": self.dag_file_hash,
         }
-
-    def get_template_env(self, dag: Any = None) -> Environment:
-        """Return Airflow's Jinja environment, in which an unknown name is an error, as in a worker."""
-        from jinja2 import StrictUndefined
-
-        environment: Environment = super().get_template_env(dag)
-        environment.undefined = StrictUndefined
-        return environment
-
-    def render_template_fields(self, context: Context, jinja_env: Environment | None = None) -> None:
-        """Render the arguments. After an error a worker renders them again, and the task's log shows its error.
-
-        :param context: Airflow's context of the task.
-        :param jinja_env: the Jinja environment; None: :meth:`get_template_env`.
-        """
-        self._context = context
-        try:
-            super().render_template_fields(context, jinja_env)
-        except Exception as error:
-            self._unrendered = error
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Start the instance, wait for its end, write the task's log, and fire one event."""
@@ -176,14 +125,16 @@ class TaskHubStartTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not 
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"
         if why is not None:
-            self.log.info("a worker starts the instance: %s", why)
-            yield self._event(WORKER_STARTS, None, why)
+            yield self._left_to_worker(why)
             return
-        await self._tell(launched)
+        told = await self._tell(launched)
         if not self.wait_for_completion:
             yield await self._end(launched)
             return
-        async for event in self._waiting(launched).run():
+        waiting = self._waiting(launched)
+        if told and not self._owner_named:
+            waiting.task_end.successor = TaskIdentity.successor(launched.instance_id)
+        async for event in waiting.run():
             yield event
 
     async def on_kill(self) -> None:
@@ -194,19 +145,6 @@ class TaskHubStartTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not 
         """
         if self._start is not None and (self.wait_for_completion or not self._start.done()):
             await asyncio.shield(_STARTS.spawn(self._kill(self._start), name="terminate after a kill"))
-
-    def _needs_worker(self) -> str | None:
-        """Return why the trigger cannot start the instance; None: it can."""
-        ti = self.task_instance
-        if ti is None or self._context is None:
-            return "Airflow has not given the task to the trigger"
-        if self._unrendered is not None:
-            return f"the triggerer cannot render the templates: {self._unrendered}"
-        if ti.try_number > 1:
-            return f"this is try {ti.try_number}, and only a worker can tell a retry from a clear"
-        if has_changed(self.dag_file, self.dag_file_hash):
-            return "the DAG file has changed since Airflow stored the DAG"
-        return None
 
     async def _launch(self) -> Launched:
         def failed(error: Exception, failures: int) -> None:
@@ -249,27 +187,13 @@ class TaskHubStartTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not 
         )
         return request_of(self, self.input, task, self._context or {})
 
-    async def _tell(self, launched: Launched) -> None:
-        """Write what was started into the task's log and into its XComs."""
-        from airflow.sdk.execution_time.xcom import XCom
-
-        from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
-
+    async def _tell(self, launched: Launched) -> bool:
+        """Write what was started into the task's log and into its XComs. Return whether Airflow has the XComs."""
         for note in launched.notes:
             self.log.warning(note)
         self.log.info("instance %s %s, by the triggerer", launched.instance_id, REACTION_TEXTS[launched.reaction])
-        link = TaskHubInstanceLink()
-        values = {
-            INSTANCE_KEY: launched.instance_id,
-            link.xcom_key: link.get_link(self, ti_key=self.task_instance),
-        }
-        if self._owner_named:
-            values[OWNER_KEY] = launched.owner
-        try:
-            for name, value in values.items():
-                await XCom.aset(key=name, value=value, **place_of(self.task_instance))
-        except Exception as error:  # without these XComs a worker ends the task
-            self.log.warning("cannot push the XComs of the instance: %s: %s", type(error).__name__, error)
+        owner = {OWNER_KEY: launched.owner} if self._owner_named else {}
+        return await self._push(launched.instance_id, **owner)
 
     def _waiting(self, launched: Launched) -> TaskHubTrigger:
         """Return the trigger that waits for the instance, with the task of this trigger."""
@@ -285,11 +209,7 @@ class TaskHubStartTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not 
             fail_from_trigger=self.fail_from_trigger,
             deferred_by_worker=False,
         )
-        waiting.clock = self.clock
-        waiting.task_instance = self.task_instance
-        waiting.trigger_id = self.trigger_id
-        waiting.task_end.owner_named = self._owner_named
-        return waiting
+        return self._handed_over(waiting, owner_named=self._owner_named)
 
     @property
     def _owner_named(self) -> bool:
@@ -318,10 +238,6 @@ class TaskHubStartTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not 
             self.log.warning("the triggerer cannot end the task: %s: %s", type(error).__name__, error)
         self.log.info("a worker ends the task")
         return self._event(STARTED, instance_id, "")
-
-    def _event(self, reason: str, instance_id: str | None, message: str) -> TriggerEvent:
-        waited = {"instance_id": instance_id, "owner": str(getattr(self.task_instance, "id", "")), "status": None}
-        return TriggerEvent({"reason": reason, **waited, "message": message})
 
     async def _kill(self, start: asyncio.Task[Launched]) -> None:
         with suppress(Exception):  # nothing was started, or the sweep finds it by its watch row

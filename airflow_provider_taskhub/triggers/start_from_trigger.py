@@ -6,18 +6,40 @@ answer depends on the whole DAG, which is not known yet when the operator is cre
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
-from airflow_provider_taskhub.triggers.arguments import seconds, time_text
 from airflow_provider_taskhub.triggers.dag_file import fingerprint
 
-TRIGGER = "airflow_provider_taskhub.triggers.start.TaskHubStartTrigger"
+if TYPE_CHECKING:
+    from airflow.triggers.base import StartTriggerArgs
+
+    from airflow_provider_taskhub.triggers.placement import Placement
+
+NEXT_METHOD = "execute_started"
+"""The method of the operator and of the sensor with which a worker continues what the trigger has begun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstTrigger:
+    """The trigger that starts a task.
+
+    :param path: the dotted path of its class.
+    :param arguments: its arguments that come from the arguments of the operator.
+    :param timeout: Airflow's own time limit of the wait, from the start of the task; None: only ``execution_timeout``.
+    """
+
+    path: str
+    arguments: Mapping[str, Any]
+    timeout: timedelta | None = None
 
 
 class StartFromTrigger:
     """``BaseOperator.start_from_trigger``: whether the triggerer starts the task.
 
-    A mapped task reads it at the class: its arguments never reach a trigger, so a worker starts it.
+    A mapped task has its own answer (``triggers.mapping``).
     """
 
     def __get__(self, operator: Any, owner: type) -> bool:
@@ -33,27 +55,31 @@ class StartTriggerArguments:
     def __get__(self, operator: Any, owner: type) -> Any:
         if operator is None or not operator.start_from_trigger:
             return None
-        from airflow.triggers.base import StartTriggerArgs
+        return trigger_arguments(operator, operator.placement(), instead={})
 
-        placement = operator.placement()
-        dag_file = operator.dag.fileloc if operator.has_dag() else None
-        return StartTriggerArgs(
-            trigger_cls=TRIGGER,
-            trigger_kwargs={
-                "orchestrator": operator.orchestrator,
-                "input": operator.input,
-                "taskhub_conn_id": operator.taskhub_conn_id,
-                "instance_id": operator.instance_id,
-                "version": operator.version,
-                "tags": operator.tags,
-                "no_worker_timeout": seconds(operator.no_worker_timeout),
-                "wait_for_completion": operator.wait_for_completion,
-                "start_at": time_text(operator.start_at),
-                "end_from_trigger": not placement.success,
-                "fail_from_trigger": not placement.failure,
-                "push_output": operator.do_xcom_push,
-                "dag_file": dag_file,
-                "dag_file_hash": fingerprint(dag_file),
-            },
-            next_method="execute_started",
-        )
+
+def trigger_arguments(operator: Any, placement: Placement, *, instead: Mapping[str, Any]) -> StartTriggerArgs:
+    """Return the trigger that starts a task, and its arguments.
+
+    :param operator: the operator of the task, or of one row of a mapped task.
+    :param placement: where the task ends.
+    :param instead: values that replace arguments of the operator.
+    """
+    from airflow.triggers.base import StartTriggerArgs
+
+    first: FirstTrigger = operator.first_trigger()
+    dag_file = operator.dag.fileloc if operator.has_dag() else None
+    return StartTriggerArgs(
+        trigger_cls=first.path,
+        trigger_kwargs={
+            **first.arguments,
+            "end_from_trigger": not placement.success,
+            "fail_from_trigger": not placement.failure,
+            "push_output": operator.do_xcom_push,
+            "dag_file": dag_file,
+            "dag_file_hash": fingerprint(dag_file),
+            **instead,
+        },
+        next_method=NEXT_METHOD,
+        timeout=first.timeout,
+    )

@@ -46,10 +46,14 @@ class TaskEnd:
     :param taskhub_conn_id: the connection of the hub, for a reference to a large output.
     :ivar owner_named: False: an XCom names the instance, and none names its owner. The trigger that has started the
         task needs none if the instance id is derived from the task: after a clear, the id is another one.
+    :ivar successor: the id that the instance gets when the task is cleared; None: it is not known. While the hub has no
+        such instance, the task waits for this instance, and no request to Airflow has to find that out.
     """
 
     def __init__(self, *, owner: str | None, success: bool, failure: bool, push: bool, taskhub_conn_id: str) -> None:
         self.owner_named = True
+        self.successor: str | None = None
+        self._newest = False
         self._taskhub_conn_id = taskhub_conn_id
         self._owner, self._success, self._failure, self._push = owner, success, failure, push
         self._completed: InstanceState | None = None
@@ -66,6 +70,7 @@ class TaskEnd:
         """
         if moment.succeeds(state, met=met):
             self._completed = await moment.last(watcher, state) if self._success else None
+            self._newest = self.successor is not None and await watcher.absent(self.successor)
         elif self._failure and state is not None and state.status.is_final:
             self._attempt = await watcher.failed_log(state.instance_id)
             self._failed = await watcher.ended(state.instance_id)
@@ -106,7 +111,8 @@ class TaskEnd:
         large = self._push and len(state.output or "") > LARGEST_OUTPUT and not stays_in_hub(state)
         if large or _foreign(state, self._owner):
             return False
-        if not await still_waits(ti, state.instance_id, [self._owner] if self.owner_named else []):
+        owners = [self._owner] if self.owner_named else []
+        if not await (is_deferred(ti) if self._newest else still_waits(ti, state.instance_id, owners)):
             return False
         if self._push and (value := returned(state, self._taskhub_conn_id)) is not None:
             await XCom.aset(key=XCom.XCOM_RETURN_KEY, value=value, **place_of(ti))
@@ -140,11 +146,14 @@ async def still_waits(ti: Any, instance_id: str, owners: Collection[str | None])
     :param owners: owner tags of the instance. None: no XCom names an owner. Empty: the owner does not matter.
     :raises Exception: if Airflow does not answer.
     """
+    return await is_deferred(ti) and await waits_for(ti, instance_id, owners)
+
+
+async def is_deferred(ti: Any) -> bool:
+    """Return whether the task is deferred. :raises Exception: if Airflow does not answer."""
     states = await state_of(ti)
     found = states.get(ti.run_id, {}).get(key(ti.task_id, index_of(ti)))
-    if str(getattr(found, "value", found)) != "deferred":
-        return False
-    return await waits_for(ti, instance_id, owners)
+    return str(getattr(found, "value", found)) == "deferred"
 
 
 async def waits_for(ti: Any, instance_id: str, owners: Collection[str | None]) -> bool:

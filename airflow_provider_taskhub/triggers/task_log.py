@@ -19,12 +19,27 @@ from airflow_provider_taskhub.hub.waiting.reasons import LACKING, START_WORKER, 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, Member
     from airflow_provider_taskhub.hub.waiting.reasons import Why
+    from airflow_provider_taskhub.triggers.attempt_output import TaskOutput
+    from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 
 PROGRESS_EVERY = 60.0
 """The shortest time between two lines about progress, in seconds."""
 _MOST_NAMES = 10
 _LONGEST_STATUS = 500
 _LONGEST_MESSAGE = 100
+
+
+def task_output(trigger: TaskHubTrigger) -> TaskOutput | None:
+    """Return what follows the output of an instance's running attempts; None: the output is not followed.
+
+    :param trigger: waits for the instance. A trigger without an owner, as that of a sensor, follows nothing: workers
+        announce the growth of logs only for the task that has started the instance.
+    """
+    from airflow_provider_taskhub.hooks.outputs import most_running_output
+    from airflow_provider_taskhub.triggers.attempt_output import TaskOutput
+
+    most = 0 if trigger.owner is None else most_running_output()
+    return TaskOutput(trigger.instance_id, most=most) if most > 0 else None
 
 
 def execution(record: ActivityRecord) -> str:
@@ -72,10 +87,11 @@ def no_worker(members: Sequence[Member], orchestrator: str, seconds: float) -> s
         return f"{head}: no worker is alive. {START_WORKER}"
     names = sorted({name for member in live for name in member.orchestrators})
     known = listed(names, _MOST_NAMES) or "no orchestrator"
-    return (
-        f"{head}. Alive: {listed(map(described, live), _MOST_NAMES)}; "
-        f"they know: {known}. Load the app that declares it, or correct the name"
-    )
+    if any(orchestrator in member.activities for member in live):
+        way_out = f"{orchestrator!r} is an activity: declare it with standalone=True to start it by itself"
+    else:
+        way_out = "Load the app that declares it, or correct the name"
+    return f"{head}. Alive: {listed(map(described, live), _MOST_NAMES)}; they know: {known}. {way_out}"
 
 
 def lacking(whys: Sequence[Why], seconds: float) -> str | None:
@@ -195,12 +211,25 @@ class TaskLog:
         self._earlier: set[str] = set()
         self._logged: dict[tuple[str, int, int], RecordState] = {}
 
-    def lines(self, state: InstanceState, records: Sequence[ActivityRecord]) -> Iterator[str]:
+    def lines(
+        self, state: InstanceState, records: Sequence[ActivityRecord], output: TaskOutput | None = None
+    ) -> Iterator[str]:
         """Yield the lines that are new since the last call.
 
         Changes of earlier generations come before those of the current one. The line about the status comes first while
-        the instance has not ended, and last when it has ended.
+        the instance has not ended, and last when it has ended. The output of attempts comes after the lines about the
+        attempts, so that the first line of an attempt names its worker; when the instance has ended, it comes before.
+
+        :param output: the output of the running attempts, of which the new lines are taken; None: there is none.
         """
+        written = [] if output is None else map(masked, output.take(ended=state.status.is_final))
+        if state.status.is_final:
+            yield from written
+        yield from self._news(state, records)
+        if not state.status.is_final:
+            yield from written
+
+    def _news(self, state: InstanceState, records: Sequence[ActivityRecord]) -> Iterator[str]:
         if not state.status.is_final:
             yield from self._status_of(state)
         current = state.execution_id or ""

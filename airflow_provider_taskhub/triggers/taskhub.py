@@ -28,6 +28,7 @@ from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.triggers.airflow_tasks import SupervisorTasks, index_of, key, why_nobody_waits
 from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, terminate_owned
+from airflow_provider_taskhub.triggers.settling import settle
 from airflow_provider_taskhub.triggers.shared_client import shared_client
 from airflow_provider_taskhub.triggers.shared_requests import shared_settings, state_of
 from airflow_provider_taskhub.triggers.task_end import TaskEnd
@@ -53,12 +54,6 @@ until :data:`_KILL_TRIES` tries after the deadline have failed."""
 _EMBEDDED_INTERVAL, _AZURE_INTERVAL = timedelta(seconds=1), timedelta(seconds=3)
 _LOOK = 5.0
 """The longest pause between two checks of the time limits, in seconds, when nothing about the instance changes."""
-SETTLE = 30.0
-"""Seconds from the start of a trigger before which the trigger does not resume its task in an Airflow worker. The
-process that deferred the task may still run, or the scheduler may not know yet that it has ended. Airflow fails a task
-that is resumed before that (apache/airflow#67287, #71580, #72716; reports name 7 s and 27 s after the deferral). A
-trigger cannot find out when the resume is safe. A task that ends in the triggerer need not wait
-(:mod:`.task_end`)."""
 _KILLS = Supervisor()
 """Runs the terminations after a kill as tasks of their own, because Airflow cancels ``on_kill`` every second."""
 
@@ -94,7 +89,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
     :param cleared_continues: True: a clear does not terminate the instance: the cleared task waits for it again.
     :param fail_from_trigger: True: end the task in the triggerer also when the instance has failed. Airflow then
         retries the task as often as the task allows. An error that forbids retries ends in a worker.
-    :param deferred_by_worker: False: the trigger has started the task itself, so no process of a worker may still run.
+    :param deferred_by_worker: False: a trigger has started the task, so no process of a worker may still run.
     """
 
     clock: Clock = SYSTEM_CLOCK
@@ -162,12 +157,12 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         }
 
     def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
-        """Keep the arguments: a worker or :mod:`.start` has rendered them already."""
+        """Keep the arguments: the worker or the trigger that has started the task has rendered them already."""
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait for the instance, write the task's log, and fire one event.
 
-        If the event resumes the task in an Airflow worker, it is fired not earlier than :data:`SETTLE` seconds after
+        If the event resumes the task in an Airflow worker, it is fired not earlier than :func:`.settle` seconds after
         the start. In ``dag.test()`` it is fired at once.
         """
         began = self.clock.monotonic()
@@ -179,7 +174,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
                 self.log.info("the task ends in the triggerer: nothing in the task needs a worker")
                 yield end_event
                 return
-            left = began + SETTLE - self.clock.monotonic() if self.deferred_by_worker else 0.0
+            left = began + settle() - self.clock.monotonic() if self.deferred_by_worker else 0.0
             if left >= 1:
                 self.log.info(
                     "the wait for %s has ended; the task continues in a worker in %.0f s, "
@@ -235,7 +230,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
 
     async def _watch(self, settings: Settings) -> TriggerEvent:
         from airflow_provider_taskhub.triggers.awaited_moment import AwaitedMoment
-        from airflow_provider_taskhub.triggers.task_log import Presence, ProgressLog, TaskLog, WaitsLog
+        from airflow_provider_taskhub.triggers.task_log import Presence, ProgressLog, TaskLog, WaitsLog, task_output
         from airflow_provider_taskhub.triggers.unusable_time import UnusableTime
         from airflow_provider_taskhub.triggers.watcher import change, watcher_of
 
@@ -249,7 +244,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
             moment = AwaitedMoment(self.statuses, self.custom_status, self.awaited_event)
         except InputError as error:
             return self._event("unusable", None, str(error))
-        with watcher.waiting(self.instance_id) as wait:
+        with watcher.waiting(self.instance_id, changes=self.owner is None, output=task_output(self)) as wait:
             while not self._late():
                 await change(wait, longest=self._longest_pause())
                 self._log_changes(wait, task_log, waits, progress, presence, unusable)
@@ -287,7 +282,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
                 self.log.info(line)
         if seen.state is None:
             return
-        for line in task_log.lines(seen.state, seen.records):
+        for line in task_log.lines(seen.state, seen.records, seen.output):
             self.log.info(line)
         if not seen.state.status.is_final:
             for line in waits.lines(seen.state.name or seen.instance_id, seen.whys):

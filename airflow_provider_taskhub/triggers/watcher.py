@@ -1,8 +1,10 @@
 """Reads one hub for all triggers of one event loop, with a fixed number of requests per interval for many waits.
 
-In each interval the watcher reads the few completion hints (rows that say "this instance may have ended"), and
-:data:`IN_TURN` of the awaited instances with their activities, in rotation. Every few seconds it reads the list of
-workers. It also reads an instance's row when the wait begins and when the instance has ended.
+In each interval the watcher reads the few completion hints (rows that say "this instance may have ended"), if sensors
+wait also the change hints ("this instance may have changed"), and :data:`IN_TURN` of the awaited instances with their
+activities, in rotation. Every few seconds it reads the list of workers. It also reads an instance's row when the wait
+begins and when there is a hint for it. For the tasks that follow the output of running activities, it reads which logs
+have grown (:mod:`.output_reader`).
 
 The watcher holds the hub's client, polls, and reconnects after errors. It contains no Airflow code. An error does not
 stop the watcher while a trigger waits: the watcher passes the error to the waiting triggers and tries again. Each
@@ -31,20 +33,24 @@ from airflow_provider_taskhub.errors import StorageError
 from airflow_provider_taskhub.hub.waiting.reasons import AWAITED
 from airflow_provider_taskhub.retries import Retries
 from airflow_provider_taskhub.supervision import Supervisor, first, owned
+from airflow_provider_taskhub.triggers.awaited_changes import AwaitedChanges
+from airflow_provider_taskhub.triggers.output_reader import OutputReader
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.client import Client
     from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, Member
     from airflow_provider_taskhub.hub.waiting.reasons import Why
+    from airflow_provider_taskhub.triggers.attempt_output import TaskOutput
     from airflow_provider_taskhub.triggers.sweep import Sweep
 
 Connect = Callable[[], "AbstractAsyncContextManager[Client]"]
 
 IN_TURN = 4
-"""The number of awaited instances that are read in each interval even without a completion hint. Thus the watcher also
-finds instances that ended without a hint, because a .NET worker ran them or because the hint was lost."""
+"""The number of awaited instances that are read in each interval even without a hint. Thus the watcher also finds
+instances that ended or changed without a hint, because a .NET worker ran them or because the hint was lost."""
 AT_ONCE = 100
-"""The largest number of new waits, and of hints, that one interval handles. This limits the length of an interval."""
+"""The largest number of new waits, and of hints of each kind, that one poll handles. If there are more, the next poll
+follows at once. This limits the time until a waiting trigger learns about an error."""
 _PARALLEL = 8
 SOON = 0.3
 """Seconds after which the watcher polls again when a wait has begun. A short instance ends in this time, and Airflow's
@@ -73,6 +79,7 @@ class WatchedInstance:
     :param trouble: the error of the last reading of the hub or of this instance. It stays until this instance was read
         again. None: there was no error, or a later reading of this instance succeeded.
     :param alone: True: only this instance cannot be read. False: the error concerns the hub.
+    :param output: the output of the instance's running attempts; None: the task does not follow it.
     :param changed: set when one of the other fields has changed.
     """
 
@@ -84,6 +91,7 @@ class WatchedInstance:
     whys: tuple[Why, ...] = ()
     trouble: Exception | None = None
     alone: bool = False
+    output: TaskOutput | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -105,24 +113,35 @@ class Watcher:
         self._waits: dict[str, list[WatchedInstance]] = {}
         self._turn: deque[str] = deque()
         self._new: deque[str] = deque()
+        self._changes = AwaitedChanges(clock)
         self._members: tuple[Member, ...] | None = None
         self._members_read = float("-inf")
         self._wake = asyncio.Event()
         self._client: Client | None = None
+        self._output = OutputReader(clock)
         self._supervisor = Supervisor(clock)
         self._task: asyncio.Task[None] | None = None
 
     @contextmanager
-    def waiting(self, instance_id: str) -> Iterator[WatchedInstance]:
+    def waiting(
+        self, instance_id: str, *, changes: bool = False, output: TaskOutput | None = None
+    ) -> Iterator[WatchedInstance]:
         """Read an instance regularly while the caller's ``with`` block runs.
 
         Yields an object that always has the newest information about the instance. :func:`change` waits for changes.
+
+        :param instance_id: the id of the instance.
+        :param changes: True: the caller waits for more than the end of an instance that it has started itself, so the
+            workers must write change hints. False: the completion hint is enough.
+        :param output: gets the output of the instance's running attempts; None: the output is not read.
         """
-        wait = WatchedInstance(instance_id=instance_id, members=self._members)
+        wait = WatchedInstance(instance_id=instance_id, members=self._members, output=output)
         if instance_id not in self._waits:
             self._turn.append(instance_id)
         self._waits.setdefault(instance_id, []).append(wait)
         self._new.append(instance_id)
+        if changes:
+            self._changes.add(instance_id)
         self._wake.set()
         if self._task is None or self._task.done():
             # an empty context: the watcher must not inherit context variables (such as the log) of one Airflow task
@@ -131,6 +150,8 @@ class Watcher:
             yield wait
         finally:
             self._leave(wait)
+            if changes:
+                self._changes.remove(instance_id)
 
     async def ended(self, instance_id: str) -> InstanceState | None:
         """Return the state of an instance that has ended, with its output.
@@ -143,6 +164,16 @@ class Watcher:
         except Exception:  # an error must not end the wait: a worker can end the task instead
             return None
         return state if state is not None and state.status.is_final else None
+
+    async def absent(self, instance_id: str) -> bool:
+        """Return whether the hub has no such instance. False also if the hub cannot be read now.
+
+        Call this method inside the block of :meth:`waiting`, which keeps the client open.
+        """
+        try:
+            return self._client is not None and await self._client.get(instance_id, payloads=False) is None
+        except Exception:  # an error must not end the wait: a worker can end the task instead
+            return False
 
     async def failed_log(self, instance_id: str) -> tuple[str, list[str]] | None:
         """Return the log of the failed attempt as :func:`.outcome.failed_log` does; None also if it cannot be read.
@@ -171,6 +202,7 @@ class Watcher:
             try:
                 async with self._connect() as client, client.watches.attending("triggerer"), self._sweeping(client):
                     self._client = client
+                    self._changes.forget_published()
                     while await self._poll(client):
                         failures = 0
                     self._client = None
@@ -216,18 +248,24 @@ class Watcher:
 
     async def _read(self, client: Client) -> bool:
         """Read the hub once, and return whether a wait was new."""
-        hinted = [instance for instance in await client.watches.completions() if instance in self._waits][:AT_ONCE]
+        hinted = [instance for instance in await client.watches.completions() if instance in self._waits]
+        hints = await self._changes.read(client)
         await self._read_members(client)
+        self._new.extend(self._changes.unsure())
         fresh = [self._new.popleft() for _ in range(min(len(self._new), AT_ONCE))]
-        if self._new:
-            self._wake.set()  # read the other new waits without a pause
+        if self._new or max(len(hinted), len(hints)) > AT_ONCE:
+            self._wake.set()  # read the others without a pause
+        hinted, hints = hinted[:AT_ONCE], dict(list(hints.items())[:AT_ONCE])
         try:
-            await self._read_instances(client, dict.fromkeys([*hinted, *fresh, *self._next_in_turn()]))
+            await self._output.read(client, list(self._everyone()), ended=hinted)
+            await self._read_instances(client, dict.fromkeys([*hinted, *hints, *fresh, *self._next_in_turn()]))
         except BaseException:
             self._new.extend(fresh)
             raise
         if hinted:
             await client.watches.forget(hinted)
+        if hints:
+            await client.watches.forget_changes(hints)
         return bool(fresh)
 
     def _next_in_turn(self) -> list[str]:

@@ -18,6 +18,10 @@ class Where(StrEnum):
     AUTO = "auto"
 
 
+PLACES = (Where.AUTO, Where.TRIGGER, Where.WORKER)
+"""The same values, the default first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reason:
     """Why a task needs an Airflow worker.

@@ -22,7 +22,6 @@ from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.errors import ConfigurationError, WorkerFailed
-from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, Member, Tenure
 from airflow_provider_taskhub.hub.partitions.capabilities import refusal
 from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost
@@ -32,6 +31,7 @@ from airflow_provider_taskhub.hub.partitions.owner_thread import OwnerThread
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.connect import open_store
 from airflow_provider_taskhub.supervision import Supervisor
+from airflow_provider_taskhub.workers.activities.log_growth import AnnouncingRunner, LogGrowth
 from airflow_provider_taskhub.workers.backend import POLLS_MISSED, Backend
 from airflow_provider_taskhub.workers.executors.environment import child_environment
 from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorPool, ExecutorTimes
@@ -136,13 +136,14 @@ class Host:
         members = Members(hub.store, hub.names, times=settings.lease_times)
         if options.strict:
             await self._refuse_different_apps(member, members, incarnation)
-        pool = await self._start_pool(stack, hub, incarnation)
+        growth = LogGrowth(hub)
+        pool = await self._start_pool(stack, growth, incarnation)
         closer = CoroutineCloser()
         stack.callback(closer.stop)
         backend = Backend(
             hub=hub,
             registry=registry,
-            runner=pool,
+            runner=AnnouncingRunner(pool, growth),
             me=me,
             settings=settings,
             roles=options.roles,
@@ -159,6 +160,7 @@ class Host:
                 member=lambda: replace(member, running=backend.work_items.slots.busy),
                 services=backend.services,
                 longest_unpolled=POLLS_MISSED * settings.max_polling + settings.request_timeout,
+                watchers=hub.awaited.update,
             ),
             times=settings.lease_times,
             app_name=settings.app_name,
@@ -206,13 +208,9 @@ class Host:
         if (text := refusal(member, others)) is not None:
             raise ConfigurationError(text)
 
-    async def _start_pool(self, stack: AsyncExitStack, hub: Hub, incarnation: Incarnation) -> ExecutorPool:
+    async def _start_pool(self, stack: AsyncExitStack, growth: LogGrowth, incarnation: Incarnation) -> ExecutorPool:
         """Return the pool of executors, which is started only if this worker runs activities."""
         settings, options = self._settings, self._options
-
-        async def append(name: str, data: bytes) -> None:
-            await hub.store.append_blob(hub.names.logs, name, data)
-
         config = ExecutorConfig(
             apps=options.apps,
             spark=settings.spark,
@@ -227,7 +225,7 @@ class Host:
         pool = ExecutorPool(
             config,
             size=settings.activities,
-            logs=append,
+            logs=growth.append,
             name=incarnation.identity.name,
             warm=options.warm,
             times=ExecutorTimes(patience=settings.executor_timeout),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_taskhub.client.ends import End
 from airflow_provider_taskhub.codec import Timestamp, dumps
 from airflow_provider_taskhub.engine.events import (
     ExecutionStarted,
@@ -30,7 +31,9 @@ from airflow_provider_taskhub.errors import (
     InvalidStateError,
     PartitionNotFound,
 )
+from airflow_provider_taskhub.hub.formats.keys import log_name
 from airflow_provider_taskhub.hub.history.pages import ChildPage, HistoryPage
+from airflow_provider_taskhub.hub.log_hints import LogHint
 from airflow_provider_taskhub.hub.model import (
     ActivityRecord,
     Control,
@@ -88,12 +91,17 @@ class FakeHub:
     :param rewound: each rewind's instance and reason. :param half_rewound: Pending ones whose rewind was interrupted.
     :param damaged_payloads, unreadable: by instance id, what cannot be read of its row's payloads and its history.
     :param events: raised events. :param reasons: what was asked of an instance, and why.
+    :param awaited: what sensors have published. :param changes: change hints. :param silent: workers write no hints.
+    :param logs, grown: by name, the texts of logs, and the log hints.
+    :param facts: by instance id, more fields of the snapshot from which the reasons for its wait are found.
     :param asked, purges: what purge_many was asked for, and its answer. :param slow: nothing asked takes effect.
+    :param stamps, clock: when the rows were written, by the store's clock, which moves 1 s with each write.
     """
 
     instances: dict[str, InstanceState] = field(default_factory=dict)
     records: dict[str, tuple[ActivityRecord, ...]] = field(default_factory=dict)
     logs: dict[str, str] = field(default_factory=dict)
+    grown: dict[str, LogHint] = field(default_factory=dict)
     failed: dict[str, Any] = field(default_factory=dict)
     lineages: dict[str, tuple[Lineage, int]] = field(default_factory=dict)
     workers: tuple[Member, ...] = (member(),)
@@ -122,9 +130,18 @@ class FakeHub:
     created: bool = False
     open_now: int = 0
     attending: int = 0
+    awaited: frozenset[str] = frozenset()
+    changes: dict[str, str] = field(default_factory=dict)
+    silent: bool = False
     asked: dict[str, Any] = field(default_factory=dict)
+    stamps: dict[str, tuple[InstanceState, Timestamp]] = field(default_factory=dict)
+    clock: int = 0
     purges: Any = None
     unwatched: bool = False
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    announced: int = 0
+    store_time: Timestamp = NOW
+    ended: list[End] = field(default_factory=list)
 
     def put(self, instance_id: str, status: Status, **more: Any) -> InstanceState:
         old = self.instances.get(instance_id)
@@ -138,7 +155,24 @@ class FakeHub:
             "version": old.version if old else "",
         }
         self.instances[instance_id] = InstanceState(**(fields | more))
+        self.stamp(self.instances[instance_id])
+        self.change(instance_id)
         return self.instances[instance_id]
+
+    def stamp(self, state: InstanceState) -> Timestamp:
+        """When the store has written a row: each row 1 s after the last one that was written or looked at."""
+        old = self.stamps.get(state.instance_id)
+        if old is None or old[0] is not state:
+            self.clock += 1
+            self.stamps[state.instance_id] = state, NOW + timedelta(seconds=self.clock)
+        return self.stamps[state.instance_id][1]
+
+    def change(self, instance_id: str, awaits: Awaits | None = None) -> None:
+        """As a checkpoint does for what sensors wait for."""
+        if awaits is not None:
+            self.awaits[instance_id] = awaits
+        if instance_id in self.awaited and not self.silent:
+            self.changes[instance_id] = f"e{len(self.changes)}-{sum(self.requests.values())}"
 
     def end(self, instance_id: str, output: Any = None, *, status: Status = Status.COMPLETED, **more: Any) -> None:
         """As a checkpoint does: the row, then the hint."""
@@ -148,6 +182,22 @@ class FakeHub:
     def fail(self, instance_id: str, message: str, *, final: bool = False) -> None:
         failure = FailureDetails(error_type="ValueError", error_message=message, is_non_retriable=final)
         self.end(instance_id, f"ValueError: {message}", status=Status.FAILED, failure=failure)
+
+    def write(self, instance_id: str, text: str, *, task_id: int = 0, attempt: int = 1, execution: str = "e") -> str:
+        """Append to the log of a running attempt, as a worker does, and announce it. Return the name of the log."""
+        instance = OrchestrationInstance(instance_id=instance_id, execution_id=execution)
+        name = log_name(instance, task_id, attempt)
+        self.logs[name] = self.logs.get(name, "") + text
+        self.announce(instance_id, name)
+        return name
+
+    def announce(self, instance_id: str, name: str, size: int | None = None) -> None:
+        """Write the hint of a log. :param size: the size in bytes; None: as it is."""
+        self.announced += 1
+        size = len(self.logs[name].encode()) if size is None else size
+        self.grown[name] = LogHint(
+            instance_id=instance_id, log=name, activity="monthly_delays", size=size, etag=f"g{self.announced}"
+        )
 
     @asynccontextmanager
     async def open(self, _settings: Any, *, create: bool = False) -> AsyncIterator[FakeClient]:
@@ -300,13 +350,26 @@ class FakeClient(Fake):
 
     async def list(self, **asked: Any) -> SimpleNamespace:
         hub = self._count("list")
-        tags, prefix = asked.get("tags") or {}, asked.get("prefix") or ""
+        tags, prefix, since = asked.get("tags") or {}, asked.get("prefix") or "", asked.get("changed_since")
+        after, limit = asked.get("continuation"), asked.get("limit", 100)
         found = [
             one
             for name, one in sorted(hub.instances.items())
-            if tags.items() <= (one.tags or {}).items() and name.startswith(prefix)
-        ][: asked.get("limit", 100)]
-        return SimpleNamespace(instances=tuple(found), continuation=None)
+            if tags.items() <= (one.tags or {}).items()
+            and name.startswith(prefix)
+            and (after is None or name > after)
+            and (since is None or hub.stamp(one) > since)
+        ]
+        page = found[:limit]
+        newest = max(map(hub.stamp, page), default=None)
+        continuation = page[-1].instance_id if len(found) > limit else None
+        return SimpleNamespace(instances=tuple(page), continuation=continuation, newest=newest)
+
+    async def etags(self, *, limit: int = 1000, continuation: str | None = None) -> SimpleNamespace:
+        hub = self._count("etags")
+        names = [name for name in sorted(hub.instances) if continuation is None or name > continuation]
+        etags = {name: hub.instances[name].etag for name in names[:limit]}
+        return SimpleNamespace(etags=etags, continuation=names[limit - 1] if len(names) > limit else None)
 
     def instance(self, instance_id: str) -> FakeInstance:
         return FakeInstance(self._hub, instance_id)
@@ -314,6 +377,14 @@ class FakeClient(Fake):
     @property
     def admin(self) -> FakeAdmin:
         return FakeAdmin(self._hub)
+
+    @property
+    def growing_logs(self) -> FakeGrowingLogs:
+        return FakeGrowingLogs(self._hub)
+
+    @property
+    def ends(self) -> FakeEnds:
+        return FakeEnds(self._hub)
 
     @property
     def watches(self) -> FakeWatches:
@@ -405,7 +476,7 @@ class FakeAdmin(Fake):
     async def waiting_of(
         self, states: Sequence[InstanceState], *, members: Sequence[Member] | None = None, sentinels: int = 100
     ) -> dict[str, tuple[Why, ...]]:
-        """As the real one, of workers and of what :attr:`FakeHub.awaits` says; partitions are all served."""
+        """As the real one, of workers and of what :attr:`FakeHub.awaits` and :attr:`FakeHub.facts` say."""
         hub, found = self._count("waiting_of"), {}
         left = sentinels
         for state in states:
@@ -413,7 +484,8 @@ class FakeAdmin(Fake):
             left -= state.status is Status.RUNNING
             live = hub.workers if members is None else members
             alone = unwatched(state, ()) if hub.unwatched else None
-            reasons = why(Snapshot(state=state, members=live, awaits=awaits, now=NOW))
+            facts = hub.facts.get(state.instance_id, {})
+            reasons = why(Snapshot(state=state, members=live, awaits=awaits, now=NOW, **facts))
             found[state.instance_id] = reasons if alone is None else (*reasons, alone)
         return {name: reasons for name, reasons in found.items() if reasons}
 
@@ -444,6 +516,21 @@ class FakeAdmin(Fake):
             return False
         hub.ordered.append((operation, message_id))
         return True
+
+
+class FakeGrowingLogs(Fake):
+    async def hints(self) -> tuple[LogHint, ...]:
+        return tuple(self._count("log_hints").grown.values())
+
+    async def part(self, name: str, *, offset: int, length: int) -> bytes | None:
+        text = self._count("log_part").logs.get(name)
+        return None if text is None else text.encode()[offset : offset + length]
+
+    async def forget(self, hints: Collection[LogHint]) -> None:
+        hub = self._count("forget_logs")
+        for hint in hints:
+            if hub.grown.get(hint.log) == hint:
+                del hub.grown[hint.log]
 
 
 class FakeOperations(Fake):
@@ -486,6 +573,22 @@ class FakeOperations(Fake):
         return found
 
 
+class FakeEnds(Fake):
+    """The ends of instances, as the hub's ``ended`` has them. The clock of the store moves on with each look at it."""
+
+    async def now(self) -> Timestamp:
+        hub = self._count("now")
+        hub.store_time = hub.store_time + timedelta(seconds=1)
+        return hub.store_time
+
+    async def since(self, moment: Timestamp) -> AsyncIterator[tuple[End, ...]]:
+        hub = self._count("ends")
+        found = [end for end in hub.ended if end.written > moment]
+        yield tuple(found[:2])
+        for start in range(2, len(found), 2):
+            yield tuple(found[start : start + 2])
+
+
 class FakeWatches(Fake):
     async def add(self, watch: Watch, *, replaces: Watch | bool = True) -> bool:
         hub = self._count("watch")
@@ -521,6 +624,20 @@ class FakeWatches(Fake):
 
     async def forget(self, ids: Sequence[str]) -> None:
         self._count("forget").hints.difference_update(ids)
+
+    known_after = 1.0
+
+    async def await_changes(self, ids: Collection[str]) -> None:
+        self._count("await_changes").awaited = frozenset(ids)
+
+    async def changes(self) -> dict[str, str]:
+        return dict(self._count("changes").changes)
+
+    async def forget_changes(self, hints: Mapping[str, str]) -> None:
+        stored = self._count("forget_changes").changes
+        for instance_id, etag in hints.items():
+            if stored.get(instance_id) == etag:
+                del stored[instance_id]
 
 
 def install(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from airflow_provider_taskhub.app import App, OrchestrationContext, OrchestrationError, TaskFailedError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 app = App("tests", version="7")
 
@@ -59,11 +63,27 @@ def counted(place: list[Any]) -> int:
     return int(number)
 
 
+@app.spark_activity
+def counted_rows(spark: SparkSession, place: list[Any]) -> int:
+    """As ``counted``, with a job of Spark that counts the rows."""
+    return spark.range(counted(place)).count()
+
+
 @app.orchestrator
 async def twelve(ctx: OrchestrationContext, folder: str) -> int:
     """Runs twelve activities, and fails when all of them have ended if one has failed."""
+    return await twelve_of(ctx, counted, folder)
+
+
+@app.orchestrator
+async def twelve_spark(ctx: OrchestrationContext, folder: str) -> int:
+    """The same with twelve Spark activities."""
+    return await twelve_of(ctx, counted_rows, folder)
+
+
+async def twelve_of(ctx: OrchestrationContext, activity: Callable[..., Any], folder: str) -> int:
     failure, total = None, 0
-    for call in [ctx.call_activity(counted, [folder, number]) for number in range(12)]:
+    for call in [ctx.call_activity(activity, [folder, number]) for number in range(12)]:
         try:
             total += await call
         except TaskFailedError as error:

@@ -113,10 +113,7 @@ def _kill(real: RealAirflow, case: Kill) -> None:
             if case.kind != "run deleted":
                 real.mark("open", case.run, case.kind)
                 return True
-            path = f"/api/v2/dags/open/dagRuns/{quote(case.run)}"
-            # a run that is running is not deleted: it is marked first, as in Airflow's UI
-            real.request("PATCH", path, json={"state": "failed"})
-            return real.request("DELETE", path).status_code in (204, 404)
+            return real.delete_run("open", case.run)
         return False
 
     until(f"Airflow takes the kill ({case.kind})", taken, seconds=_PATIENCE)

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,12 +32,18 @@ T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-COMPONENTS = ("api-server", "scheduler", "triggerer", "dag-processor")
+COMPONENTS = {name: (name,) for name in ("api-server", "scheduler", "triggerer", "dag-processor")}
+"""The processes of Airflow by name, with the arguments of ``airflow``."""
 APPS = (
     "tests.airflow.hub_app:app",
     "dags_examples.approval_app:app",
     "dags_examples.control_app:app",
+    "dags_examples.first_app:app",
     "dags_examples.lineage_app:app",
+    "dags_examples.notify_app:app",
+    "dags_examples.on_retry_app:app",
+    "dags_examples.outputs_app:app",
+    "dags_examples.spark_rows_app:app",
     "dags_examples.taskflow_app:app",
 )
 """What the worker serves: the tests' own app, and those of the examples that the tests run."""
@@ -65,7 +71,7 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
-def _port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -110,12 +116,21 @@ class RealAirflow:
     """Airflow's REST API and the hub, as far as tests need them."""
 
     apps: Sequence[str] = APPS
-    dag_count = 21
+    dag_count = 57
     """The least number of DAGs that Airflow must have read before the tests begin."""
+    components: Mapping[str, Sequence[str]] = COMPONENTS
+    preparations: Sequence[Sequence[str]] = (("db", "migrate"), ("teams", "create", "ops"))
+    """Commands of ``airflow`` that run before its processes start."""
+    base = ""
+    """The path in Airflow's ``[api] base_url``."""
 
     def __init__(self, home: Path, *, postgres: bool = True, **options: str) -> None:
         self.home, self.postgres = home, postgres
-        self.url = f"http://127.0.0.1:{_port()}"
+        self.changing = home / "changing"
+        """A folder for DAG files that a test writes and changes: Airflow reads the new content within seconds."""
+        self.changing.mkdir()
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}{self.base}"
         self.env = self._environment() | {name: value.format(home=home) for name, value in options.items()}
         self.processes: dict[str, Process] = {}
         self._http = httpx.Client(base_url=self.url, timeout=90)
@@ -126,11 +141,13 @@ class RealAirflow:
         bundles = [
             {"name": "dags", "classpath": bundle, "kwargs": {"path": str(HERE / "dags")}},
             {"name": "ops", "classpath": bundle, "kwargs": {"path": str(HERE / "ops")}, "team_name": "ops"},
+            {"name": "changing", "classpath": bundle, "kwargs": {"path": str(self.changing), "refresh_interval": 5}},
         ]
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "TASKHUB"))}
         kept.pop("PYTHONDONTWRITEBYTECODE", None)  # every start would compile Airflow again
         return kept | {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT / "dags_examples"),  # for by_function.py, and for approval.py's function
             "TASKHUB_HOME": str(self.home / "taskhub"),
             "AIRFLOW_HOME": str(self.home),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
@@ -146,15 +163,16 @@ class RealAirflow:
             # loop, which another of its requests needs to give the database free. Nothing runs in it until then.
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home}/airflow.db?timeout=20",
             "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles),
-            # parsed once: these files do not change
+            # parsed once, and again when a file changes
             "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
+            "AIRFLOW__CORE__MIN_SERIALIZED_DAG_UPDATE_INTERVAL": "1",
             "AIRFLOW__API__HOST": "127.0.0.1",
-            "AIRFLOW__API__PORT": self.url.rsplit(":", 1)[1],
+            "AIRFLOW__API__PORT": str(self.port),
             "AIRFLOW__API__BASE_URL": self.url,
             "AIRFLOW__API__WORKERS": "1",
             "AIRFLOW__API_AUTH__JWT_SECRET": "tests-only-" * 8,
-            "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(_port()),
-            "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(_port()),
+            "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(free_port()),
+            "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(free_port()),
             "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
             "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
             "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "15",
@@ -167,16 +185,16 @@ class RealAirflow:
             self._start_postgres()
         passwords = self.home / "simple_auth_manager_passwords.json.generated"
         passwords.write_text(json.dumps({name: name for name in USERS}))
-        for command in (["db", "migrate"], ["teams", "create", "ops"]):
+        for command in self.preparations:
             done = subprocess.run(["airflow", *command], env=self.env, capture_output=True, text=True, timeout=180)
             assert done.returncode == 0, done.stdout + done.stderr
         apps = [part for name in self.apps for part in ("--app", name)]
         app = ["taskhub", "worker", *apps, "--name", "first", "--drain-timeout", "1"]
         self.processes["worker"] = Process("worker", app, self.env | {"PYTHONPATH": str(ROOT)}, self.home)
-        for name in COMPONENTS:
-            self.processes[name] = Process(name, ["airflow", name], self.env, self.home)
+        for name, arguments in self.components.items():
+            self.processes[name] = Process(name, ["airflow", *arguments], self.env, self.home)
         until("a healthy Airflow", self.healthy, seconds=START)
-        until("all DAGs parsed", lambda: len(self.get("/api/v2/dags")["dags"]) >= self.dag_count, seconds=START)
+        until("all DAGs parsed", lambda: self.get("/api/v2/dags")["total_entries"] >= self.dag_count, seconds=START)
 
     def _start_postgres(self) -> None:
         from tests.airflow.postgres import made
@@ -190,8 +208,9 @@ class RealAirflow:
     def stop(self) -> None:
         for process in self.processes.values():
             process.signal(signal.SIGTERM)
+        deadline = time.monotonic() + 10
         for process in self.processes.values():
-            process.stop(seconds=10)
+            process.stop(seconds=max(0.0, deadline - time.monotonic()))
         self._http.close()
 
     def healthy(self) -> bool:
@@ -221,9 +240,9 @@ class RealAirflow:
         assert answer.status_code == 200, f"{path}: {answer.status_code} {answer.text[:500]}"
         return answer.json()
 
-    def trigger(self, dag_id: str, **params: Any) -> str:
-        """Start a run; its id."""
-        body = {"logical_date": None, "conf": params}
+    def trigger(self, dag_id: str, *, run_id: str | None = None, **params: Any) -> str:
+        """Start a run; its id. :param run_id: the id that it gets; None: Airflow chooses one."""
+        body = {"logical_date": None, "conf": params} | ({"dag_run_id": run_id} if run_id else {})
 
         def taken() -> httpx.Response | None:
             answer = self.request("POST", f"/api/v2/dags/{dag_id}/dagRuns", json=body)
@@ -279,9 +298,22 @@ class RealAirflow:
         assert answer.status_code == 200, answer.text
 
     def clear(self, dag_id: str, run_id: str) -> None:
+        """Clear the task. Airflow loses a clear between the end of the last task and the end of the run."""
+        if self.task(dag_id, run_id)["state"] in ("success", "failed"):
+            run = f"/api/v2/dags/{dag_id}/dagRuns/{quote(run_id)}"
+            until("the end of the run", lambda: self.get(run)["state"] in ("success", "failed"))
         body = {"dry_run": False, "dag_run_id": run_id, "task_ids": ["hub"], "only_failed": False}
         answer = self.request("POST", f"/api/v2/dags/{dag_id}/clearTaskInstances", json=body)
         assert answer.status_code == 200, answer.text
+
+    def delete_run(self, dag_id: str, run_id: str) -> bool:
+        """Delete a run. False: Airflow has not deleted it yet.
+
+        A run that is running cannot be deleted: it is marked as failed first, as in Airflow's UI.
+        """
+        path = f"/api/v2/dags/{dag_id}/dagRuns/{quote(run_id)}"
+        self.request("PATCH", path, json={"state": "failed"})
+        return self.request("DELETE", path).status_code in (204, 404)
 
     # -- the hub
 

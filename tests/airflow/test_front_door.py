@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hooks.identity import TaskIdentity, TaskIds
 from airflow_provider_taskhub.hub.model import RecordState
-from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
+from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink, TaskHubPageLink, page_in_dag
 from airflow_provider_taskhub.plugins import client_cache as caches
 from airflow_provider_taskhub.plugins import task_instances
 from airflow_provider_taskhub.plugins.client_cache import FRESH, MAX_FRESH, ClientCache, size_of
@@ -129,6 +129,92 @@ def test_the_link_names_an_instance_of_the_authors_choice() -> None:
     assert "id=%7B" not in link(instance_id="of-{{ run_id }}")
 
 
+def stored(kind: str, expand: Any = None, **more: Any) -> Any:
+    """A task in the stored DAG, as the API server and the triggerer have it."""
+    from airflow.sdk import DAG
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
+    from airflow_provider_taskhub.sensors.taskhub import TaskHubSensor
+
+    class Own(TaskHubOperator):
+        pass
+
+    made = {"operator": TaskHubOperator, "sensor": TaskHubSensor, "own": Own}[kind]
+    given = {"task_id": "hub"} | ({"instance_id": "i"} if kind == "sensor" else {"orchestrator": "o"}) | more
+    with DAG("flights", schedule=None) as dag:
+        if expand is None:
+            made(**given)
+        elif isinstance(expand, list):
+            made.partial(**given).expand_kwargs(expand)
+        else:
+            made.partial(**given).expand(**expand)
+    return DagSerialization.from_dict(DagSerialization.to_dict(dag)).get_task("hub")
+
+
+@pytest.mark.parametrize(
+    ("task", "end"),
+    [
+        (("operator",), "&map_index=-1&conn=taskhub_default"),
+        (("operator", None, {"taskhub_conn_id": "q", "instance_id": "x"}), "&map_index=-1&conn=q&id=x"),
+        (("sensor",), "&map_index=-1&conn=taskhub_default&id=i"),
+        (("operator", {"input": [1, 2]}, {"taskhub_conn_id": "q"}), "&map_index=1&conn=q"),
+        (("operator", [{"instance_id": "a"}, {"instance_id": "b"}]), "&map_index=1&conn=taskhub_default&id=b"),
+        (("operator", None, {"instance_id": "{{ run_id }}"}), None),
+        (("operator", None, {"taskhub_conn_id": "{% if 1 %}a{% endif %}"}), None),
+        (("operator", [{"instance_id": "a"}, {"instance_id": "{{ run_id }}"}]), None),
+        (("own",), None),
+    ],
+)
+def test_the_api_server_makes_the_link_from_the_stored_dag_or_finds_the_pushed_one(
+    monkeypatch: pytest.MonkeyPatch, task: Any, end: str | None
+) -> None:
+    from airflow.serialization.definitions.operatorlink import XComOperatorLink
+
+    read: list[str] = []
+
+    def pushed(link: Any, operator: Any, *, ti_key: Any) -> str:
+        read.append(link.xcom_key)
+        return "the pushed one"
+
+    monkeypatch.setattr(XComOperatorLink, "get_link", pushed)
+    kind, expand, more = (*task, None, {})[:3] if len(task) == 1 else (*task, {})[:3]
+    operator = stored(kind, expand, **more)
+    index = 1 if expand is not None else -1
+    key = TaskIds(dag_id="flights", run_id="r", task_id="hub", map_index=index)
+    address = TaskHubPageLink().get_link(operator, ti_key=key)  # type: ignore[arg-type]
+    if end is None:
+        assert (address, read) == ("the pushed one", ["_link_TaskHubInstanceLink"])
+        assert page_in_dag(operator, key) is None  # type: ignore[arg-type]
+    else:
+        assert address == f"/plugin/taskhub/taskhub/page/instance?dag_id=flights&run_id=r&task_id=hub{end}"
+        assert read == []
+
+
+def test_a_task_that_is_mapped_over_another_tasks_result_pushes_its_link() -> None:
+    from airflow.sdk import DAG, task
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
+
+    @task
+    def ids() -> list[str]:
+        return ["a"]
+
+    with DAG("flights", schedule=None) as dag:
+        TaskHubOperator.partial(task_id="hub", orchestrator="o").expand(instance_id=ids())
+    operator = DagSerialization.from_dict(DagSerialization.to_dict(dag)).get_task("hub")
+    assert page_in_dag(operator, TaskIds(dag_id="flights", run_id="r", task_id="hub", map_index=0)) is None  # type: ignore[arg-type]
+
+
+def test_airflow_has_the_plugins_link_for_the_operator_and_the_sensor() -> None:
+    from airflow_provider_taskhub.plugins.taskhub import TaskHubPlugin
+
+    (link,) = TaskHubPlugin.operator_extra_links
+    assert [one.__name__ for one in link.operators] == ["TaskHubOperator", "TaskHubSensor"]
+    assert link.name == TaskHubInstanceLink.name, "or a task has two links"
+
+
 # one execution at a time
 
 
@@ -224,7 +310,7 @@ def test_a_request_costs_a_bounded_number_of_the_hubs(ask: Any, two_executions: 
         hub.put(f"other-{number}", Status.RUNNING, created=NOW)
     hub.requests.clear()
     assert len(ask("/api/instances?window=all")[1]["rows"]) == 25
-    assert dict(hub.requests) == {"list": 1, "members": 1, "activities": 25, "waiting_of": 1}
+    assert dict(hub.requests) == {"list": 1, "get": 25, "members": 1, "activities": 25, "waiting_of": 1}
 
 
 # an instance that cannot be read whole

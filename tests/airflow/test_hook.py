@@ -150,6 +150,7 @@ before = set(sys.modules)
 import airflow_provider_taskhub.operators.taskhub, airflow_provider_taskhub.sensors.taskhub
 import airflow_provider_taskhub.operators.control, airflow_provider_taskhub.operators.repair
 import airflow_provider_taskhub.decorators.orchestration
+import airflow_provider_taskhub.notifications.taskhub, airflow_provider_taskhub.triggers.events
 import airflow_provider_taskhub.provider_info, airflow_provider_taskhub.plugins.taskhub
 roots = {name.split('.')[0] for name in set(sys.modules) - before}
 ours = {name for name in sys.modules if name.startswith('airflow_provider_taskhub.')}

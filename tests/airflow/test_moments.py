@@ -13,11 +13,12 @@ from airflow.triggers.base import TaskSuccessEvent
 
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.pending_waits import LONGEST_NAME, AwaitedEvent, Awaits
-from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.errors import InputError, StorageError
 from airflow_provider_taskhub.triggers import awaited_moment
 from airflow_provider_taskhub.triggers.awaited_moment import AwaitedMoment
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
-from tests.airflow.fake import NOW, FakeHub
+from airflow_provider_taskhub.triggers.watcher import IN_TURN
+from tests.airflow.fake import NOW, FakeHub, FakeInstance
 from tests.airflow.test_trigger import FakeXComs, after, ending, event_of, fired, play, waiting, without_connection
 
 __all__ = ["without_connection"]  # a fixture
@@ -143,24 +144,189 @@ def test_a_wait_for_another_instance_is_not_ended(hub: FakeHub, monkeypatch: pyt
     play(scenario)
 
 
-def test_waits_for_moments_cost_what_waits_for_ends_cost(hub: FakeHub) -> None:
-    async def cost(waits: int, **condition: str) -> int:
+CONDITIONS: list[dict[str, Any]] = [
+    {"statuses": ["Suspended"]},
+    {"custom_status": "custom_status.rows > 1"},
+    {"awaited_event": "go"},
+    {},
+]
+"""One for each thing that a sensor waits for. Without a condition it waits for the end."""
+
+
+def reach(hub: FakeHub, name: str, condition: dict[str, Any]) -> None:
+    """Bring an instance to the moment that a sensor waits for."""
+    match list(condition):
+        case ["statuses"]:
+            hub.put(name, Status.SUSPENDED)
+        case ["custom_status"]:
+            hub.put(name, Status.RUNNING, custom_status='{"rows": 2}')
+        case ["awaited_event"]:
+            hub.change(name, awaiting("go"))
+        case _:
+            hub.put(name, Status.FAILED)  # of another client, so there is no completion hint
+
+
+def sensors(names: list[str], condition: dict[str, Any]) -> list[asyncio.Task[Any]]:
+    return [asyncio.create_task(fired(waiting(**SENSOR | {"instance_id": name} | condition))) for name in names]
+
+
+@pytest.mark.parametrize("condition", CONDITIONS, ids=["status", "custom status", "event", "foreign end"])
+@pytest.mark.parametrize("there", [True, False], ids=["running", "not started"])
+def test_a_thousand_sensors_see_their_moments_within_two_intervals(
+    hub: FakeHub, condition: dict[str, Any], there: bool
+) -> None:
+    names = [f"i{number}" for number in range(1_000)]
+
+    async def scenario() -> None:
+        if there:
+            for name in names:
+                hub.put(name, Status.RUNNING)
+        waits = sensors(names, condition)
+        await asyncio.sleep(60.5)
+        if not there:
+            for name in names:
+                hub.put(name, Status.RUNNING)
+        for name in names:
+            reach(hub, name, condition)
+        async with asyncio.timeout(2):  # the interval is a second
+            assert {event["reason"] for event in await asyncio.gather(*waits)} == {"reached"}
+
+    play(scenario, timedelta(hours=1))
+
+
+@pytest.mark.parametrize("waits", [1, IN_TURN, 50, 1000])
+def test_the_requests_of_sensors_do_not_grow_with_their_number(hub: FakeHub, waits: int) -> None:
+    """One request per interval more than the waits of operators need."""
+
+    async def scenario() -> None:
         names = [f"i{number}" for number in range(waits)]
         for name in names:
             hub.put(name, Status.RUNNING)
-        triggers = [asyncio.create_task(fired(waiting(**SENSOR | {"instance_id": name} | condition))) for name in names]
-        await asyncio.sleep(60)
+        running = sensors(names, {"awaited_event": "go"})
+        await asyncio.sleep(60.5)
+        assert hub.requests["await_changes"] == 1, "all new waits of an interval are published together"
         hub.requests.clear()
-        await asyncio.sleep(60)
-        total = sum(hub.requests.values())
-        for one in triggers:
+        await asyncio.sleep(100)
+        turn = 100 * min(waits, IN_TURN)
+        assert dict(hub.requests) == {
+            "completions": 100,
+            "changes": 100,
+            "get": turn,
+            "activities": turn,
+            "members": pytest.approx(20, abs=4),
+            "waiting_of": pytest.approx(120, abs=4),
+        }
+        for one in running:
             one.cancel()
-        await asyncio.gather(*triggers, return_exceptions=True)
-        return total
-
-    async def scenario() -> None:
-        ends = await cost(50)
-        assert await cost(50, awaited_event="go") == pytest.approx(ends, abs=5)
-        assert await cost(200, custom_status="custom_status.rows > 1") == pytest.approx(ends, abs=5)
+        await asyncio.gather(*running, return_exceptions=True)
 
     play(scenario, timedelta(hours=1))
+
+
+def test_a_change_before_the_workers_know_of_the_sensor_is_seen_when_they_know(hub: FakeHub) -> None:
+    """A worker learns at its next scan for which instances sensors wait. It writes no hints before."""
+    names = [f"i{number}" for number in range(50 * IN_TURN)]
+
+    async def scenario() -> None:
+        hub.silent = True
+        waits = sensors(names, {"custom_status": "custom_status.rows > 1"})
+        await asyncio.sleep(0.9)
+        reach(hub, names[-1], {"custom_status": ""})
+        async with asyncio.timeout(2):
+            assert (await waits.pop())["met"]
+        for one in waits:
+            one.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+    play(scenario)
+
+
+def test_a_change_without_a_hint_is_seen_by_reading_in_turn(hub: FakeHub) -> None:
+    """.NET workers leave no hints."""
+    names = [f"i{number}" for number in range(10 * IN_TURN)]
+
+    async def scenario() -> None:
+        hub.silent = True
+        for name in names:
+            hub.put(name, Status.RUNNING)
+        waits = sensors(names, {"awaited_event": "go"})
+        await asyncio.sleep(30)
+        reach(hub, names[-1], {"awaited_event": "go"})
+        async with asyncio.timeout(12):
+            assert (await waits.pop())["met"]
+        for one in waits:
+            one.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+    play(scenario)
+
+
+def test_sensors_are_published_again_after_the_hub_was_away(hub: FakeHub) -> None:
+    """The hub forgets a triggerer that does not answer. What has changed meanwhile is read once more."""
+    names = [f"i{number}" for number in range(50 * IN_TURN)]
+
+    async def scenario() -> None:
+        waits = sensors(names, {"statuses": ["Running"]})
+        await asyncio.sleep(30)
+        hub.down, hub.awaited = StorageError("away"), frozenset()
+        await asyncio.sleep(5)
+        reach_status(names[7])
+        hub.down = None
+        async with asyncio.timeout(6):
+            assert (await waits[7])["met"]
+        reach_status(names[8])
+        async with asyncio.timeout(2):
+            assert (await waits[8])["met"]
+        for one in waits:
+            one.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+    def reach_status(name: str) -> None:
+        hub.put(name, Status.RUNNING)
+
+    play(scenario)
+
+
+def test_a_hint_for_a_wait_that_has_ended_is_deleted(hub: FakeHub) -> None:
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING)
+        hub.put("j", Status.RUNNING)
+        gone, stays = sensors(["i", "j"], {"awaited_event": "go"})
+        await asyncio.sleep(5)
+        gone.cancel()
+        await asyncio.sleep(1)
+        hub.change("i")
+        await asyncio.sleep(2)
+        assert hub.changes == {}
+        stays.cancel()
+        await asyncio.gather(gone, stays, return_exceptions=True)
+
+    play(scenario)
+
+
+def test_a_hint_that_is_written_while_its_instance_is_read_stays(hub: FakeHub) -> None:
+    """Else the change after the reading would be seen late."""
+    activities = FakeInstance.activities
+
+    async def scenario(monkeypatch: pytest.MonkeyPatch) -> None:
+        names = [f"i{number}" for number in range(50 * IN_TURN)]
+        for name in names:
+            hub.put(name, Status.RUNNING)
+        waits = sensors(names, {"custom_status": "custom_status.rows > 1"})
+        await asyncio.sleep(30)
+
+        async def changes_then(self: FakeInstance) -> Any:
+            if self.id == names[-1] and hub.instances[self.id].custom_status == "{}":
+                reach(hub, self.id, {"custom_status": ""})  # the row was read just before
+            return await activities(self)
+
+        monkeypatch.setattr(FakeInstance, "activities", changes_then)
+        hub.put(names[-1], Status.RUNNING, custom_status="{}")
+        async with asyncio.timeout(3):
+            assert (await waits.pop())["met"]
+        for one in waits:
+            one.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        play(lambda: scenario(monkeypatch))

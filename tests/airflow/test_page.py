@@ -15,7 +15,10 @@ from airflow_provider_taskhub.hub.model import InstanceState, OwnerState, Partit
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.hub.waiting.reasons import Reason, Snapshot, Why, why
 from airflow_provider_taskhub.plugins import json_views
-from airflow_provider_taskhub.plugins.listing import listing, visible
+from airflow_provider_taskhub.plugins import taskhub as taskhub_plugin
+from airflow_provider_taskhub.plugins.filters import Wanted, order_of
+from airflow_provider_taskhub.plugins.index import Row, row_of
+from airflow_provider_taskhub.plugins.listing import MOST_OFFERED, chosen, listing, offered, seen_by, visible
 from airflow_provider_taskhub.plugins.taskhub import LazyApplication, TaskHubPlugin
 from airflow_provider_taskhub.plugins.timeline import MOST_LANES, timeline
 from airflow_provider_taskhub.plugins.web import page_connections
@@ -42,26 +45,67 @@ def state(status: Status, number: int = 0, *, dag: str | None = "flights", **mor
     return InstanceState(**(fields | more))
 
 
-def anybody(_: InstanceState) -> bool:
-    return True
-
-
 def shown(text: str | None) -> str:
     return text or ""
 
 
+def rows_of(*states: InstanceState) -> list[Row]:
+    """As the index has them: the newest first."""
+    return sorted(map(row_of, states), key=lambda row: row.created, reverse=True)
+
+
+def found(rows: list[Row], wanted: Wanted, **more: Any) -> list[str]:
+    return [row.instance_id for row in listing(rows, wanted, offset=0, limit=10, **{"now": NOW} | more).rows]
+
+
 def test_what_runs_or_is_wrong_comes_first() -> None:
-    rows = [
-        state(status, number)
-        for number, status in enumerate(
-            [Status.COMPLETED, Status.FAILED, Status.PENDING, Status.RUNNING, Status.TERMINATED, Status.RUNNING]
-        )
-    ]
-    found = listing(rows, anybody, status=None, text="", offset=0, limit=10)
-    assert [row.instance_id for row in found.rows] == ["i5", "i3", "i1", "i2", "i4", "i0"]
-    assert found.counts == {"Running": 2, "Failed": 1, "Pending": 1, "Completed": 1, "Terminated": 1}
-    page = listing(rows, anybody, status=Status.RUNNING, text="", offset=1, limit=1)
-    assert ([row.instance_id for row in page.rows], page.total, sum(page.counts.values())) == (["i3"], 2, 6)
+    order = (
+        Status.COMPLETED, Status.FAILED, Status.PENDING, Status.RUNNING, Status.TERMINATED, Status.RUNNING,
+        Status.SUSPENDED,
+    )  # fmt: skip
+    rows = rows_of(*(state(status, number) for number, status in enumerate(order)))
+    whole = listing(rows, Wanted(), offset=0, limit=10, now=NOW)
+    expected = ["i5", "i3", "i1", "i6", "i2", "i4", "i0"]
+    assert [row.instance_id for row in whole.rows] == expected
+    assert whole.counts == {
+        "Running": 2, "Failed": 1, "Pending": 1, "Completed": 1, "Terminated": 1, "Suspended": 1,
+    }  # fmt: skip
+    for limit in (1, 2, 3, 7):
+        parts = [listing(rows, Wanted(), offset=offset, limit=limit, now=NOW) for offset in range(0, 7, limit)]
+        assert [row.instance_id for part in parts for row in part.rows] == expected, limit
+        assert {part.total for part in parts} == {7}
+    page = listing(rows, Wanted(status=Status.RUNNING), offset=1, limit=1, now=NOW)
+    assert ([row.instance_id for row in page.rows], page.total, sum(page.counts.values())) == (["i3"], 2, 7)
+
+
+@pytest.mark.parametrize(
+    ("sort", "ids"),
+    [
+        ("started", ["i0", "i1", "i2", "i3", "i4"]),
+        ("-started", ["i4", "i3", "i2", "i1", "i0"]),
+        ("-id", ["i4", "i3", "i2", "i1", "i0"]),
+        ("name", ["i3", "i1", "i0", "i4", "i2"]),
+        ("-name", ["i4", "i2", "i3", "i1", "i0"]),
+        ("duration", ["i3", "i1", "i2", "i0", "i4"]),
+        ("-duration", ["i0", "i2", "i1", "i3", "i4"]),
+    ],
+)
+def test_the_list_has_the_order_that_the_user_chooses(sort: str, ids: list[str]) -> None:
+    """Of equal ones the newest comes first; what runs lasts until now; what waits for its start comes last."""
+    rows = rows_of(
+        state(Status.COMPLETED, 0, name="load", completed=at(30)),
+        state(Status.FAILED, 1, name="load", completed=at(3)),
+        state(Status.RUNNING, 2, name="write"),
+        state(Status.COMPLETED, 3, name="load", completed=at(4)),
+        state(Status.PENDING, 4, name="write"),
+    )
+    order = order_of(sort)
+    assert found(rows, Wanted(), order=order, now=at(12)) == ids
+    parts = [listing(rows, Wanted(), offset=offset, limit=2, now=at(12), order=order) for offset in (0, 2, 4)]
+    assert [row.instance_id for part in parts for row in part.rows] == ids
+    assert {part.total for part in parts} == {5}
+    completed = [name for name in ids if name in ("i0", "i3")]
+    assert found(rows, Wanted(status=Status.COMPLETED), order=order, now=at(12)) == completed
 
 
 @pytest.mark.parametrize(
@@ -69,9 +113,58 @@ def test_what_runs_or_is_wrong_comes_first() -> None:
     [("I1", ["i1"]), ("load", ["i0"]), ("dag_id=other", ["i1"]), ("airflow.dag_id=other", ["i1"]), ("team=x", [])],
 )
 def test_text_finds_ids_names_and_tags(text: str, ids: list[str]) -> None:
-    rows = [state(Status.RUNNING, 0, name="load_weather"), state(Status.RUNNING, 1, dag="other")]
-    found = listing(rows, anybody, status=None, text=text, offset=0, limit=10)
-    assert [row.instance_id for row in found.rows] == ids
+    rows = rows_of(state(Status.RUNNING, 0, name="load_weather"), state(Status.RUNNING, 1, dag="other"))
+    assert found(rows, Wanted(text=text)) == ids
+
+
+FILTERED = [
+    state(Status.FAILED, 0, name="load", failure=FailureDetails(error_type="E", error_message="41 Rows rejected")),
+    state(Status.TERMINATED, 1, dag="other", output='"rows are wrong"'),
+    state(Status.COMPLETED, 2, name="load", output="rows", tags={"airflow.dag_id": "other", "team": "x"}),
+    state(Status.RUNNING, 3, dag=None, tags={"team": "y", "taskhub.owner": "o"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ids"),
+    [
+        (Wanted(), ["i3", "i0", "i2", "i1"]),
+        (Wanted(dag="other"), ["i2", "i1"]),
+        (Wanted(dag="oth"), []),
+        (Wanted(name="load"), ["i0", "i2"]),
+        (Wanted(tag="team"), ["i3", "i2"]),
+        (Wanted(tag="team = x"), ["i2"]),
+        (Wanted(tag="owner=o"), ["i3"]),
+        (Wanted(error="rows"), ["i0", "i1"]),
+        (Wanted(error="ROWS REJECTED"), ["i0"]),
+        (Wanted(created_from=at(1)), ["i3", "i2", "i1"]),
+        (Wanted(created_to=at(1)), ["i0", "i1"]),
+        (Wanted(created_from=at(1), created_to=at(2)), ["i2", "i1"]),
+        (Wanted(created_from=at(1), text="i"), ["i3", "i2", "i1"]),
+        (Wanted(created_from=at(1), text="i0"), ["i0"]),
+        (Wanted(created_to=at(1), text="i3", status=Status.RUNNING), ["i3"]),
+        (Wanted(dag="other", name="load", tag="team=x", created_from=at(2)), ["i2"]),
+        (Wanted(dag="other", error="rows", status=Status.FAILED), []),
+    ],
+)
+def test_filters_can_be_combined(wanted: Wanted, ids: list[str]) -> None:
+    rows = rows_of(*FILTERED)
+    assert found(rows, wanted) == ids
+    assert sorted(row.instance_id for row in chosen(rows, wanted, reads=lambda row: True)) == sorted(ids)
+
+
+def test_an_error_that_the_user_may_not_read_finds_nothing() -> None:
+    rows = rows_of(*FILTERED)
+    assert found(rows, Wanted(error="rows"), reads=lambda row: row.dag == "other") == ["i1"]
+    assert chosen(rows, Wanted(error="rows"), reads=lambda row: False) == []
+
+
+def test_the_page_offers_the_most_frequent_dags_and_orchestrators() -> None:
+    many = [state(Status.RUNNING, number, dag=f"d{number}") for number in range(MOST_OFFERED + 5)]
+    twice = [state(Status.RUNNING, 100 + number, dag=f"d{number}", name="load") for number in range(MOST_OFFERED)]
+    offers = offered(rows_of(*many, *twice, state(Status.RUNNING, 999, dag=None)))
+    assert offers.dags == tuple(sorted(f"d{number}" for number in range(MOST_OFFERED)))
+    assert offers.names == ("flights_delays", "load")
 
 
 def test_a_user_sees_the_instances_of_readable_dags_and_an_administrator_sees_all() -> None:
@@ -79,6 +172,9 @@ def test_a_user_sees_the_instances_of_readable_dags_and_an_administrator_sees_al
     reader, administrator = visible({"flights"}, False), visible(set(), True)
     assert [reader(one) for one in (mine, others, nobodys)] == [True, False, False]
     assert [administrator(one) for one in (mine, others, nobodys)] == [True, True, True]
+    rows = [row_of(one) for one in (mine, others, nobodys)]
+    assert list(seen_by(rows, {"flights"}, False)) == rows[:1]
+    assert list(seen_by(rows, set(), True)) == rows
 
 
 @pytest.mark.parametrize(
@@ -237,6 +333,17 @@ def test_history_is_newest_first_and_bounded() -> None:
     }
 
 
+@pytest.mark.parametrize(("url", "base"), [("http://a.test:8080", ""), ("http://a.test/air/flow/", "/air/flow")])
+def test_the_views_in_airflows_ui_begin_with_the_path_of_its_base_url(
+    monkeypatch: pytest.MonkeyPatch, url: str, base: str
+) -> None:
+    """Airflow's UI opens these addresses as they are."""
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", url)
+    found = {(view["href"].partition("?")[0], view["icon"]) for view in taskhub_plugin._views()}
+    page = f"{base}/taskhub/page"
+    assert found == {(f"{page}/{name}", f"{page}/assets/icon.svg") for name in ("instances", "instance")}
+
+
 def test_the_plugin_is_what_airflow_expects() -> None:
     views_of = {view["destination"]: view for view in TaskHubPlugin.external_views}
     assert set(views_of) == {"nav", "task_instance"}
@@ -366,6 +473,7 @@ def test_trouble_is_said_and_is_no_500(ask: Any, filled: FakeHub) -> None:
     from airflow_provider_taskhub.errors import HubError, Unavailable
 
     assert ask("/api/instances?window=never")[0] == 422
+    assert ask("/api/instances?sort=size")[0] == 422
     filled.down = Unavailable("no answer within 30 s")
     assert ask("/api/instances") == (503, {"detail": "no answer within 30 s"})
     filled.down = HubError("there is no hub 'TaskHub'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -15,8 +16,11 @@ from airflow_provider_taskhub.engine.events import (
     Status,
 )
 from airflow_provider_taskhub.engine.pending_waits import AwaitedEvent, Awaits
-from airflow_provider_taskhub.plugins import instance_parts, json_views, web
-from tests.airflow.fake import NOW, FakeHub
+from airflow_provider_taskhub.hub.model import Member, Ownership, OwnerState, RecordState
+from airflow_provider_taskhub.hub.waiting.reasons import QuarantinedMessage
+from airflow_provider_taskhub.lineage import Lineage
+from airflow_provider_taskhub.plugins import instance_parts, json_views, shown_instances, web
+from tests.airflow.fake import NOW, FakeHub, member, record
 from tests.airflow.test_page_actions import TAGS, Page, audit_log, entries, page
 
 __all__ = ["audit_log", "entries", "page"]  # the fixtures
@@ -141,3 +145,121 @@ def test_awaited_events_are_named_and_a_fault_names_the_tab(page: Page, hub: Fak
     (lack,) = get(page, "instance?id=other")[1]["instance"]["waits"]
     assert (lack["kind"], lack["fault"], lack["tab"]) == ("no_worker_knows_orchestrator", True, "workers")
     assert lack["remedy"]
+
+
+def declared(
+    *inlets: str, written: tuple[str, ...] = (), state: RecordState = RecordState.COMPLETED, **more: Any
+) -> Any:
+    return record(state, lineage=Lineage(inlets=inlets, outlets=written), **more)
+
+
+def test_the_data_of_completed_activities_of_all_generations_without_one_more_request(page: Page, hub: FakeHub) -> None:
+    hub.put("mine", Status.RUNNING, tags=TAGS)
+    hub.records["mine"] = (
+        declared("s3://b/2", "s3://b/1", written=("s3://b/out",)),
+        declared("s3://b/1", written=("s3://b/old",), execution="earlier"),
+        declared("s3://b/lost", state=RecordState.LOST, task_id=1),
+    )
+    _, answer = get(page, "instance?id=mine")
+    assert answer["lineage"] == {"inlets": ["s3://b/1", "s3://b/2"], "outlets": ["s3://b/old", "s3://b/out"], "more": 0}
+    assert [one["lineage"]["outlets"] for one in answer["activities"]] == [["s3://b/out"], []]
+    assert (hub.requests["activities"], hub.requests["lineage"]) == (1, 0)
+
+
+def test_uris_are_masked_bounded_and_hidden_as_all_payloads(
+    page: Page, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_views, "MOST_URIS", 2)
+    hub.put("mine", Status.RUNNING, tags=TAGS)
+    hub.records["mine"] = (declared(*(f"s3://b/{n}?token=hush" for n in range(5)), written=("s3://b/out",)),)
+    _, answer = get(page, "instance?id=mine")
+    assert answer["lineage"] == {
+        "inlets": ["s3://b/0?token=***", "s3://b/1?token=***"], "outlets": ["s3://b/out"], "more": 3
+    }  # fmt: skip
+    monkeypatch.setattr(shown_instances, "require", _refuses)
+    _, answer = get(page, "instance?id=mine")
+    hidden = {"inlets": [shown_instances.HIDDEN], "outlets": [shown_instances.HIDDEN], "more": 0}
+    assert [answer["lineage"], answer["activities"][0]["lineage"]] == [hidden, hidden]
+
+
+def _refuses(*_: Any) -> None:
+    from fastapi import HTTPException
+
+    raise HTTPException(403, "not yours")
+
+
+OWNED = Ownership(partition=2, owner="b@other/2", state=OwnerState.LIVE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standstill:
+    """Why an instance stands still, and what is said about it.
+
+    :param state: fields of its row. :param workers: those of the hub. :param facts: as :attr:`FakeHub.facts`.
+    :param text: how the text on its page begins. :param listed: the same for the list, if it says less.
+    """
+
+    state: dict[str, Any] = field(default_factory=dict)
+    workers: tuple[Member, ...] = (member(),)
+    facts: dict[str, Any] = field(default_factory=dict)
+    text: str
+    listed: str = ""
+    remedy: str
+    tab: str | None
+
+
+STANDSTILLS = {
+    "no worker knows it": Standstill(
+        state={"name": "unknown"},
+        text="no live worker knows orchestrator 'unknown'. Alive: a@host/1 (flights 3)",
+        remedy="Load the app that declares it, or correct the name",
+        tab="workers",
+    ),
+    "wrong version": Standstill(
+        state={"version": "7"},
+        workers=(replace(member(), accepts={"flights_delays": ("3",)}),),
+        text="no live worker accepts version '7' of orchestrator 'flights_delays'. Alive: a@host/1",
+        remedy="Start a worker whose app has that version, or declares it compatible",
+        tab="workers",
+    ),
+    "the owner of its partition lacks the app": Standstill(
+        workers=(member(), member("b@other/2", "else")),
+        facts={"served": OWNED},
+        text="partition 2 is owned by b@other/2, which cannot run orchestrator 'flights_delays'; a@host/1 can run it",
+        remedy="Load the same apps in all workers of the hub",
+        tab="partitions",
+    ),
+    "suspended": Standstill(
+        state={"status": Status.SUSPENDED, "suspended_by": "ann@node7", "output": "payday"},
+        text="suspended by ann@node7: payday",
+        listed="suspended by ann@node7",  # the reason is a payload, which a list need not read
+        remedy="To resume it: taskhub instances resume mine",
+        tab=None,
+    ),
+    "in quarantine": Standstill(
+        facts={"quarantined": (QuarantinedMessage(message_id="m7", cause="ValueError: token=hush", stuck=True),)},
+        text="it is in quarantine: ValueError: token=***",
+        remedy="Fix the cause, then: taskhub quarantine put-back m7",
+        tab="quarantine",
+    ),
+    "offline": Standstill(
+        facts={"served": replace(OWNED, offline=True), "offline_by": "ann", "offline_reason": "new disk"},
+        text="partition 2 was taken offline by ann (new disk)",
+        remedy="To bring it back: taskhub partitions online 2",
+        tab="partitions",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STANDSTILLS)
+def test_why_an_instance_stands_still_is_said_in_the_list_and_on_its_page(page: Page, hub: FakeHub, name: str) -> None:
+    case = STANDSTILLS[name]
+    hub.put("mine", **({"status": Status.RUNNING, "tags": TAGS} | case.state))
+    hub.workers, hub.facts["mine"] = case.workers, case.facts
+    (row,) = get(page, "instances?window=all")[1]["rows"]
+    assert row["now"].startswith(f"waits: {case.listed or case.text}")
+    said = get(page, "instance?id=mine")[1]["instance"]
+    (note,) = said["waits"]
+    assert note["text"].startswith(case.text)
+    assert (note["remedy"], note["tab"]) == (case.remedy, case.tab)
+    assert row["fault"] == said["fault"] == note["fault"] == (name != "suspended"), "a suspension is somebody's wish"

@@ -287,7 +287,7 @@ def test_a_secret_in_the_arguments_is_left_to_the_worker_that_refuses_it() -> No
     assert texts(made(input={"password": "hunter2-hunter2"})) == {"start": (reason,)}
 
 
-def test_results_of_other_tasks_and_mapped_tasks_start_in_a_worker() -> None:
+def test_results_of_other_tasks_are_resolved_by_a_worker() -> None:
     with DAG("d", schedule=None):
         first = TaskHubOperator(task_id="first", orchestrator="o")
         second = TaskHubOperator.partial(task_id="second", orchestrator="o").expand(input=first.output)
@@ -304,7 +304,7 @@ def test_worker_is_taken_at_its_word_and_other_words_are_refused() -> None:
     assert texts(made(complete_on="worker")) == {"success": said, "failure": said}
     with pytest.raises(InputError, match="TaskHubOperator 't': start_on is 'moon': choose from trigger, worker, auto"):
         made(start_on="moon")
-    for wrong in ("", "Trigger", "{{ params.x }}", None):
+    for wrong in ("", "Trigger", "{{ params.x }}"):
         with pytest.raises(InputError, match="complete_on is"):
             made(complete_on=wrong)
 
@@ -313,8 +313,9 @@ def test_the_example_dag_shows_where_tasks_start_and_end() -> None:
     tasks = runpy.run_path(str(EXAMPLE))["dag"].task_dict
     assert {name: texts(task) for name, task in tasks.items()} == {
         "no_worker": {},
+        "rows": {},
         "ends_in_a_worker": {"success": ("outlets",)},
-        "starts_in_a_worker": {"start": ("the triggerer cannot render the template '{{ [params.name] }}'",)},
+        "starts_in_a_worker": {"start": ("the triggerer cannot render the template '{{ params.name | upper }}'",)},
         "only_workers": {
             "start": ("start_on='worker'",),
             "success": ("complete_on='worker'",),

@@ -23,7 +23,7 @@ def hub_id(dag_id: str, run_id: str) -> str:
 
 @pytest.mark.parametrize(
     ("dag_id", "total", "first_try_owns"),
-    [("rewound", 13, True), ("restarted", 24, False), ("other_version", 24, False)],
+    [("rewound", 13, True), ("rewound_spark", 13, True), ("restarted", 24, False), ("other_version", 24, False)],
 )
 def test_twelve_activities_of_which_one_fails_once(
     real: RealAirflow, tmp_path: Path, dag_id: str, total: int, first_try_owns: bool
@@ -38,7 +38,9 @@ def test_twelve_activities_of_which_one_fails_once(
     assert instance["status"] == "Completed"
     assert instance["tags"]["airflow.try_number"] == ("1" if first_try_owns else "2")
     log = real.log(dag_id, run, attempt=2)
-    assert ("goes on from before its failure" in log) == (dag_id == "rewound")
+    assert ("goes on from before its failure" in log) == dag_id.startswith("rewound")
+    in_spark = [bool(one["application"]) for one in real.instance(hub_id(dag_id, run))["activities"]]
+    assert in_spark == [dag_id == "rewound_spark"] * len(in_spark)
     other = "is not rewound: it was started with version '7', and the task now asks for ''"
     assert (other in log) == (dag_id == "other_version")
 

@@ -1,4 +1,4 @@
-"""``@task.orchestration`` in a real Airflow: the DAG of ``dags_examples/taskflow.py``."""
+"""Task functions in a real Airflow: the DAGs of ``dags_examples/taskflow.py`` and ``spark_rows.py``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.airflow.real import RealAirflow
 pytestmark = pytest.mark.timeout(600)
 
 
-def returned(real: RealAirflow, run: str, task_id: str, index: int = -1) -> object:
-    entries = f"{real.path('taskflow', run, task_id)}/xcomEntries/return_value"
+def returned(real: RealAirflow, run: str, task_id: str, index: int = -1, dag_id: str = "taskflow") -> object:
+    entries = f"{real.path(dag_id, run, task_id)}/xcomEntries/return_value"
     return real.get(entries, map_index=index)["value"]
 
 
@@ -35,3 +35,14 @@ def test_a_rendered_argument_of_a_wrong_type_fails_the_row_and_starts_nothing(re
     assert (
         real.request("GET", "/taskhub/api/instance", params={"id": f"taskflow_wrong:hub:{run}:g1"}).status_code == 404
     )
+
+
+def test_spark_functions_are_rows(real: RealAirflow) -> None:
+    run = real.trigger("spark_rows")
+    real.reaches("spark_rows", run, "success", task_id="total")
+    assert returned(real, run, "total", dag_id="spark_rows") == 46
+    assert [returned(real, run, "primes", index, "spark_rows") for index in (0, 1)] == [25, 21]
+    row = real.get(f"{real.path('spark_rows', run, 'primes')}/xcomEntries/instance_id", map_index=1)["value"]
+    shown = real.instance(row)
+    assert (shown["instance"]["name"], shown["instance"]["input"]) == ("count_primes", '{"first":100,"end":200}')
+    assert [bool(one["application"]) for one in shown["activities"]] == [True]

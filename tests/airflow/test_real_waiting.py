@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.airflow.crashes.verdict import do, held, line
 from tests.airflow.real import RealAirflow, until
 
 pytestmark = pytest.mark.timeout(600)
@@ -40,3 +41,22 @@ def test_a_task_that_does_not_wait_leaves_its_instance_running(real: RealAirflow
     until("running", lambda: real.status(instance) == "Running")
     real.tell(instance, 9)
     until("completed", lambda: real.status(instance) == "Completed")
+
+
+def test_the_log_of_a_waiting_task_has_the_output_of_a_running_activity(real: RealAirflow) -> None:
+    run = real.trigger("told")
+    real.waits("told", run)
+    until("the activity's output", lambda: "resting for 600.0 s" in real.log("told", run))
+    instance_id = f"told:hub:{run}:g1"
+    assert real.status(instance_id) == "Running"
+    real.tell(instance_id, 1)
+    real.reaches("told", run, "success")
+
+
+@pytest.mark.parametrize("deed", ["task killed", "triggerer killed", "cleared", "argument changed"])
+def test_what_is_done_while_tasks_wait_ends_nothing_by_mistake_and_starts_nothing_twice(
+    real: RealAirflow, monkeypatch: pytest.MonkeyPatch, deed: str
+) -> None:
+    """The short form of ``make crashes``."""
+    monkeypatch.setenv("TASKHUB_HOME", real.env["TASKHUB_HOME"])
+    assert [line(wait) for wait in do(real, deed) if not held(wait)] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,8 @@ def test_a_task_succeeds_without_any_worker(real: RealAirflow) -> None:
     assert "the task ends in the triggerer" in log
     assert not list(Path(real.home, "logs").rglob(f"*run_id={run}*/**/attempt=1.log")), "the log of a worker"
     links = real.get(f"{real.path('zero', run)}/links")["extra_links"]
-    assert links["TaskHub instance"].startswith("/plugin/taskhub/taskhub/page/instance?dag_id=zero&run_id=manual__")
+    page = f"{real.base}/plugin/taskhub{real.base}/taskhub/page/instance?dag_id=zero&run_id=manual__"
+    assert links["TaskHub instance"].startswith(page)
     tags = real.instance(instance_id)["instance"]["tags"]
     assert tags["run"] == f"of {run}", "the triggerer renders the templates"
     assert (tags["airflow.try_number"], tags["airflow.max_tries"], tags["taskhub.generation"]) == ("1", "0", "1")
@@ -34,6 +36,19 @@ def test_a_task_succeeds_without_any_worker(real: RealAirflow) -> None:
     assert real.reaches("zero", run, "success")["try_number"] == 2
     assert real.status(f"zero:hub:{run}:g2") == "Completed", "a clear computes everything again"
     assert "only a worker can tell a retry from a clear" in real.log("zero", run, attempt=2)
+
+
+def test_rows_of_a_mapped_task_succeed_without_any_worker(real: RealAirflow) -> None:
+    run = real.trigger("zero_mapped")
+    for index, day in enumerate(("monday", "tuesday")):
+        task = real.reaches("zero_mapped", run, "success", index=index)
+        assert {name: task[name] for name in NO_WORKER} == NO_WORKER
+        assert real.xcom("zero_mapped", run, index=index) == {"sum": (index + 1) ** 2, "run": run}
+        instance_id = f"zero_mapped:hub[{index}]:{run}:g1"
+        assert f"instance {instance_id} started, by the triggerer" in real.log("zero_mapped", run, index=index)
+        tags = real.instance(instance_id)["instance"]["tags"]
+        assert (tags["run"], tags["day"]) == (f"of {run}", day), "the values of the row, and rendered templates"
+    assert not list(Path(real.home, "logs").rglob(f"*run_id={run}*/**/attempt=1.log")), "the log of a worker"
 
 
 def test_a_failure_ends_in_the_triggerer_too(real: RealAirflow) -> None:
@@ -69,8 +84,41 @@ def test_a_template_that_cannot_be_rendered_fails_with_the_workers_error(real: R
     run = real.trigger("zero_unrendered")
     assert real.reaches("zero_unrendered", run, "failed")["pid"] is not None
     log = real.log("zero_unrendered", run)
-    assert "a worker starts the instance: the triggerer cannot render the templates" in log
+    assert "a worker starts this task: the triggerer cannot render the templates" in log
     assert "no attribute 'nothing'" in log
+
+
+def test_a_sensor_waits_and_ends_without_any_worker(real: RealAirflow) -> None:
+    name = f"sensed-{time.time_ns()}"
+    run = real.trigger("sensor", instance=name)
+    real.reaches("sensor", run, "deferred")
+    until("the wait", lambda: f"{name} is not in the hub" in real.log("sensor", run))
+    real.taskhub("instances", "start", "sums", "--id", name, "--input", "[2]")
+    task = real.reaches("sensor", run, "success")
+    assert {name: task[name] for name in NO_WORKER} == NO_WORKER
+    assert real.xcom("sensor", run)["sum"] == 4
+    assert "the task ends in the triggerer" in real.log("sensor", run)
+    assert not list(Path(real.home, "logs").rglob(f"*run_id={run}*/**/attempt=1.log")), "the log of a worker"
+    links = real.get(f"{real.path('sensor', run)}/links")["extra_links"]
+    assert f"id={name}" in links["TaskHub instance"]
+    real.clear("sensor", run)
+    task = real.reaches("sensor", run, "success")
+    assert (task["try_number"], task["pid"] is not None, task["duration"] > 0) == (2, True, True)
+    assert real.xcom("sensor", run)["sum"] == 4
+    assert "only a worker makes Airflow forget the end and the result" in real.log("sensor", run, attempt=2)
+
+
+def test_rows_of_a_mapped_sensor_end_without_any_worker_and_one_skips(real: RealAirflow) -> None:
+    name = f"rows-{time.time_ns()}"
+    run = real.trigger("sensor_mapped", instance=name)
+    real.taskhub("instances", "start", "sums", "--id", f"{name}-a", "--input", "[3]")
+    real.taskhub("instances", "start", "waits", "--id", f"{name}-b")
+    real.taskhub("instances", "terminate", f"{name}-b", "--reason", "not needed")
+    for index, state in enumerate(("success", "skipped")):
+        task = real.reaches("sensor_mapped", run, state, index=index)
+        assert {name: task[name] for name in NO_WORKER} == NO_WORKER
+    log = real.log("sensor_mapped", run, index=1)
+    assert f"Skipping, because soft_fail is set: instance {name}-b terminated: not needed" in log
 
 
 @pytest.mark.parametrize("state", ["failed", "success"])

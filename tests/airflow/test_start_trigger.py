@@ -59,26 +59,42 @@ class Airflow:
         monkeypatch.setattr(TaskHubHook, "asettings", counted)
 
     def states(self, *, task_ids: list[str], **place: Any) -> dict[str, dict[str, str | None]]:
-        assert place == {"dag_id": "d", "run_ids": ["r"], "map_index": -1}
+        index = place.pop("map_index")
+        assert place == {"dag_id": "d", "run_ids": ["r"]}
         self.requests["states"] += 1
-        return {"r": dict.fromkeys(task_ids, self.state)}
+        return {"r": {task_id if index < 0 else f"{task_id}_{index}": self.state for task_id in task_ids}}
 
     async def get(self, *, key: str, task_id: str, **place: Any) -> Any:
-        assert place == {"dag_id": "d", "run_id": "r", "map_index": -1}
         self.requests["get"] += 1
-        return self.rows[task_id].get(key)
+        return self.rows[self.row(task_id, **place)].get(key)
+
+    def row(self, task_id: str, **place: Any) -> str:
+        index = place.pop("map_index")
+        assert place == {"dag_id": "d", "run_id": "r"}
+        return task_id if index < 0 else f"{task_id}[{index}]"
 
     async def set(self, *, key: str, value: Any, task_id: str, **place: Any) -> None:
-        assert place == {"dag_id": "d", "run_id": "r", "map_index": -1}
         self.requests["set"] += 1
         if self.refuses:
             raise ConnectionError("no answer")
-        self.rows.setdefault(task_id, {})[key] = value
+        self.rows.setdefault(self.row(task_id, **place), {})[key] = value
 
     def trigger(
-        self, *, try_number: int = 1, ti_id: UUID | None = None, task_id: str = "t", **arguments: Any
-    ) -> TaskHubStartTrigger:
-        """Build the trigger of a task as Airflow does, from the serialized DAG."""
+        self,
+        *,
+        try_number: int = 1,
+        ti_id: UUID | None = None,
+        task_id: str = "t",
+        index: int = -1,
+        expand: dict[str, Any] | list[dict[str, Any]] | None = None,
+        kind: Any = TaskHubOperator,
+        **arguments: Any,
+    ) -> Any:
+        """Build the trigger of a task as Airflow does, from the serialized DAG.
+
+        :param index: the map index. :param expand: what ``expand()`` or ``expand_kwargs()`` gets; None: not mapped.
+        :param kind: the class of the operator or sensor.
+        """
         from airflow.executors.workloads.task import TaskInstanceDTO
         from airflow.jobs.triggerer_job_runner import TriggerRunner
         from airflow.models.trigger import Trigger
@@ -88,7 +104,14 @@ class Airflow:
 
         params = {"seconds": 60, "empty": "", "long": "x" * 40_000, "begin": "2027-01-01T01:00:00+01:00"}
         with DAG("d", schedule=None, params=params) as dag:
-            TaskHubOperator(**({"task_id": task_id, "orchestrator": "flights_delays", "retries": 2} | arguments))
+            named = {"orchestrator": "flights_delays"} if kind is TaskHubOperator else {}
+            given = {"task_id": task_id, "retries": 2} | named | arguments
+            if expand is None:
+                kind(**given)
+            elif isinstance(expand, dict):
+                kind.partial(**given).expand(**expand)
+            else:
+                kind.partial(**given).expand_kwargs(expand, strict=False)
         dag.fileloc = self.dag_file
         encoded = DagSerialization.to_dict(dag)
         start = DagSerialization.from_dict(encoded).get_task(task_id).start_trigger_args
@@ -96,7 +119,7 @@ class Airflow:
         kwargs = {name: smart_decode_trigger_kwargs(value) for name, value in Trigger._decrypt_kwargs(stored).items()}
         self.ids.append(ti_id or uuid4())
         dto = TaskInstanceDTO(
-            id=self.ids[-1], task_id=task_id, dag_id="d", run_id="r", try_number=try_number, map_index=-1,
+            id=self.ids[-1], task_id=task_id, dag_id="d", run_id="r", try_number=try_number, map_index=index,
             pool_slots=1, priority_weight=1, dag_version_id=uuid4(), queue="default",
         )  # fmt: skip
         dates = dict.fromkeys(
@@ -114,6 +137,8 @@ class Airflow:
         trigger = import_string(start.trigger_cls)(**kwargs)
         trigger.clock = VirtualClock(asyncio.get_running_loop())
         trigger.task_instance, trigger.trigger_id = ti, 1
+        limits = [limit for limit in (start.timeout, arguments.get("execution_timeout")) if limit is not None]
+        trigger.timeout_after = trigger.clock.utc_now().datetime() + min(limits) if limits else None
         trigger.render_template_fields(context=ti.get_template_context())
         return trigger
 
@@ -212,8 +237,6 @@ def test_it_starts_what_a_worker_would_start_and_ends_the_task(hub: FakeHub, air
     assert (tags["airflow.try_number"], tags["airflow.max_tries"], tags["taskhub.generation"]) == ("1", "2", "1")
     assert (hub.watched[ID].owner, hub.watched[ID].generation, hub.watched[ID].map_index) == (owner, 1, -1)
     assert (hub.watched[ID].waiter, hub.watched[ID].cleared_continues) == (owner, False)
-    link = airflow.xcoms.pop("_link_TaskHubInstanceLink")
-    assert link.startswith("/plugin/taskhub/taskhub/page/instance?dag_id=d&run_id=r&task_id=t")
     assert airflow.xcoms == {"instance_id": ID, "return_value": {"sum": 1}}
 
 
@@ -259,11 +282,8 @@ def test_a_failure_ends_in_the_triggerer_unless_airflow_would_retry_it_against_i
     play(scenario)
 
 
-@pytest.mark.parametrize(
-    ("failed", "chosen", "xcom"),
-    [(True, False, "taskhub_owner"), (True, True, "taskhub_owner"), (False, True, "taskhub_owner")]
-    + [(failed, chosen, "instance_id") for failed in (True, False) for chosen in (True, False)],
-)
+@pytest.mark.parametrize("xcom", ["taskhub_owner", "instance_id"])
+@pytest.mark.parametrize(("failed", "chosen"), [(True, False), (True, True), (False, True)])
 def test_an_end_ends_no_task_that_waits_for_another_instance(
     hub: FakeHub, airflow: Airflow, failed: bool, chosen: bool, xcom: str
 ) -> None:
@@ -279,6 +299,44 @@ def test_an_end_ends_no_task_that_waits_for_another_instance(
         event = await event_of(airflow.trigger(**({"instance_id": "x"} if chosen else {})))
         assert (type(event), event.payload["reason"]) == (TriggerEvent, "reached")
         assert "return_value" not in airflow.xcoms
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("xcom", [ID, "d:t:r:g2"])
+def test_an_end_ends_no_task_that_was_cleared_and_waits_again(hub: FakeHub, airflow: Airflow, xcom: str) -> None:
+    """The hub has an instance of the next generation. So Airflow is asked for which instance the task waits."""
+
+    async def scenario() -> None:
+        def end() -> None:
+            hub.put("d:t:r:g2", Status.RUNNING)
+            airflow.xcoms["instance_id"] = xcom
+            hub.end(ID, 1)
+
+        after(3, end)
+        event = await event_of(airflow.trigger())
+        assert type(event) is (TaskSuccessEvent if xcom == ID else TriggerEvent)
+        assert airflow.requests["get"] == 1
+
+    play(scenario)
+
+
+def test_a_task_whose_hub_does_not_answer_at_the_end_asks_airflow(
+    hub: FakeHub, airflow: Airflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get = FakeClient.get
+
+    async def refused(client: FakeClient, instance_id: str, **more: Any) -> Any:
+        if instance_id.endswith("g2"):
+            raise StorageError("no answer")
+        return await get(client, instance_id, **more)
+
+    monkeypatch.setattr(FakeClient, "get", refused)
+
+    async def scenario() -> None:
+        after(3, lambda: hub.end(ID, 1))
+        assert type(await event_of(airflow.trigger())) is TaskSuccessEvent
+        assert airflow.requests["get"] == 1
 
     play(scenario)
 
@@ -389,7 +447,7 @@ def test_rows_that_start_and_end_at_once_share_what_they_ask_airflow(hub: FakeHu
         triggers = [airflow.trigger(task_id=f"t{row}") for row in range(rows)]
         events = asyncio.gather(*map(event_of, triggers))
         await asyncio.sleep(5)
-        assert airflow.requests == {"connection": 1, "set": 2 * rows}, "each row's instance id and link"
+        assert airflow.requests == {"connection": 1, "set": rows}, "each row's instance id"
         for row in range(rows):
             hub.end(f"d:t{row}:r:g1", row)
         assert {type(event) for event in await events} == {TaskSuccessEvent}
@@ -397,7 +455,7 @@ def test_rows_that_start_and_end_at_once_share_what_they_ask_airflow(hub: FakeHu
     play(scenario)
     assert [airflow.rows[f"t{row}"]["return_value"] for row in range(rows)] == [*range(rows)]
     assert airflow.requests.pop("states") <= 5
-    assert airflow.requests == {"connection": 1, "get": rows, "set": 3 * rows}
+    assert airflow.requests == {"connection": 1, "set": 2 * rows}, "and its output"
 
 
 def test_a_connection_is_read_again_after_a_second(hub: FakeHub, airflow: Airflow) -> None:
@@ -464,8 +522,30 @@ def test_the_time_limit_terminates_and_a_worker_ends_the_task(hub: FakeHub, airf
     play(scenario)
 
 
-def test_the_operator_continues_where_the_trigger_stopped(hub: FakeHub, airflow: Airflow) -> None:
-    """It starts the instance if the trigger has not, or if the event belongs to another try, and ends it otherwise."""
+def test_a_later_try_that_a_worker_starts_deletes_the_result_of_the_earlier_one(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a new output of None would leave the old output to the tasks that come after."""
+    from airflow.sdk.execution_time.xcom import XCom
+
+    forgotten: list[dict[str, Any]] = []
+    monkeypatch.setattr(XCom, "delete", lambda **place: forgotten.append(place))
+    task, ti = Task(TaskHubOperator(task_id="t", orchestrator="flights_delays"), Store()), Ti(task_id="t")
+    event = {"reason": "start", "instance_id": None, "owner": "", "status": None, "message": "why"}
+    for each, expected in ((ti, 0), (ti.next_try(), 1)):
+        with pytest.raises(TaskDeferred):
+            task.operator.execute_started(task.context(each), event)
+        assert len(forgotten) == expected
+    assert (forgotten[0]["key"], forgotten[0]["task_id"], forgotten[0]["map_index"]) == ("return_value", "t", -1)
+
+
+def test_the_operator_continues_where_the_trigger_stopped(
+    hub: FakeHub, airflow: Airflow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It starts the instance if the trigger has not, or if the event belongs to another try, and ends it otherwise.
+
+    The worker's log says why, because the trigger of the wait overwrites the log of the trigger before it.
+    """
     task = Task(TaskHubOperator(task_id="t", orchestrator="flights_delays"), Store())
     ti = Ti(dag_id="d", task_id="t", run_id="r")
 
@@ -474,12 +554,14 @@ def test_the_operator_continues_where_the_trigger_stopped(hub: FakeHub, airflow:
         return task.operator.resume_execution("execute_started", {"event": payload}, task.context(ti))
 
     with pytest.raises(TaskDeferred) as deferred:
-        resumed(reason="start", instance_id=None)
+        resumed(reason="start", instance_id=None, message="the DAG file has changed")
     assert deferred.value.trigger.instance_id == ID
+    assert "a worker starts this task: the DAG file has changed [" in capsys.readouterr().out
     hub.end("other", {"sum": 2})
     with pytest.raises(TaskDeferred) as deferred:
         resumed(instance_id="other", owner="another try")
     assert deferred.value.trigger.instance_id == ID
+    assert "a worker starts this task: the trigger's event belongs to another try [" in capsys.readouterr().out
     hub.end(ID, {"sum": 1})
     assert resumed() == {"sum": 1}
 
@@ -487,7 +569,6 @@ def test_the_operator_continues_where_the_trigger_stopped(hub: FakeHub, airflow:
 @pytest.mark.parametrize(
     ("arguments", "ti", "line"),
     [
-        ({}, {"map_index": 3}, "a worker starts this task: it is mapped"),
         ({"start_on": "worker"}, {}, "a worker starts this task: start_on='worker'"),
         (
             {"input": "{{ macros.uuid }}"},
@@ -527,7 +608,7 @@ def test_a_task_that_does_not_wait_may_push_nothing(hub: FakeHub, airflow: Airfl
         assert type(event) is TaskSuccessEvent
 
     play(scenario)
-    assert set(airflow.xcoms) == {"instance_id", "_link_TaskHubInstanceLink"}
+    assert set(airflow.xcoms) == {"instance_id"}
 
 
 @pytest.mark.parametrize("why", ["outlets", "no XComs", "another trigger's task"])

@@ -23,8 +23,9 @@ from airflow_provider_taskhub.hooks.outputs import MAX_OUTPUT_BYTES
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook, settings_without_connection
 from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.hub.watches import Watch
+from airflow_provider_taskhub.triggers.settling import SETTLE
 from airflow_provider_taskhub.triggers.task_end import LARGEST_OUTPUT
-from airflow_provider_taskhub.triggers.taskhub import SETTLE, TaskHubTrigger
+from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 from airflow_provider_taskhub.triggers.watcher import IN_TURN, SOON
 from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from tests.airflow.fake import NOW, FakeHub, member, record
@@ -134,6 +135,31 @@ def test_it_hands_a_task_back_once_the_process_that_deferred_it_has_surely_ended
         ).groups()
         assert (ended, float(seconds)) == ("i", pytest.approx(SETTLE - end, abs=2))
         assert line.endswith(", because Airflow may fail a task that is resumed sooner")
+
+
+@pytest.mark.parametrize(
+    ("executor", "seconds"),
+    [
+        ("CeleryExecutor", 3.0),
+        ("airflow.providers.celery.executors.celery_executor.CeleryExecutor", 3.0),
+        ("LocalExecutor", SETTLE),
+        ("KubernetesExecutor", SETTLE),
+        ("CeleryExecutor,KubernetesExecutor", SETTLE),
+        ("CeleryExecutor;team=LocalExecutor", SETTLE),
+    ],
+)
+def test_celery_alone_takes_a_task_back_at_once(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, executor: str, seconds: float
+) -> None:
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", executor)
+
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING, tags=OWNER)
+        after(3.0, lambda: hub.end("i", 1))
+        assert (await fired(ending(monkeypatch, end_from_trigger=False)))["reason"] == "reached"
+        assert seconds <= asyncio.get_running_loop().time() < seconds + 2
+
+    play(scenario)
 
 
 class FakeXComs:
@@ -336,6 +362,7 @@ def test_requests_per_interval_do_not_grow_with_the_number_of_waits(hub: FakeHub
             "completions": 100,
             "get": turn,
             "activities": turn,
+            "log_hints": 20,
             "members": pytest.approx(20, abs=4),
             "waiting_of": pytest.approx(120, abs=4),
         }
@@ -518,6 +545,10 @@ def test_the_log_tells_which_activities_without_a_record_are_awaited(
         ((), "no worker is alive"),
         ((member("a", alive=False),), "no worker is alive"),
         ((member("b@h/1", "load_weather"),), r"Alive: b@h/1 \(flights 3\); they know: load_weather"),
+        (
+            (replace(member("b@h/1", "load_weather"), activities=("flights_delays",)),),
+            "'flights_delays' is an activity: declare it with standalone=True",
+        ),
     ],
 )
 def test_without_a_worker_that_knows_the_orchestrator_it_fails_in_time(hub: FakeHub, workers: Any, text: str) -> None:

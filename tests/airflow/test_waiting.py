@@ -203,6 +203,7 @@ def test_the_example_dag_shows_every_way_to_wait() -> None:
     tasks = runpy.run_path(str(EXAMPLE))["dag"].task_dict
     assert {name: (task.wait_for_completion, task.deferrable) for name, task in tasks.items()} == {
         "in_the_triggerer": (True, True),
+        "a_moment": (True, True),
         "in_the_worker": (True, False),
         "not_at_all": (False, True),
         "begins_later": (True, True),

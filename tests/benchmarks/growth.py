@@ -1,7 +1,7 @@
 """``make bench-growth``: what must not cost more when there is more of it, beside its goal.
 
-Idle workers, waiting instances, large hubs, pages of listings, several workers, long histories. What is compared takes
-turns in one process, so that a machine that is slow for a while is slow for both.
+Idle workers, waiting instances, large hubs, pages of listings, several workers, long histories, Airflow's page. What
+is compared takes turns in one process, so that a machine that is slow for a while is slow for both.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from statistics import median
@@ -36,7 +36,9 @@ from airflow_provider_taskhub.storage.primitives import (
     Transact,
     Unit,
 )
+from tests.benchmarks import page
 from tests.benchmarks.figures import machine
+from tests.benchmarks.findings import Extent, Finding, Findings
 from tests.benchmarks.histories import LONG, long_history, replayed
 from tests.benchmarks.stage import AZURITE, EMBEDDED, EMULATOR, BenchError, Stage
 
@@ -54,36 +56,6 @@ EVICTED = 40.0
 """Seconds after which an idle session is gone: a timeout of 30, looked at six times within it."""
 PAGE = 20
 POLLS = ("queue.receive", "queue.update")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A line of the table. :param goal: None: shown, but nothing is asked of it. :param most: it is an upper bound."""
-
-    part: str
-    what: str
-    value: float
-    unit: str
-    goal: float | None = None
-    most: bool = True
-
-    @property
-    def met(self) -> bool:
-        return self.goal is None or (self.value <= self.goal if self.most else self.value >= self.goal)
-
-
-Findings = AsyncIterator[Finding]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extent:
-    """How much is measured. :param scale: 0.1: a tenth of every size. :param rounds: turns of what takes turns."""
-
-    scale: float = 1.0
-    rounds: int = 5
-
-    def of(self, size: int, *, least: int = 10) -> int:
-        return max(least, round(size * self.scale))
 
 
 # orchestrations
@@ -315,6 +287,7 @@ PARTS: Mapping[str, Callable[[Extent], Findings]] = {
     "waiting": _waiting,
     "size": _sizes,
     "workers": _several,
+    "page": page.findings,
 }
 
 
@@ -371,7 +344,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         screen.width = WIDTH
     screen.print(machine(), highlight=False)
     try:
-        if "idle" in options.parts:
+        if {"idle", "page"} & set(options.parts):
             install(AZURITE)
         found = asyncio.run(_measure(screen, options.parts, Extent(scale=options.scale, rounds=options.rounds)))
     except (BenchError, TaskHubError) as error:

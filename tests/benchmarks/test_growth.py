@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.benchmarks.growth import PARTS, Finding, main, table
+from tests.benchmarks.findings import Finding
+from tests.benchmarks.growth import PARTS, main, table
 from tests.benchmarks.histories import LONG, long_history, replayed
 
 
@@ -20,7 +21,7 @@ def test_a_part_comes_to_its_end(part: str, capsys: pytest.CaptureFixture[str]) 
 def test_unknown_parts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--parts", "idle,nothing"])
-    assert "'nothing' is none of replay, idle, waiting, size, workers" in capsys.readouterr().err
+    assert "'nothing' is none of replay, idle, waiting, size, workers, page" in capsys.readouterr().err
 
 
 def test_a_goal_is_an_upper_or_a_lower_bound() -> None:

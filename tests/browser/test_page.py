@@ -47,15 +47,15 @@ def runs(real: RealAirflow) -> Runs:
         real.reaches("mapped", started["mapped"], "success", index=index)
     command = [*real.processes["worker"].command, "--activities", "2"]
     command[command.index("first")] = "doomed"
-    run = real.trigger("slow", seconds=12)
-    survivor = f"slow:hub:{run}:g1"
-    real.processes["worker"].signal(signal.SIGSTOP)  # so that the other one gets the activity
+    real.processes["worker"].stop()  # so that the other one gets the activity
     doomed = Process("doomed", command, real.env | {"PYTHONPATH": str(ROOT)}, real.home)
     try:
+        run = real.trigger("slow", seconds=12)
+        survivor = f"slow:hub:{run}:g1"
         until("doomed works", lambda: "rest" in _working(real, survivor, "doomed"))
     finally:
         doomed.signal(signal.SIGKILL)
-        real.processes["worker"].signal(signal.SIGCONT)
+        real.processes["worker"].start()
     real.reaches("slow", run, "success")
     return Runs(**started, by_hand="without-airflow", survivor=survivor)
 
@@ -109,6 +109,31 @@ def test_counts_filter_and_search_narrows(login: Login, runs: Runs) -> None:
     expect(inner.locator("tbody tr")).to_have_count(5)
     inner.get_by_role("searchbox").fill("no such thing")
     expect(inner.get_by_text("No instance matches.")).to_be_visible()
+
+
+def test_filters_are_in_airflows_address_and_come_back_with_it(login: Login, runs: Runs) -> None:
+    page = login("admin", "/plugin/taskhub")
+    inner, wanted = listed(page), sums_id(runs.sums)
+
+    def reaches(**filter: str) -> None:
+        page.wait_for_url(lambda url: parse_qs(urlsplit(url).query) == {key: [value] for key, value in filter.items()})
+
+    inner.get_by_role("searchbox").fill(wanted)
+    reaches(text=wanted)
+    expect(inner.get_by_role("searchbox")).to_be_focused()  # the frame was not loaded again
+    inner.get_by_role("button", name="More filters").click()
+    inner.get_by_role("combobox", name="DAG").fill("sums")
+    reaches(text=wanted, dag="sums")
+    expect(inner.locator("tbody tr")).to_have_count(1)
+    page.reload()
+    inner = listed(page)
+    expect(inner.get_by_role("combobox", name="DAG")).to_have_value("sums")
+    expect(inner.locator("tbody tr")).to_have_count(1)
+    inner.get_by_role("link", name=wanted).click()
+    expect(inner.locator("h1")).to_have_text(wanted)
+    page.go_back()
+    expect(inner.get_by_role("searchbox", name="Filter by id")).to_have_value(wanted)
+    expect(inner.locator("tbody tr")).to_have_count(1)
 
 
 def test_pages_of_the_list(login: Login, real: RealAirflow, runs: Runs) -> None:

@@ -56,7 +56,7 @@ def test_the_tab_of_a_task_in_a_hub_that_is_not_shown_says_so(tab: Open, code: i
     """It said that there was no such instance, since it asked the first hub of the page."""
     found = {"instances": []} if code == 200 else {"detail": "connection 'ghost' does not exist"}
     answers = {"task": (code, found), "instance_id": (200, {"value": "d:t:r:g1"})}
-    page = tab(answers | {"_link_TaskHubInstanceLink": (200, {"value": LINK})})
+    page = tab(answers | {"links": (200, {"extra_links": {"TaskHub instance": LINK}})})
     expect(page.locator("#main")).to_contain_text("this page does not show connection 'other'")
 
 

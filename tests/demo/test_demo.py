@@ -85,9 +85,9 @@ def running(folder: Path, *arguments: str, env: dict[str, str] | None = None) ->
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("storage", ["sqlite", "azurite"])
-def test_numbers_are_right_although_a_worker_was_killed(tmp_path: Path, storage: str) -> None:
-    with running(tmp_path, "--storage", storage) as demo:
+@pytest.mark.parametrize(("storage", "spark"), [("sqlite", "local"), ("azurite", "connect")])
+def test_numbers_are_right_although_a_worker_was_killed(tmp_path: Path, storage: str, spark: str) -> None:
+    with running(tmp_path, "--storage", storage, "--spark", spark) as demo:
         demo.until("the hub is at")
         mark = demo.mark()
         assert demo.end(limit=500) == 0, demo.output
@@ -162,10 +162,14 @@ def test_two_demos_in_one_folder_are_refused(tmp_path: Path) -> None:
     assert "another demo runs in" in demo.output
 
 
-def test_unknown_storage_is_refused(tmp_path: Path) -> None:
-    with running(tmp_path, "--storage", "redis") as demo:
+@pytest.mark.parametrize(
+    ("option", "value", "known"),
+    [("storage", "redis", "sqlite or azurite"), ("spark", "yarn", "local, standalone or connect")],
+)
+def test_an_unknown_storage_or_spark_is_refused(tmp_path: Path, option: str, value: str, known: str) -> None:
+    with running(tmp_path, f"--{option}", value) as demo:
         assert demo.end(limit=30) == 2
-    assert "storage 'redis' is not known: use sqlite or azurite" in demo.output
+    assert f"{option} {value!r} is not known: use {known}" in demo.output
 
 
 @pytest.mark.parametrize(

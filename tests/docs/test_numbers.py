@@ -14,15 +14,18 @@ from airflow_provider_taskhub.hub.partitions.held_partitions import DRAIN
 from airflow_provider_taskhub.hub.queues.pacing import FIRST_POLL
 from airflow_provider_taskhub.hub.queues.quarantine import MAX_DELIVERIES, MAX_FAILURES
 from airflow_provider_taskhub.operators.short_wait import SHORT_WAIT
+from airflow_provider_taskhub.plugins.client_cache import FRESH
+from airflow_provider_taskhub.plugins.index import MOST as MOST_INDEXED
+from airflow_provider_taskhub.plugins.index import MOST_ERROR
 from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE, LEASE_DRIFT, LEASE_MARGIN, Settings
 from airflow_provider_taskhub.storage.sqlite.file import RETRY
 from airflow_provider_taskhub.storage.sqlite.process_wakeups import FALLBACK
 from airflow_provider_taskhub.storage.sqlite.writer_thread import MAX_GROUP, MAX_HOLD, MAX_WAITING
+from airflow_provider_taskhub.triggers.settling import SETTLE as TRIGGER_SETTLE
 from airflow_provider_taskhub.triggers.sweep import EVERY as SWEEP_EVERY
 from airflow_provider_taskhub.triggers.sweep import SETTLE as SWEEP_SETTLE
 from airflow_provider_taskhub.triggers.task_end import LARGEST_OUTPUT
 from airflow_provider_taskhub.triggers.taskhub import _AZURE_INTERVAL, _EMBEDDED_INTERVAL
-from airflow_provider_taskhub.triggers.taskhub import SETTLE as TRIGGER_SETTLE
 from airflow_provider_taskhub.triggers.watcher import IN_TURN, MEMBERS_EVERY
 from airflow_provider_taskhub.workers.activities.processor import QUICK
 from airflow_provider_taskhub.workers.activities.responses import OUTCOMES
@@ -46,10 +49,15 @@ def s(time: timedelta | float) -> str:
 
 PARTITIONS, HUB, MESSAGES = "concepts/partitions.md", "concepts/task-hub.md", "concepts/messages.md"
 RECORDS, SPARK, AIRFLOW = "concepts/activity-records.md", "concepts/spark.md", "concepts/airflow.md"
+PAGE = "how-to/page.md"
 EMBEDDED, COMMIT = "concepts/embedded-store.md", "decisions/group-commit.md"
 _ASKED = (_EMBEDDED_INTERVAL, _AZURE_INTERVAL)
 
 CLAIMS = [
+    (AIRFLOW, f"what the list needs of each, at most {MOST_INDEXED:,}"),
+    (PAGE, f"The index has at most {MOST_INDEXED:,} instances"),
+    (PAGE, f"in its first {MOST_ERROR} characters"),
+    (PAGE, f"only what has changed, at most every {s(FRESH)}"),
     (PARTITIONS, f"| renew | {s(AZURE.renew)} | {s(LOCAL.renew)} |"),
     (PARTITIONS, f"| give up | {s(AZURE.give_up)} | {s(LOCAL.give_up)} |"),
     (PARTITIONS, f"| take | {s(AZURE.take)} | {s(LOCAL.take)} |"),

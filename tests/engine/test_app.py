@@ -15,7 +15,8 @@ from airflow_provider_taskhub.app import App, OrchestrationContext, RetryPolicy,
 from airflow_provider_taskhub.engine.events import ExecutionStarted
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import Execution
-from airflow_provider_taskhub.errors import ConfigurationError, UnknownActivity, UnknownOrchestrator
+from airflow_provider_taskhub.errors import ConfigurationError, OrchestrationError, UnknownActivity, UnknownOrchestrator
+from airflow_provider_taskhub.testing import run
 from tests.engine.play import INSTANCE, START, Play
 
 if TYPE_CHECKING:
@@ -208,6 +209,17 @@ def _generator_activity(app: App) -> None:
         (lambda app: app.activity(name="a", timeout=30)(lambda: None), "timeout is 30; give a timedelta"),
         (lambda app: app.activity(name="a", queue_timeout=timedelta(0))(lambda: None), "queue_timeout is "),
         (lambda app: app.activity(name="a", retry=3)(lambda: None), "retry is 3; give a RetryPolicy"),
+        (lambda app: app.activity(name="a", standalone="yes")(lambda: None), "standalone is 'yes'; give True or False"),
+        (lambda app: app.spark_activity(name="a", conf=["x"])(lambda spark: None), r"conf is \['x'\]: give a dict"),
+        (lambda app: app.spark_activity(name="a", conf={"x": 1})(lambda spark: None), "conf has 'x': the names of"),
+        (
+            lambda app: app.spark_activity(name="a", conf={"spark.executor.memory": "4g"})(lambda spark: None),
+            "activity 'a': conf has 'spark.executor.memory', which only the start of Spark can set",
+        ),
+        (
+            lambda app: app.spark_activity(name="a", conf={"spark.x": None})(lambda spark: None),
+            "conf has 'spark.x' of type NoneType: give a text, a number or a bool",
+        ),
     ],
 )
 def test_mistakes_show_where_they_are_made(declare: Callable[[App], Any], text: str) -> None:
@@ -232,6 +244,27 @@ def test_an_instance_runs_on_compatible_versions_only(compatible: Any, version: 
             UnknownOrchestrator, match=rf"'work' of version '{version}': app 'versions' here is version '3'"
         ):
             live.advance([start], now=START)
+
+
+def test_a_standalone_activity_is_started_by_its_name() -> None:
+    app = App("alone", version="3", compatible=["2"])
+
+    @app.activity(standalone=True)
+    def double(number: int) -> int:
+        return 2 * number
+
+    @app.activity(name="now", standalone=True)
+    def time_of_day() -> str:
+        return "noon"
+
+    assert run("double", 21, app=app) == 42
+    assert run("now", app=app) == "noon"
+    assert app.orchestrators["double"].accepts("2")
+    assert not app.orchestrators["double"].accepts("1"), "as the other orchestrators of the app"
+    with pytest.raises(ConfigurationError, match="orchestrator 'double' is declared twice"):
+        app.orchestrator(name="double")(lambda ctx: None)
+    with pytest.raises(OrchestrationError, match="does not fit int"):
+        run("double", "many", app=app)
 
 
 def test_names_are_unique_across_apps() -> None:

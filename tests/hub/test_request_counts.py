@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext, when_all
+from airflow_provider_taskhub.hub.change_hints import fingerprint
+from airflow_provider_taskhub.hub.model import WATCHER, Member
 from airflow_provider_taskhub.settings import AZURE_LEASE
 from airflow_provider_taskhub.storage.azure.store import AzureStore
 from airflow_provider_taskhub.storage.primitives import Compare
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.tags import WATCH_TAG
-from airflow_provider_taskhub.virtual_time import VirtualClock, run
+from airflow_provider_taskhub.virtual_time import START, VirtualClock, run
 from tests.hub.in_process_worker import House, house
 
 RECEIVES = "queue.receive"
@@ -181,6 +183,28 @@ def test_being_watched_costs_one_operation_more(kind: str) -> None:
 
     spent = in_virtual_time(kind, play, Book())
     assert sum((spent - Counter(ONE)).values()) == 1
+
+
+@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize(("awaited", "hints"), [("i", 2), ("another", 0)])
+def test_being_awaited_by_a_sensor_costs_one_operation_for_each_change(kind: str, awaited: str, hints: int) -> None:
+    """The instance begins to run, and it ends. What nobody waits for costs nothing."""
+    sensor = Member(
+        worker="t@h/1",
+        started=START,
+        roles=(WATCHER,),
+        apps={},
+        orchestrators=(),
+        activities=(),
+        awaited=frozenset({fingerprint(awaited)}),
+    )
+
+    async def play(hub: House, clock: VirtualClock) -> Counter[str]:
+        hub.client.hub.awaited.update([sensor])
+        return (await ended(hub, clock, "chain", 1, instance_id="i"))[1]
+
+    spent = in_virtual_time(kind, play, Book())
+    assert spent - Counter(ONE) == Counter({"table.upsert": hints} if hints else {})
 
 
 @pytest.mark.parametrize("kind", STORES)

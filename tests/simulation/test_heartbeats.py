@@ -12,11 +12,11 @@ import pytest
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.hub.model import RecordState
-from airflow_provider_taskhub.settings import EMBEDDED_LEASE
+from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE
 from airflow_provider_taskhub.storage.faults import Call, Fault, Plan, late, lost, unsent
 from airflow_provider_taskhub.storage.primitives import Transact
 from tests.simulation.lives import move
-from tests.simulation.world import AFTER, Death, World, simulate
+from tests.simulation.world import AFTER, Death, World, seen_in_spark, simulate
 
 
 def app() -> App:
@@ -64,6 +64,75 @@ def test_an_activity_that_ends_while_its_heartbeat_is_under_way_runs_once(fault:
     assert state.output == '"done"'
     assert [(record.attempt, record.state) for record in records] == [(1, RecordState.COMPLETED)]
     assert superseded == []
+
+
+@pytest.mark.rows("D60", "D63")
+def test_a_cancel_is_seen_within_a_second_though_renewals_are_rare() -> None:
+    """With the lease times of Azure Storage, a record is renewed every 10 s."""
+
+    async def play() -> Any:
+        async with World(app(), lease=AZURE_LEASE) as hub:
+            await hub.join("one", roles=("orchestrator",))
+            works = await hub.join("two", roles=("activity",))
+            seen: list[float] = []
+            for number, seconds in enumerate((3.0, 14.1, 21.3, 37.7)):
+                name = f"number-{number}"
+                await hub.client.start("once", 600.0, instance_id=name)
+                await hub.clock.sleep(seconds)
+                asked = hub.clock.utc_now()
+                await hub.client.terminate(name, "enough", wait=True)
+                (record,) = await hub.client.instance(name).activities()
+                assert (record.state, record.ended is None) == (RecordState.CANCELLED, False)
+                seen.append((record.ended - asked).total_seconds())
+            await hub.client.start("once", 600.0, instance_id="watched")
+            await hub.clock.sleep(10.0)
+            table, looks = hub.client.hub.names.activities, 0
+
+            def count(call: Call) -> None:
+                nonlocal looks
+                looks += call.kind == "table.get" and table in str(call.what)
+
+            works.plan = count
+            await hub.clock.sleep(60.0)
+            return seen, looks
+
+    seen, looks = simulate(play)
+    assert max(seen) < 1.2
+    assert sorted(seen)[1] < 1.0
+    assert looks == 72, "12 between two renewals: each is a read of one row"
+
+
+def test_progress_that_is_seen_in_spark_is_written_with_the_renewals_only() -> None:
+    made = App("seen")
+
+    @made.activity(record=True)
+    async def job(seconds: int) -> str:
+        for second in range(seconds):
+            seen_in_spark(second / seconds, f"{second} tasks")
+            await asyncio.sleep(1)
+        return "done"
+
+    @made.orchestrator
+    async def once(ctx: OrchestrationContext, seconds: int) -> str:
+        return await ctx.call_activity(job, seconds)
+
+    async def play() -> Any:
+        async with World(made, lease=AZURE_LEASE) as hub:
+            writes = 0
+
+            def count(call: Call) -> None:
+                nonlocal writes
+                writes += is_heartbeat(call)
+
+            await hub.join("one", plan=count)
+            await hub.client.start("once", 95, instance_id="one")
+            await hub.clock.sleep(55)
+            (record,) = await hub.client.instance("one").activities()
+            return record.message, record.progress, writes
+
+    message, progress, writes = simulate(play)
+    assert (message, progress) == ("50 tasks", 50 / 95)
+    assert writes == 5
 
 
 def test_who_waits_for_a_silent_worker_takes_no_slot_from_others() -> None:

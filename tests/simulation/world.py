@@ -73,11 +73,19 @@ _machine: ContextVar[Machine | None] = ContextVar("machine", default=None)
 
 
 _running: ContextVar[ActivityRequest] = ContextVar("running")
+_listener: ContextVar[Callable[[ActivityProgress], None] | None] = ContextVar("listener", default=None)
 
 
 def running() -> ActivityRequest:
     """The attempt that calls this."""
     return _running.get()
+
+
+def seen_in_spark(fraction: float, message: str) -> None:
+    """Report progress of the calling attempt that its executor would have seen in Spark."""
+    listener = _listener.get()
+    assert listener is not None
+    listener(ActivityProgress(executor="spark-1.1", fraction=fraction, message=message, observed=True))
 
 
 class Attempts(InProcess):
@@ -87,6 +95,7 @@ class Attempts(InProcess):
         self, request: ActivityRequest, *, progress: Callable[[ActivityProgress], None] | None = None
     ) -> ActivityOutcome:
         _running.set(request)
+        _listener.set(progress)
         return await super().run(request, progress=progress)
 
 

@@ -8,11 +8,13 @@ import signal
 import threading
 from typing import TYPE_CHECKING
 
-from airflow_provider_taskhub.activity import activity_info, progress
+from airflow_provider_taskhub.activity import Reference, activity_info, progress, publish
 from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.publishing import published, read_published
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 app = App("sparktests")
 
@@ -120,11 +122,132 @@ def endless(spark: SparkSession, folder: str) -> None:
 
 
 @app.spark_activity
+def written(spark: SparkSession, at: list[str]) -> Reference:
+    """Three rows, published or in a folder."""
+    path, how = at
+    frame = spark.range(3)
+    if how == "published":
+        with publish(path) as place:
+            frame.write.parquet(place)
+        return Reference(path, rows=3, published=True)
+    frame.write.format(how).save(path)
+    return Reference(path, how, rows=3, options={"inferSchema": "true"} if how == "csv" else {})
+
+
+@app.spark_activity
+def added(spark: SparkSession, frames: list[DataFrame]) -> list[int]:
+    return [frame.groupBy().sum().collect()[0][0] for frame in frames]
+
+
+@app.spark_activity
+def returned(spark: SparkSession) -> object:
+    return spark.range(3)
+
+
+@app.spark_activity(conf={"spark.sql.shuffle.partitions": 5, "spark.sql.ansi.enabled": False})
+def configured(spark: SparkSession) -> list[str]:
+    return [spark.conf.get(name) for name in ("spark.sql.shuffle.partitions", "spark.sql.ansi.enabled")]
+
+
+@app.spark_activity(conf={"spark.sql.warehouse.dir": "/secret"})
+def misconfigured(spark: SparkSession) -> None:
+    raise AssertionError("Spark has refused the setting")
+
+
+@app.spark_activity
+def in_two_stages(spark: SparkSession, at: list[str]) -> int:
+    """Three tasks, of which the last one ends when the test says so, and then one task."""
+    folder, how = at
+
+    def wait(key: int, rows: object) -> list[int]:
+        while key == 2 and not pathlib.Path(folder, "go").exists():
+            threading.Event().wait(0.01)
+        return [key]
+
+    if how == "reports":
+        progress(0.5, "by itself")
+    keys = spark.sparkContext.parallelize(range(3), 3).mapPartitionsWithIndex(wait)
+    return keys.map(lambda key: (0, key)).reduceByKey(lambda one, other: one + other, 1).count()
+
+
+@app.spark_activity
 def jvm(spark: SparkSession) -> int:
     return int(spark.sparkContext._gateway.proc.pid)
 
 
 @app.spark_activity
-def kill_jvm(spark: SparkSession) -> None:
+def kill_jvm(spark: SparkSession, go_on: bool) -> None:
     os.kill(spark.sparkContext._gateway.proc.pid, signal.SIGKILL)
+    while go_on:
+        spark.range(1).count()
     threading.Event().wait()
+
+
+@app.spark_activity
+def publish_days(spark: SparkSession, call: dict[str, object]) -> list[list[int]]:
+    """Publish the squares of some days, partitioned by month and day; return what a reader finds after it."""
+    from pyspark.sql import functions as f
+
+    days = spark.createDataFrame([(day,) for day in call["days"]], "day INT")  # type: ignore[attr-defined]
+    frame = days.withColumn("month", f.col("day") % 2).withColumn("value", f.col("day") * call["factor"])
+    target = str(call["target"])
+    with publish(target, mode=call["mode"]) as path:  # type: ignore[arg-type]
+        (frame.write.partitionBy("month", "day") if call["partitions"] else frame.write).parquet(path)
+    found = read_published(spark, target)
+    assert sorted(found.columns) == ["day", "month", "value"], "the column of the commit is not the user's"
+    return sorted([row["month"], row["day"], row["value"]] for row in found.collect())
+
+
+@app.spark_activity
+def plain_read(spark: SparkSession, target: str) -> str:
+    """What a reader gets that knows nothing of commits."""
+    try:
+        return str(spark.read.parquet(target).count())
+    except Exception as error:
+        return str(error)
+
+
+@app.spark_activity
+def pruned(spark: SparkSession, target: str) -> list[object]:
+    """The rows of one partition, and whether Spark leaves the other partitions out."""
+    one = read_published(spark, target).where("day = 3")
+    return [one.count(), "PartitionFilters: [isnotnull(day" in one._jdf.queryExecution().executedPlan().toString()]
+
+
+@app.spark_activity
+def empty(spark: SparkSession, target: str) -> list[object]:
+    frame = spark.createDataFrame([], "value INT, day INT")
+    with publish(target) as path:
+        frame.write.partitionBy("day").parquet(path)
+    found = published(target)
+    assert found is not None
+    try:
+        read_published(spark, target)
+    except Exception as error:
+        return [found.paths, str(error), read_published(spark, target, schema=frame.schema).count()]
+    return []
+
+
+@app.spark_activity
+def through_the_jvm(spark: SparkSession, folder: str) -> str:
+    """Files through Hadoop's file systems, as on HDFS. The disk stands in for it."""
+    from airflow_provider_taskhub.publishing.hadoop import HadoopFiles
+    from tests.publishing.contract import keeps_the_contract
+
+    files = HadoopFiles.of_session(f"file://{folder}")
+
+    def put(path: str, content: bytes) -> None:
+        file = pathlib.Path(folder, path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+
+    keeps_the_contract(files, put)
+    conf = spark.sparkContext._jsc.hadoopConfiguration()
+    conf.set("fs.defaultFS", "hdfs://name:8020")
+    try:
+        published(folder)
+    except InputError as error:
+        return str(error)
+    finally:
+        conf.set("fs.defaultFS", "file:///")
+    return "not refused"

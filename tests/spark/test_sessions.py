@@ -15,12 +15,10 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.settings import SparkSettings
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
-from airflow_provider_taskhub.workers.executors.child.spark import WarmSpark
 from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorPool, ExecutorTimes
-from tests.spark.conftest import APP
+from tests.spark.conftest import APP, spark_pool
 from tests.workers.conftest import Logs, alive, request, started, until
 
 
@@ -81,6 +79,11 @@ async def test_a_spark_activity_says_where_it_runs_and_may_not_stop_spark(pool: 
     conf = {"spark.openlineage.parentRunId": "8a"}
     assert value(await pool.run(spark("parent", spark_conf=conf))) == ["8a", "8a"]
     assert value(await pool.run(spark("parent"))) == [None, None], "it was of that attempt only"
+    assert value(await pool.run(spark("configured"))) == ["5", "false"]
+    refused = (await pool.run(spark("misconfigured"))).failure
+    assert refused is not None
+    assert "Spark refuses the setting 'spark.sql.warehouse.dir' of this activity (" in refused.error_message
+    assert "/secret" not in refused.error_message
     assert value(await pool.run(spark("count", 7))) == 7
     assert value(await pool.run(spark("count_async", 8))) == 8
     plain: list[ActivityProgress] = []
@@ -106,10 +109,81 @@ async def test_cancelling_ends_the_job_and_spares_the_executor(pool: ExecutorPoo
     assert after.executor == outcome.executor == "spark-2.1"
 
 
+async def test_the_progress_of_a_job_is_seen_unless_the_activity_reports_its_own(
+    pool: ExecutorPool, tmp_path: pathlib.Path
+) -> None:
+    heard: dict[str, list[ActivityProgress]] = {"silent": [], "reports": []}
+    runs = [
+        asyncio.create_task(
+            pool.run(spark("in_two_stages", [str(tmp_path), how], action_id=how), progress=heard[how].append)
+        )
+        for how in heard
+    ]
+    wanted = "Spark job 1: 0 of 2 stages, 2 of 4 tasks"
+    await until(lambda: heard["silent"][-1:] and heard["silent"][-1].message == wanted, "the job is seen")
+    assert (heard["silent"][-1].fraction, heard["silent"][-1].observed) == (0.5, True)
+    (tmp_path / "go").touch()
+    assert [value(outcome) for outcome in await asyncio.gather(*runs)] == [1, 1]
+    assert {one.message for one in heard["reports"]} == {None, "by itself"}
+
+
+async def test_data_go_from_one_activity_to_the_next_by_reference(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
+    """The class DataFrame is imported for type checkers only."""
+    made = [
+        value(await pool.run(spark("written", [str(tmp_path / how), how], action_id=how)))
+        for how in ("parquet", "csv", "published")
+    ]
+    assert [one["rows"] for one in made] == [3, 3, 3]
+    assert value(await pool.run(spark("added", made))) == [3, 3, 3]
+    missing = (await pool.run(spark("added", [{"path": str(tmp_path / "missing")}]))).failure
+    assert missing is not None
+    assert "missing" in missing.error_message
+    frame = (await pool.run(spark("returned"))).failure
+    assert frame is not None
+    assert frame.error_message == (
+        "result of activity 'returned' is a DataFrame, whose rows are still in Spark: "
+        "write the data, for example with publish(), and return Reference(path, rows=…)"
+    )
+
+
+@pytest.mark.process
+async def test_the_python_worker_of_a_cancelled_job_ends_at_once_if_no_neighbour_runs(tmp_path: pathlib.Path) -> None:
+    """Spark itself would wait for an hour here."""
+    conf = {"spark.python.task.killTimeout": "1h"}
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    for folder in (first, second, third):
+        folder.mkdir()
+
+    async def endless(folder: pathlib.Path) -> tuple[asyncio.Task[ActivityOutcome], int]:
+        run = asyncio.create_task(pool.run(spark("endless", str(folder), action_id=folder.name)))
+        await until(lambda: started(folder, "endless"), "a Python worker of Spark's runs the user's code")
+        return run, int(started(folder, "endless") or 0)
+
+    async with spark_pool("local[2]", app=APP, conf=conf, warm=True) as pool:
+        run, worker = await endless(first)
+        neighbour, other = await endless(second)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        assert alive(worker), "nobody knows whether it is the worker of the neighbour"
+        assert alive(other)
+        neighbour.cancel()
+        await until(lambda: not alive(other) and not alive(worker), "both have ended")
+        with pytest.raises(asyncio.CancelledError):
+            await neighbour
+        run, _ = await endless(third)
+        assert not run.done(), "Spark has replaced the workers"
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+
+
 async def test_a_dead_jvm_is_a_crash_and_a_dead_executor_takes_its_jvm_along(
     pool: ExecutorPool, tmp_path: pathlib.Path
 ) -> None:
-    first, outcome = await asyncio.gather(*(pool.run(spark("kill_jvm", alone=True)) for _ in range(2)))
+    """Also if the user's code notices the end of the JVM first, by an error of its connection."""
+    first, outcome = await asyncio.gather(*(pool.run(spark("kill_jvm", go_on, alone=True)) for go_on in (False, True)))
+    assert first.crashed
     assert (first.executor, outcome.executor) == ("spark-2.1", "spark-2.2"), "suspects have no company"
     assert (first.shared, outcome.shared) == (False, False)
     assert outcome.crashed
@@ -150,8 +224,3 @@ async def test_a_spark_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatc
         assert value(await pool.run(request("plain", input=None))) > 0, "plain activities go on"
     finally:
         await pool.stop(timedelta(0))
-
-
-def test_spark_connect_is_refused_for_now() -> None:
-    with pytest.raises(ConfigurationError, match=r"sc://cluster.*not supported"):
-        WarmSpark.start(name="x", master="sc://cluster", conf={}, lock_fd=None, gone=print)

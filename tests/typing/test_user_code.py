@@ -24,7 +24,11 @@ EXAMPLES = (
     "flights_delays.py",
     "lineage_app.py",
     "on_retry.py",
+    "on_retry_app.py",
+    "outputs.py",
+    "outputs_app.py",
     "taskflow_app.py",
+    "time_limits.py",
     "waiting.py",
     "zero_slot.py",
 )

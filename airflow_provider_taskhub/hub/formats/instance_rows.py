@@ -53,6 +53,11 @@ text about the failure."""
 SUSPENDED = "TaskHubSuspended"
 """Column that DurableTask does not have: time and user of the present suspension, as ``ticks:user``; "" after a
 resume."""
+SLIM_COLUMNS = ("ExecutionId", "Name", "RuntimeStatus", "Version", "CreatedTime", "LastUpdatedTime", "CompletedTime",
+                "ScheduledStartTime", "Generation", "Tags", SUSPENDED)  # fmt: skip
+"""All columns of an instance row that are always short."""
+ERROR_COLUMNS = ("Output", "OutputBlobName", FAILURE)
+"""The columns with the error of a failed instance, or with the reason of a terminated one."""
 _MESSAGE_SPILL = re.compile(r"/message-[0-9a-f]{32}-ExecutionStarted\.json\.gz$")
 
 

@@ -103,6 +103,7 @@ def encode(record: ActivityRecord) -> Entity:
         "Message": None if record.message is None else record.message[:2000],
         "ApplicationId": record.application_id,
         "JobGroup": record.job_group,
+        "SparkSession": record.spark_session,
         "SparkUi": record.spark_ui,
         "Log": record.log,
         "Result": record.result if fits else None,
@@ -162,6 +163,7 @@ def decode(entity: Entity) -> ActivityRecord:
         message=_text(columns, "Message"),
         application_id=_text(columns, "ApplicationId"),
         job_group=_text(columns, "JobGroup"),
+        spark_session=_text(columns, "SparkSession"),
         spark_ui=_text(columns, "SparkUi"),
         log=_text(columns, "Log"),
         result=_text(columns, "Result"),
@@ -245,6 +247,13 @@ async def attempts(
         )
     )
     return [_record(names, entity) async for entity in store.rows(names.activities, within)]
+
+
+async def unchanged(store: Store, names: HubNames, record: ActivityRecord, etag: str) -> bool:
+    """Return whether the row of an attempt still has this ETag. The read costs one request for one row."""
+    key = row_key(record.instance.execution_id or "", record.task_id, record.attempt)
+    found = await store.get(names.activities, escape(record.instance.instance_id), key)
+    return found is not None and found.etag == etag
 
 
 async def newest(store: Store, names: HubNames, record: ActivityRecord) -> tuple[ActivityRecord, Entity] | None:

@@ -5,8 +5,8 @@ one at each ``continue_as_new``. Its history begins empty. The sentinel is the l
 
 The order is always the same: write large payloads ("payloads"), send messages ("outbound"), write history rows
 ("history", one step for each batch), write the instance row ("instance"), delete blobs of the previous generation
-("blobs"), write the completion hint ("completion"), delete the processed messages ("delete"). Tests interrupt a
-checkpoint at each of these names.
+("blobs"), write the completion hint and the change hints ("completion"), delete the processed messages ("delete").
+Tests interrupt a checkpoint at each of these names.
 
 This module is longer than others because these functions share one order of steps and one value, :class:`Stored`.
 """
@@ -177,6 +177,7 @@ def build(
     now: Timestamp,
     container_url: str,
     tags: dict[str, str],
+    change_hints: tuple[Transact, ...] = (),
     write_instance: bool,
     check: Callable[[], None],
 ) -> CheckpointPlan:
@@ -190,6 +191,7 @@ def build(
     :param commit_id: id of this commit; the sentinel stores it.
     :param now: time of the checkpoint.
     :param tags: tags of the instance.
+    :param change_hints: the writes of the change hints.
     :param write_instance: True: write the instance row too (see :func:`visible`).
     :param check: the unit's check (see :class:`Unit`), which raises ``LeaseLost`` if the lease is lost.
     """
@@ -209,7 +211,7 @@ def build(
         *instance,
         _superseded(names, episode, history, stored),
     ]
-    steps.extend(tail(names, episode, processed, tags))
+    steps.extend(tail(names, episode, processed, tags, change_hints))
     return CheckpointPlan(
         unit=Unit(steps=tuple(steps), check=check),
         completed=now,
@@ -230,6 +232,7 @@ def rest(
     now: Timestamp,
     container_url: str,
     tags: dict[str, str],
+    change_hints: tuple[Transact, ...] = (),
     check: Callable[[], None],
 ) -> Unit:
     """Build the remaining steps of a checkpoint that has written its history, but not its instance row, because the row
@@ -242,7 +245,7 @@ def rest(
         Step(name="payloads", operations=tuple(merge_blobs)),
         Step(name="instance", operations=(changed(names, merge, stored.row_etag),)),
         _superseded(names, episode, history, stored),
-        *tail(names, episode, processed, tags),
+        *tail(names, episode, processed, tags, change_hints),
     )
     return Unit(steps=steps, check=check)
 
@@ -274,11 +277,18 @@ def _superseded(names: HubNames, episode: Episode, history: Written, stored: Sto
     return Step(name="blobs", operations=deletions)
 
 
-def tail(names: HubNames, episode: Episode, processed: Processed, tags: dict[str, str]) -> tuple[Step, ...]:
-    """Return the last two steps: write the completion hint, then delete the processed messages."""
+def tail(
+    names: HubNames,
+    episode: Episode,
+    processed: Processed,
+    tags: dict[str, str],
+    change_hints: tuple[Transact, ...] = (),
+) -> tuple[Step, ...]:
+    """Return the last two steps: write the hints for Airflow, then delete the processed messages."""
     ended = episode.completed is not None
     hint = completion(names, episode.current, episode.status, tags) if ended else ()
-    return Step(name="completion", operations=hint), Step(name="delete", operations=processed.deletes)
+    hints = Step(name="completion", operations=(*hint, *change_hints))
+    return hints, Step(name="delete", operations=processed.deletes)
 
 
 def completion(
@@ -310,6 +320,21 @@ def visible(episode: Episode, stored: Stored, *, now: float, longest: float = 10
         or episode.status is not stored.status
         or episode.custom_status != stored.custom_status
         or now - stored.merged >= longest
+    )
+
+
+def is_visible_to_sensors(episode: Episode, stored: Stored) -> bool:
+    """Return True if a sensor of Airflow may see a difference after the checkpoint.
+
+    A sensor sees the status, the custom status and the awaited events. While an instance awaits an event, the result is
+    True for each checkpoint, because ``stored`` does not say for which events the instance waited before.
+    """
+    return (
+        episode.started
+        or episode.completed is not None
+        or episode.status is not stored.status
+        or episode.custom_status != stored.custom_status
+        or bool(episode.awaits.events)
     )
 
 

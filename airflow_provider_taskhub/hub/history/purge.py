@@ -15,7 +15,7 @@ from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.errors import Conflict, InvalidStateError, NotFound
-from airflow_provider_taskhub.hub import watches
+from airflow_provider_taskhub.hub import log_hints, watches
 from airflow_provider_taskhub.hub.formats.history_rows import SENTINEL
 from airflow_provider_taskhub.hub.formats.keys import blob_prefixes, escape, history_folder, log_folder, owns
 from airflow_provider_taskhub.hub.history.activity_records import results_of
@@ -32,7 +32,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Transact,
     Unit,
 )
-from airflow_provider_taskhub.tags import OWNER_TAG
+from airflow_provider_taskhub.tags import OWNER_TAG, WATCH_TAG
 
 PARALLEL = 8
 """The most transactions of one purge that run at the same time."""
@@ -51,6 +51,7 @@ class StoredParts:
     :param records: activity records.
     :param hint: the completion hint; None: there is none.
     :param watch: the watch row of the Airflow task that started the instance; None: there is none.
+    :param log_hints: rows that say how far logs of the instance have grown.
     :param blobs: names of the blobs with large payloads.
     :param logs: names of the logs of activities.
     """
@@ -60,6 +61,7 @@ class StoredParts:
     records: tuple[Entity, ...]
     hint: Entity | None
     watch: Entity | None
+    log_hints: tuple[Entity, ...]
     blobs: tuple[str, ...]
     logs: tuple[str, ...]
 
@@ -118,6 +120,7 @@ async def _read(store: Store, names: HubNames, row: InstanceState) -> StoredPart
         _blobs(store, names, row.instance_id),
         store.list_blobs(names.logs, f"{history_folder(row.instance_id)}/"),
     )
+    grown = await _log_hints(store, names, row)
     lock = next((entity for entity in history if entity.row_key == SENTINEL), None)
     current = None if lock is None else lock.properties.get("ExecutionId")
     # A sentinel without a readable execution id is damaged. The purge deletes it too.
@@ -125,7 +128,14 @@ async def _read(store: Store, names: HubNames, row: InstanceState) -> StoredPart
         raise Conflict(f"instance {row.instance_id!r} is being started again")
     names_of_logs = tuple(blob.name for blob in logs)
     return StoredParts(
-        row=row, history=history, records=records, hint=hint, watch=watch, blobs=blobs, logs=names_of_logs
+        row=row,
+        history=history,
+        records=records,
+        hint=hint,
+        watch=watch,
+        log_hints=grown,
+        blobs=blobs,
+        logs=names_of_logs,
     )
 
 
@@ -136,6 +146,11 @@ async def _watch(store: Store, names: HubNames, row: InstanceState) -> Entity | 
         return None
     entity = await store.get(names.completions, watches.PARTITION, escape(row.instance_id))
     return entity if entity is not None and entity.properties.get("Owner") == owner else None
+
+
+async def _log_hints(store: Store, names: HubNames, row: InstanceState) -> tuple[Entity, ...]:
+    """Read the log hints, which only instances with the tag for Airflow tasks can have."""
+    return await log_hints.of_instance(store, names, row.instance_id) if WATCH_TAG in (row.tags or {}) else ()
 
 
 async def _keys(store: Store, table: str, key: str) -> tuple[Entity, ...]:
@@ -163,6 +178,7 @@ async def _delete(store: Store, names: HubNames, found: StoredParts) -> None:
         later.append(_deletion(names.completions, (found.hint,)))
     if found.watch is not None:
         later.append(_deletion(names.completions, (found.watch,)))
+    later.extend(_groups(names.completions, found.log_hints))
     await _all(store, later)
     await _remove(store, names.logs, found.logs)
     await _remove(store, names.large_messages, (name for name in found.blobs if _ROW_BLOB not in name))

@@ -18,6 +18,7 @@ def query_filter(
     created_from: Timestamp | None = None,
     created_to: Timestamp | None = None,
     prefix: str = "",
+    changed_since: Timestamp | None = None,
 ) -> Filter | None:
     """Return the filter that the table applies. Call :func:`matches` for each row that passes the filter.
 
@@ -25,6 +26,7 @@ def query_filter(
     :param created_from: earliest wanted time of creation, inclusive.
     :param created_to: latest wanted time of creation, inclusive.
     :param prefix: prefix of the instance id, not escaped.
+    :param changed_since: a time by the clock of the store; only rows that were written later are wanted.
     :returns: None if all instances are wanted.
     """
     parts: list[Filter] = []
@@ -34,15 +36,31 @@ def query_filter(
         if (end := _successor(key)) is not None:
             parts.append(Compare("PartitionKey", "lt", end))
     if statuses:
-        wanted = tuple(Compare("RuntimeStatus", "eq", status.value) for status in dict.fromkeys(statuses))
-        parts.append(wanted[0] if len(wanted) == 1 else Or(wanted))
+        parts.append(_one_of(statuses))
     if created_from is not None:
         parts.append(Compare("CreatedTime", "ge", created_from))
     if created_to is not None:
         parts.append(Compare("CreatedTime", "le", created_to))
+    if changed_since is not None:
+        parts.append(Compare("Timestamp", "gt", changed_since))
     if len(parts) < 2:
         return parts[0] if parts else None
     return And(tuple(parts))
+
+
+def between(first: str, last: str, statuses: Sequence[Status]) -> Filter:
+    """Return a filter for the rows with some statuses in a range of keys.
+
+    :param first: PartitionKey of the first row, inclusive.
+    :param last: PartitionKey of the last row, inclusive.
+    :param statuses: wanted statuses: at least one.
+    """
+    return And((Compare("PartitionKey", "ge", first), Compare("PartitionKey", "le", last), _one_of(statuses)))
+
+
+def _one_of(statuses: Sequence[Status]) -> Filter:
+    wanted = tuple(Compare("RuntimeStatus", "eq", status.value) for status in dict.fromkeys(statuses))
+    return wanted[0] if len(wanted) == 1 else Or(wanted)
 
 
 def matches(state: InstanceState, *, prefix: str = "", tags: Mapping[str, str] | None = None) -> bool:

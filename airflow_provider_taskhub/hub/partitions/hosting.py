@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -24,6 +24,8 @@ class PartitionHost:
         each renewal, and the renewal publishes the result.
     :param longest_unpolled: if the queue of a partition was not polled for this time, the worker gives the partition
         up, so that it is served again.
+    :param watchers: called after each scan with the live triggerers, so that checkpoints write the change hints that
+        their sensors need.
     """
 
     me: WorkerIdentity
@@ -32,6 +34,7 @@ class PartitionHost:
     member: Callable[[], Member] | None = None
     services: Callable[[], Mapping[int, Service]] = dict
     longest_unpolled: timedelta = timedelta.max
+    watchers: Callable[[Sequence[Member]], None] | None = None
 
     @property
     def name(self) -> str:

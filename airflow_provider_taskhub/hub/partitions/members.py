@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.codec import Timestamp, compress, decompress, loads
 from airflow_provider_taskhub.errors import ConfigurationError, Conflict, InputError, NotFound
+from airflow_provider_taskhub.hub import change_hints
 from airflow_provider_taskhub.hub.model import WATCHER, HubNames, Member
 from airflow_provider_taskhub.hub.partitions.lease import Lease, Sightings, finite
 from airflow_provider_taskhub.hub.partitions.liveness import NOTHING, Advertisement, decode_signs, encode_signs
@@ -123,6 +124,7 @@ class Members:
             "RenewSeconds": self._times.renew.total_seconds(),
             "TakeSeconds": self._times.take.total_seconds(),
             **_names_columns(member),
+            **_awaited_column(member),
         }
         await self._write(RowVerb.UPSERT_REPLACE, member.worker, columns)
 
@@ -140,6 +142,7 @@ class Members:
             "DueSeconds": advertised.due,
             "Wanted": encode_wanted(advertised.wanted),
             "Renewed": self._clock.utc_now(),
+            **_awaited_column(member),
         }
         try:
             await self._write(RowVerb.MERGE, member.worker, columns)
@@ -188,6 +191,10 @@ class Members:
     async def live(self) -> tuple[Member, ...]:
         """Read the rows, and return the workers that are alive and not stopping, as :meth:`watch` finds them."""
         return (await self.watch()).live
+
+    async def listed(self) -> frozenset[str]:
+        """Read the full names of all workers and triggerers that have a row, whether they are alive or not."""
+        return frozenset(item.member.worker for item in await self._read())
 
     async def pace(self) -> Mapping[str, tuple[float, float]]:
         """Read, for each worker with a row, the seconds between its renewals and its take time in seconds."""
@@ -263,6 +270,10 @@ def _key(worker: str) -> str:
     return _UNSAFE.sub("-", worker)[-400:]
 
 
+def _awaited_column(member: Member) -> dict[str, Property | None]:
+    return {"Awaited": change_hints.encode(member.awaited)} if _watches(member) else {}
+
+
 def _names_columns(member: Member) -> dict[str, Property | None]:
     """Return the columns with the names of a worker's functions: JSON if it fits into one column, else compressed
     parts.
@@ -311,6 +322,7 @@ def _decode(entity: Entity, names: Mapping[str, Any]) -> _Listing | None:
             for name, versions in _of(names, "accepts", dict).items()
             if isinstance(versions, list)
         },
+        awaited=change_hints.decode(columns.get("Awaited")),
     )
     return _Listing(
         member=member,

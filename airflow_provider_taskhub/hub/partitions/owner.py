@@ -335,6 +335,8 @@ class PartitionOwner:
             try:
                 async with asyncio.timeout(max(self._deadline, self._renew_every)):
                     await self._scans.scan(self._member)
+                if self._host.watchers is not None:
+                    self._host.watchers(self._members.watching or ())
                 self._slowness = 1.0
                 self._outages.of("scan_failed").over()
                 # other workers plan by the member row, so a change of this worker's needs is published at once

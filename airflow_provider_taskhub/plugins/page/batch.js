@@ -108,7 +108,8 @@ function choose(names, filter, done) {
     targets = read;
     const other = first.matching - read.length;
     found.replaceChildren(el("p", {}, el("b", {}, many(read.length)), ` of ${first.matching.toLocaleString("en")} that match the filter`, other > 0 ? `. The other ${other.toLocaleString("en")} stay as they are: their status does not allow the order${first.forbidden ? `, or you may not change them (${first.forbidden.toLocaleString("en")})` : ""}.` : "."),
-      first.capped ? el("p", {}, "More instances may match: the list does not have all of this time. Repeat the order afterwards, or choose a shorter time.") : "",
+      first.reading != null ? el("p", {}, `More instances may match: the hub is still being read (${many(first.reading)} so far). Repeat the order afterwards.`)
+        : first.capped ? el("p", {}, "More instances may match: the list does not have the oldest instances of this hub. Repeat the order afterwards.") : "",
       read.length ? el("ul", { class: "small mono" }, read.slice(0, SHOWN).map((one) => el("li", {}, `${one.id} (${one.status})`)), read.length > SHOWN ? el("li", {}, `and ${(read.length - SHOWN).toLocaleString("en")} more`) : "") : "");
     go.textContent = `${order.name} ${many(read.length)}`;
     go.disabled = !read.length;

@@ -1,7 +1,7 @@
 // Two runs of one orchestrator side by side: their facts, where their inputs and outputs differ, and their calls.
 
 import { askFirst } from "./dialog.js";
-import { airflowLink, ask, bar, base, duration, el, instanceHref, keepFocus, pretty, refresh, runPath, status, time, trouble } from "./page.js";
+import { airflowLink, ask, bar, base, duration, el, instanceHref, pretty, redraw, refresh, runPath, status, time, trouble } from "./page.js";
 
 export const compareHref = (id, other, conn) => `${base}/taskhub/page/instance?${new URLSearchParams({ id, compare: other, ...(conn ? { conn } : {}) })}`;
 
@@ -27,7 +27,7 @@ export function compare(main, id, other, conn) {
     last = answer;
     over = answer.one.ended != null && answer.other.ended != null;
     bar(answer);
-    keepFocus(paint);
+    paint();
   }, (error) => {
     if (last && (!error.code || error.code >= 500)) return false;
     main.replaceChildren(trouble(error));
@@ -38,7 +38,7 @@ export function compare(main, id, other, conn) {
     const { one, other: second, calls } = last, runs = [one, second];
     document.title = `${one.id} and ${second.id} · TaskHub`;
     const shown = only ? calls.filter(differs) : calls;
-    main.replaceChildren(
+    redraw(main,
       el("div", { class: "head" }, el("div", {}, el("div", { class: "small mute" }, el("a", { href: `${base}/taskhub/page/instances?${new URLSearchParams({ conn: last.conn })}`, "data-key": "list" }, "Instances"), " › ",
         el("a", { class: "mono", href: instanceHref(one.id, last.conn), "data-key": "one above" }, one.id), " ›"), el("h1", {}, `Two runs of ${one.name}`)),
         el("div", { class: "actions" }, el("button", { "data-key": "swap", onclick: () => { location.href = compareHref(second.id, one.id, last.conn); } }, "Swap"))),
@@ -46,7 +46,7 @@ export function compare(main, id, other, conn) {
         el("tbody", {}, facts(runs)))),
       ...texts("Input", last.input, runs), ...texts("Output", last.output, runs),
       el("div", { class: "head", style: "margin:26px 0 8px" }, el("h2", { style: "margin:0" }, "Activities and children"),
-        el("label", { class: "small" }, el("input", { type: "checkbox", checked: only, "data-key": "only", onchange: (event) => { only = event.target.checked; keepFocus(paint); } }), ` only the ${calls.filter(differs).length} of ${calls.length} that differ`)),
+        el("label", { class: "small" }, el("input", { type: "checkbox", checked: only, "data-key": "only", onchange: (event) => { only = event.target.checked; paint(); } }), ` only the ${calls.filter(differs).length} of ${calls.length} that differ`)),
       shown.length ? el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, el("th", {}, "Name"), el("th", {}, "First run"), el("th", { class: "n" }, "Duration"), el("th", {}, "Other run"), el("th", { class: "n" }, "Duration"), el("th", { class: "n" }, "Difference"), el("th", {}, "Input"), el("th", {}, "Output"))), el("tbody", {}, shown.map(line))))
         : el("div", { class: "mute" }, calls.length ? "They do not differ." : "Neither run has started an activity or a child."),
       last.events ? el("div", { class: "foot" }, `Only the first ${last.events.toLocaleString("en")} events of each history are compared.`) : "");
@@ -76,11 +76,11 @@ export function compare(main, id, other, conn) {
 
   const differs = (call) => !call.one || !call.other || call.one.outcome !== call.other.outcome || call.one.tries !== call.other.tries || call.same_input === false || call.same_result === false;
 
-  function line(call) {
+  function line(call, at) {
     const done = (one) => [el("td", {}, one ? [el("span", { class: `s ${{ completed: "ok", failed: "bad", open: "run" }[one.outcome]}` }, el("i", { "aria-hidden": "true" }), one.outcome === "open" ? "not ended" : one.outcome), one.tries > 1 ? el("span", { class: "small mute" }, ` after ${one.tries} tries`) : ""] : el("span", { class: "mute" }, "not called")), el("td", { class: "n" }, one ? duration(spent(one)) : "")];
-    const same = (equal, one, other) => el("td", { class: "small now" }, equal === null ? "" : equal ? el("span", { class: "mute" }, "same") : el("details", {}, el("summary", {}, "differs"), el("pre", {}, pretty(one ?? "")), el("pre", { style: "margin-top:4px" }, pretty(other ?? ""))));
+    const same = (what, equal, one, other) => el("td", { class: "small now" }, equal === null ? "" : equal ? el("span", { class: "mute" }, "same") : el("details", { "data-key": `${what} differs` }, el("summary", { "data-key": what }, "differs"), el("pre", {}, pretty(one ?? "")), el("pre", { style: "margin-top:4px" }, pretty(other ?? ""))));
     return el("tr", {}, el("td", {}, call.name, call.kind === "child" ? el("span", { class: "small mute" }, " child") : ""), done(call.one), done(call.other),
-      el("td", { class: "n" }, call.one && call.other ? change(spent(call.other) - spent(call.one)) : ""), same(call.same_input, call.one?.input, call.other?.input), same(call.same_result, call.one?.result, call.other?.result));
+      el("td", { class: "n" }, call.one && call.other ? change(spent(call.other) - spent(call.one)) : ""), same(`input ${at}`, call.same_input, call.one?.input, call.other?.input), same(`result ${at}`, call.same_result, call.one?.result, call.other?.result));
   }
   return turn;
 }

@@ -17,7 +17,12 @@ export function askFirst({ title, says, fields = [], button, danger = false, act
     inputs.map(({ label, kind, input, list }) => el("label", { class: kind }, kind === "check" ? [input, " ", label] : [label, input, list])),
     error, el("div", { class: "buttons" }, cancel, go));
   const dialog = el("dialog", { "aria-labelledby": "asked" }, form);
-  dialog.addEventListener("close", () => dialog.remove());
+  const opener = document.activeElement?.dataset?.key;
+  dialog.addEventListener("close", () => {
+    dialog.remove();
+    // the page may have drawn the button again meanwhile: the browser gives the focus back only to the old button
+    if (opener && document.activeElement === document.body) document.querySelector(`[data-key="${CSS.escape(opener)}"]`)?.focus({ preventScroll: true });
+  });
 
   async function send() {
     const values = {};

@@ -1,6 +1,6 @@
 // The history of an instance: its newest events, which are loaded again and again, and earlier ones after a click.
 
-import { ask, el, exactTime, fullTime, pretty, trouble } from "./page.js";
+import { ask, el, exactTime, fullTime, pretty, redraw, trouble } from "./page.js";
 
 /** Return an object that shows a history in the element `place`: `show(answer)` gets each answer about the instance. */
 export function historyOf(place) {
@@ -35,15 +35,14 @@ export function historyOf(place) {
     const between = gap.filter((one) => one.n > from && one.n < last.history.first);
     gap = older.length ? [...last.history.events, ...between].filter((one) => one.n > from) : [];
     const events = older.length ? [...gap, ...older] : last.history.events;
-    const scrolled = place.querySelector(".events")?.scrollTop ?? 0, focus = document.activeElement?.dataset?.key;
+    const scrolled = place.querySelector(".events")?.scrollTop ?? 0;
     const first = oldest(), { total } = last.history;
-    place.replaceChildren(el("h2", {}, "History"), el("div", { class: "scroll events", style: "max-height:640px;overflow-y:auto", tabindex: 0, role: "region", "aria-label": "History" },
+    redraw(place, el("h2", {}, "History"), el("div", { class: "scroll events", "data-key": "history", style: "max-height:640px;overflow-y:auto", tabindex: 0, role: "region", "aria-label": "History" },
       el("table", {}, el("thead", {}, el("tr", {}, el("th", { class: "n" }, "#"), ...["Time", "Event", "What", ""].map((text) => el("th", {}, text)))), el("tbody", {}, events.flatMap(line)))),
       first > 0 ? el("div", { class: "foot" }, el("span", {}, `${events.length.toLocaleString("en")} of ${total.toLocaleString("en")} events`),
         el("button", { "data-key": "older", disabled: busy, onclick: before }, busy ? "loading…" : "Show earlier events")) : "",
       older.error ? trouble(older.error) : "");
     place.querySelector(".events").scrollTop = scrolled;
-    if (focus) place.querySelector(`[data-key="${CSS.escape(focus)}"]`)?.focus({ preventScroll: true });
   }
 
   function line(event) {
@@ -51,7 +50,7 @@ export function historyOf(place) {
     const toggle = () => { open[shown ? "delete" : "add"](event.n); paint(); };
     const row = el("tr", {}, el("td", { class: "n mute" }, event.n), el("td", { title: fullTime(event.time) }, exactTime(event.time)), el("td", {}, event.event), el("td", { class: "small now" }, event.what),
       el("td", { class: "n" }, event.payload ? el("button", { class: "small", style: "padding:0 7px", "data-key": `payload ${event.n}`, "aria-expanded": String(shown), "aria-label": `payload of event ${event.n}`, title: "payload", onclick: toggle }, shown ? "–" : "+") : ""));
-    return shown ? [row, el("tr", { class: "payload" }, el("td", { colspan: 5 }, el("pre", {}, pretty(event.payload))))] : [row];
+    return shown ? [row, el("tr", { class: "payload" }, el("td", { colspan: 5 }, el("pre", { "data-key": `payload of ${event.n}` }, pretty(event.payload))))] : [row];
   }
 
   return { show };

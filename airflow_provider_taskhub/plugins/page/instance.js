@@ -1,6 +1,6 @@
 // The page of one instance: its state, its timeline, the details of the selected attempt, and its history.
 
-import { airflowLink, ask, bar, base, duration, el, exactTime, instanceHref, keepFocus, PARTITION_STATES, pretty, query, refresh, status, taskPath, time, triggererTrouble, trouble, worker } from "./page.js";
+import { airflowLink, ask, bar, base, duration, el, exactTime, instanceHref, keepFocus, PARTITION_STATES, pretty, query, redraw, refresh, status, taskPath, time, triggererTrouble, trouble, worker } from "./page.js";
 import { buttons, raise } from "./actions.js";
 import { compare, compareButton } from "./compare.js";
 import { told } from "./dialog.js";
@@ -11,7 +11,7 @@ import { colour, draw, workersOf } from "./timeline.js";
 const main = document.getElementById("main");
 let id = query.get("id"), conn = query.get("conn") ?? "", siblings = null, unasked = "";
 let chosen = null, last = null, log = null;
-const parts = Object.fromEntries(["head", "note", "time", "detail", "history", "children", "more"].map((name) => [name, el("div", { id: name })]));
+const parts = Object.fromEntries(["head", "note", "time", "detail", "history", "children", "data", "more"].map((name) => [name, el("div", { id: name })]));
 const past = historyOf(parts.history), children = childrenOf(parts.children);
 
 main.replaceChildren(el("div", { class: "empty" }, "Loading…"));
@@ -45,7 +45,8 @@ async function instancesOf(task) {
 
 /** Return the Airflow connection of the task, from its link. The server answers 404 if this page does not show its hub. */
 async function connectionOf(task) {
-  const link = await pushed(task, "_link_TaskHubInstanceLink");
+  const answer = await fetch(`${taskInApi(task)}/links?map_index=${mapIndex(task)}`, { headers: { Accept: "application/json" } });
+  const link = answer.ok ? (await answer.json()).extra_links["TaskHub instance"] : null;
   return new URLSearchParams(link?.split("?")[1]).get("conn") ?? "";
 }
 
@@ -54,16 +55,22 @@ async function connectionOf(task) {
  * The XComs are needed because the DAG's author may have chosen the instance id, and the address of a task's tab names
  * no connection.
  */
-async function pushed({ dag_id, run_id, task_id, map_index }, key) {
-  const part = encodeURIComponent;
-  const index = /^-?\d+$/.test(map_index) ? map_index : "-1";
-  const entry = `${base}/api/v2/dags/${part(dag_id)}/dagRuns/${part(run_id)}/taskInstances/${part(task_id)}/xcomEntries/${part(key)}?map_index=${index}`;
+async function pushed(task, key) {
+  const entry = `${taskInApi(task)}/xcomEntries/${encodeURIComponent(key)}?map_index=${mapIndex(task)}`;
   const answer = await fetch(entry, { headers: { Accept: "application/json" } });
   if (!answer.ok) return null;
   const { value } = await answer.json();
   if (typeof value !== "string") return null;
   try { return String(JSON.parse(value)); } catch { return value; }
 }
+
+/** Return the address of a task instance in Airflow's API. */
+function taskInApi({ dag_id, run_id, task_id }) {
+  const part = encodeURIComponent;
+  return `${base}/api/v2/dags/${part(dag_id)}/dagRuns/${part(run_id)}/taskInstances/${part(task_id)}`;
+}
+
+const mapIndex = ({ map_index }) => (/^-?\d+$/.test(map_index) ? map_index : "-1");
 
 async function load() {
   if (!(await find())) return null;
@@ -88,7 +95,7 @@ function show(answer) {
   last = answer;
   bar(answer);
   if (!parts.head.isConnected)
-    main.replaceChildren(parts.head, told, parts.note, el("h2", {}, "Timeline"), parts.time, parts.children, el("div", { class: "two" }, parts.detail, parts.history), parts.more);
+    main.replaceChildren(parts.head, told, parts.note, el("h2", {}, "Timeline"), parts.time, parts.children, parts.data, el("div", { class: "two" }, parts.detail, parts.history), parts.more);
   paint();
 }
 
@@ -109,17 +116,30 @@ function paint() {
       instance.airflow ? fact("Airflow", airflowLink(taskPath(instance.airflow), `${instance.airflow.dag} ▸ ${instance.airflow.run} ▸ ${instance.airflow.task}${instance.airflow.index >= 0 ? `[${instance.airflow.index}]` : ""}`),
         el("span", { class: "mute" }, ` generation ${instance.airflow.generation}, started by try ${instance.airflow.try}`)) : null)));
   const broken = last.unreadable.length ? [el("div", { class: "note bad" }, el("b", {}, "Some parts of this instance cannot be read. "), "The other parts are shown.",
-    el("details", {}, el("summary", { class: "small" }, `parts that cannot be read (${last.unreadable.length})`), el("pre", {}, last.unreadable.join("\n"))))] : [];
+    el("details", { "data-key": "unreadable" }, el("summary", { class: "small", "data-key": "unreadable parts" }, `parts that cannot be read (${last.unreadable.length})`), el("pre", {}, last.unreadable.join("\n"))))] : [];
   const alone = last.triggerer ? [el("div", { class: "note" }, last.triggerer)] : [];
   const standstill = () => waits(last, (name) => raise(last, again, name));
-  keepFocus(() => parts.note.replaceChildren(...broken, ...alone, ...(instance.failure ? [el("div", { class: "note bad" }, el("b", {}, instance.failure.headline), instance.failure.retryable ? "" : el("span", { class: "mute" }, " (no retries)"),
-    instance.failure.stack ? el("details", {}, el("summary", { class: "small" }, "stack trace"), el("pre", {}, instance.failure.stack)) : "")]
-    : live ? standstill() : instance.now ? [el("div", { class: `note ${instance.status === "Failed" ? "bad" : ""}` }, instance.now)] : [])));
+  redraw(parts.note, ...broken, ...alone, ...(instance.failure ? [el("div", { class: "note bad" }, el("b", {}, instance.failure.headline), instance.failure.retryable ? "" : el("span", { class: "mute" }, " (no retries)"),
+    instance.failure.stack ? el("details", { "data-key": "stack" }, el("summary", { class: "small", "data-key": "stack trace" }, "stack trace"), el("pre", { "data-key": "trace" }, instance.failure.stack)) : "")]
+    : live ? standstill() : instance.now ? [el("div", { class: `note ${instance.status === "Failed" ? "bad" : ""}` }, instance.now)] : []));
   paintTimeline(live);
   paintDetail(activities);
   past.show(last);
   children.show(last);
+  paintData(last.lineage);
   paintMore(instance);
+}
+
+/** Show the data that the activities have declared; nothing if they declared none. */
+function paintData(lineage) {
+  const rows = dataRows(lineage);
+  redraw(parts.data, ...(rows.length ? [el("h2", {}, "Data"), el("dl", { class: "pairs" }, ...rows)] : []));
+}
+
+function dataRows({ inlets, outlets, more }) {
+  const rows = [["read", inlets], ["written", outlets]].filter(([, uris]) => uris.length)
+    .flatMap(([name, uris]) => [el("dt", {}, name), el("dd", {}, uris.map((uri) => el("div", { class: "mono" }, uri)))]);
+  return more ? [...rows, el("dt", {}), el("dd", { class: "mute" }, `and ${more.toLocaleString("en")} more`)] : rows;
 }
 
 const fact = (name, ...value) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value));
@@ -140,7 +160,7 @@ function counts(tally) {
 /** A list to select one of the task's instances: one for each clear of the task, the newest first. */
 function chooser() {
   return el("label", { class: "small mute", style: "margin-left:auto" }, "instances of this task: ",
-    el("select", { onchange: (event) => { location.href = instanceHref(event.target.value, conn); } }, siblings.map((one) =>
+    el("select", { "data-key": "chooser", onchange: (event) => { location.href = instanceHref(event.target.value, conn); } }, siblings.map((one) =>
       el("option", { value: one.id, selected: one.id === id }, `${one.name} · generation ${one.generation} · try ${one.try} · ${one.status}`))));
 }
 
@@ -157,11 +177,10 @@ function paintTimeline(live) {
     return;
   }
   const width = Math.max(700, parts.time.clientWidth || 1190);
-  const focus = document.activeElement?.getAttribute?.("aria-label");
   const picture = draw(timeline, { from, to, now: last.time, live, width, chosen: chosen?.execution === instance.execution ? `${chosen.task}/${chosen.attempt}` : null, pick: (task, attempt) => choose(instance.execution, task, attempt) });
   const workers = workersOf(timeline.lanes);
   const square = (style, name) => el("span", {}, el("i", { style }), name);
-  parts.time.replaceChildren(el("div", { class: "lane scroll" }, picture), el("div", { class: "legend" },
+  keepFocus(() => parts.time.replaceChildren(el("div", { class: "lane scroll" }, picture), el("div", { class: "legend" },
     workers.map((name) => el("span", { title: name }, el("i", { style: `background:${colour(workers, name)}` }), worker(name))),
     bars.some((one) => !one.worker && one.state === "completed") ? square("background:var(--idle)", "not recorded") : "",
     bars.some((one) => ["lost", "failed"].includes(one.state)) ? square("background:var(--bad)", "lost or failed attempt") : "",
@@ -169,8 +188,7 @@ function paintTimeline(live) {
     bars.some((one) => ["waiting", "fired", "scheduled", "ended"].includes(one.state)) ? square("border:1.5px dashed var(--wait)", "waiting") : "",
     timeline.more ? el("span", {}, `and ${timeline.more} more`) : "",
     timeline.first ? el("span", {}, `without the first ${timeline.first.toLocaleString("en")} of ${last.history.total.toLocaleString("en")} events`) : "",
-    el("span", { class: "space" }, `click a bar for input, output${activities.some((one) => one.log) ? ", log" : ""}${activities.some((one) => one.spark_ui) ? " and Spark UI" : ""}`)));
-  if (focus) [...picture.querySelectorAll(".pick")].find((one) => one.getAttribute("aria-label").split(",")[0] === focus.split(",")[0])?.focus({ preventScroll: true });
+    el("span", { class: "space" }, `click a bar for input, output${activities.some((one) => one.log) ? ", log" : ""}${activities.some((one) => one.spark_ui) ? " and Spark UI" : ""}`))));
 }
 
 /** Select an attempt. The execution id is needed, because each generation of an instance uses the same task ids again. */
@@ -188,49 +206,57 @@ async function fetchLog(record) {
   if (wanted === chosen) paintDetail(last.activities);
 }
 
+/** Close the details. The focus goes back to the bar, or to the button, that has opened them. */
+function unchoose() {
+  const from = parts.time.querySelector(".pick.on") ?? parts.more.querySelector(`[data-key="${CSS.escape(`show ${chosen.execution}/${chosen.task}/${chosen.attempt}`)}"]`);
+  from?.focus({ preventScroll: true });
+  chosen = null;
+  paint();
+}
+
 function paintDetail(activities) {
   if (!chosen) {
-    parts.detail.replaceChildren(el("h2", {}, "Input and output"), payloads(last.instance));
+    redraw(parts.detail, el("h2", {}, "Input and output"), payloads(last.instance));
     return;
   }
   const current = chosen.execution === last.instance.execution;
   const attempts = (current ? activities : last.earlier).filter((one) => one.execution === chosen.execution && one.task === chosen.task);
   const record = attempts.find(isChosen);
   const lane = current ? last.timeline.lanes.find((one) => one.task === chosen.task || one.bars.some((bar) => bar.task === chosen.task)) : null;
-  const rows = [];
+  const rows = [], place = `${chosen.execution}/${chosen.task}/${chosen.attempt}`, text = (name, said) => el("pre", { "data-key": `${name} ${place}` }, said);
   const pair = (name, ...value) => rows.push(el("dt", {}, name), el("dd", {}, ...value));
   const input = current ? last.inputs[chosen.task] : null;
-  if (input) pair("input", el("pre", {}, pretty(input)));
+  if (input) pair("input", text("input", pretty(input)));
   if (record) {
     pair("state", record.state, record.message ? ` · ${record.message}` : "", record.progress != null ? ` · ${Math.round(record.progress * 100)} %` : "");
     pair("worker", el("span", { title: record.worker }, worker(record.worker)), `, executor ${record.executor}`);
     pair("time", `${exactTime(record.claimed)} – ${record.ended ? exactTime(record.ended) : "now"}`, el("span", { class: "mute" }, ` · ${duration((record.ended ?? last.time) - record.claimed)}`));
-    if (record.application) pair("Spark", record.application, /^https?:\/\//.test(record.spark_ui ?? "") ? [" ", el("a", { href: record.spark_ui, target: "_blank", rel: "noopener noreferrer" }, "Spark UI")] : "");
-    if (record.result) pair("output", el("pre", {}, pretty(record.result)));
-    if (record.failure) pair("error", el("pre", {}, `${record.failure.type}: ${record.failure.message}${record.failure.stack ? `\n${record.failure.stack}` : ""}`));
+    if (record.application) pair("Spark", record.application, /^https?:\/\//.test(record.spark_ui ?? "") ? [" ", el("a", { "data-key": `spark ${place}`, href: record.spark_ui, target: "_blank", rel: "noopener noreferrer" }, "Spark UI")] : "");
+    if (record.result) pair("output", text("output", pretty(record.result)));
+    rows.push(...dataRows(record.lineage));
+    if (record.failure) pair("error", text("error", `${record.failure.type}: ${record.failure.message}${record.failure.stack ? `\n${record.failure.stack}` : ""}`));
     for (const other of attempts.filter((one) => one !== record))
-      pair(`attempt ${other.attempt}`, el("button", { onclick: () => choose(other.execution, other.task, other.attempt) }, `${other.state} on ${worker(other.worker)}`));
-    if (record.log) pair("log", log === null ? el("span", { class: "mute" }, "loading…") : el("pre", {}, log));
+      pair(`attempt ${other.attempt}`, el("button", { "data-key": `attempt ${other.execution}/${other.task}/${other.attempt}`, onclick: () => choose(other.execution, other.task, other.attempt) }, `${other.state} on ${worker(other.worker)}`));
+    if (record.log) pair("log", log === null ? el("span", { class: "mute" }, "loading…") : text("log", log));
   } else pair("state", (lane?.bars.find((bar) => (bar.task ?? lane.task) === chosen.task) ?? lane?.bars[0])?.state ?? "");
-  parts.detail.replaceChildren(el("h2", { class: "code" }, lane?.label ?? record?.name ?? "", record ? ` · attempt ${record.attempt}` : "", current ? "" : " · earlier execution", " ",
-    el("button", { class: "small", style: "padding:0 8px", onclick: () => { chosen = null; paint(); } }, "close")), el("dl", { class: "pairs" }, ...rows));
+  redraw(parts.detail, el("h2", { class: "code" }, lane?.label ?? record?.name ?? "", record ? ` · attempt ${record.attempt}` : "", current ? "" : " · earlier execution", " ",
+    el("button", { class: "small", style: "padding:0 8px", "data-key": "close", onclick: unchoose }, "close")), el("dl", { class: "pairs" }, ...rows));
 }
 
 function payloads(instance) {
   const rows = [];
   for (const [name, value] of [["input", instance.input], ["status", instance.custom], ["output", instance.output]])
-    if (value) rows.push(el("dt", {}, name), el("dd", {}, el("pre", {}, pretty(value))));
+    if (value) rows.push(el("dt", {}, name), el("dd", {}, el("pre", { "data-key": `${name} of all` }, pretty(value))));
   return rows.length ? el("dl", { class: "pairs" }, ...rows) : el("div", { class: "mute" }, "No input, no output.");
 }
 
 function paintMore(instance) {
-  const kept = parts.more.querySelector("details.tags")?.open, keptEarlier = parts.more.querySelector("details.earlier")?.open;
   const tags = Object.entries(instance.tags).sort();
-  const before = last.earlier.length ? [el("details", { class: "earlier", style: "margin-top:20px", open: keptEarlier }, el("summary", { class: "small" }, `attempts of earlier executions (${last.earlier.length})`),
+  const before = last.earlier.length ? [el("details", { "data-key": "earlier", style: "margin-top:20px" }, el("summary", { class: "small", "data-key": "earlier executions" }, `attempts of earlier executions (${last.earlier.length})`),
     el("div", { class: "scroll", style: "margin-top:8px" }, el("table", {}, el("thead", {}, el("tr", {}, ["Activity", "Attempt", "State", "Worker", "Started", ""].map((text) => el("th", {}, text)))), el("tbody", {}, last.earlier.map((one) =>
       el("tr", {}, el("td", {}, `${one.name} #${one.task}`), el("td", {}, one.attempt), el("td", {}, one.state), el("td", { title: one.worker }, worker(one.worker)), el("td", {}, time(one.claimed)),
-        el("td", {}, el("button", { class: "small", style: "padding:0 8px", onclick: () => choose(one.execution, one.task, one.attempt) }, "show"))))))))] : [];
-  parts.more.replaceChildren(...before, ...(tags.length ? [el("details", { class: "tags", style: "margin-top:20px", open: kept }, el("summary", { class: "small" }, `tags (${tags.length}), execution ${instance.execution}`),
+        el("td", {}, el("button", { class: "small", style: "padding:0 8px", "data-key": `show ${one.execution}/${one.task}/${one.attempt}`, onclick: () => choose(one.execution, one.task, one.attempt) }, "show"))))))))] : [];
+  redraw(parts.more, ...before, ...(tags.length ? [el("details", { "data-key": "tags", style: "margin-top:20px" }, el("summary", { class: "small", "data-key": "all tags" }, `tags (${tags.length}), execution ${instance.execution}`),
     el("dl", { class: "pairs", style: "margin-top:8px" }, ...tags.flatMap(([name, value]) => [el("dt", { class: "mono" }, name), el("dd", { class: "mono" }, value)])))] : []));
 }
 

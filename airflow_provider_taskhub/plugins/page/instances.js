@@ -1,35 +1,90 @@
 // The list of instances. Running and failed instances come first. The counts by status are buttons that filter the list.
 
 import { orders } from "./batch.js";
-import { airflowLink, ask, bar, chip, duration, el, ghosts, instanceHref, keepFocus, query, refresh, runPath, status, time, triggererTrouble, trouble } from "./page.js";
+import { airflowLink, ask, bar, chip, duration, el, ghosts, instanceHref, keepFocus, keepQuery, query, refresh, runPath, status, time, triggererTrouble, trouble } from "./page.js";
 
 const STATUSES = ["Running", "Pending", "Suspended", "Failed", "Completed", "Terminated"];
-const WINDOWS = [["hour", "last hour"], ["day", "last 24 hours"], ["week", "last 7 days"], ["month", "last 31 days"], ["all", "all time"]];
+const WINDOWS = [["hour", "last hour"], ["day", "last 24 hours"], ["week", "last 7 days"], ["month", "last 31 days"], ["all", "all time"], ["between", "between…"]];
+// what more the list can be filtered by: name in the address, label, hint
+const MORE = [["dag", "DAG", "DAG"], ["name", "Orchestrator", "Orchestrator"], ["tag", "Tag", "Tag or tag=value"], ["error", "Text in the error", "Text in the error"]];
+// label, name in the address; columns without a name cannot be sorted. Times and durations begin with the largest
+const COLUMNS = [["Status", ""], ["Instance and its Airflow run", "id"], ["Orchestrator", "name"], ["Started", "started"], ["Duration", "duration"], ["Activities"], ["Now"]];
+const LARGEST_FIRST = ["started", "duration"];
 const LIMIT = 25;
 const main = document.getElementById("main");
 const filter = {
   conn: query.get("conn") ?? "", status: query.get("status") ?? "", text: query.get("text") ?? "",
-  window: query.get("window") ?? "day", offset: Number(query.get("offset")) || 0,
+  window: query.get("window") ?? (query.get("from") || query.get("to") ? "between" : "day"), offset: Number(query.get("offset")) || 0, sort: query.get("sort") ?? "",
+  ...Object.fromEntries([...MORE.map(([name]) => name), "from", "to"].map((name) => [name, query.get(name) ?? ""])),
 };
 
 const chips = el("div", { class: "chips", style: "margin:0", role: "group", "aria-label": "Status" });
 const search = el("input", { type: "search", placeholder: "Id, name or tag=value", value: filter.text, "aria-label": "Filter by id, name or tag" });
 const since = el("select", { "aria-label": "Started" }, WINDOWS.map(([value, text]) => el("option", { value, selected: value === filter.window }, text)));
 const hubs = el("select", { "aria-label": "Hub", hidden: true });
+const times = [["from", "Started from"], ["to", "Started until"]].map(([name, label]) => el("input", { type: "datetime-local", name, "aria-label": label, title: label, value: local(filter[name]) }));
+const offers = Object.fromEntries(["dag", "name"].map((name) => [name, el("datalist", { id: `offers-${name}` })]));
+const fields = MORE.map(([name, label, hint]) => el("input", { type: "search", name, "aria-label": label, placeholder: hint, value: filter[name], list: offers[name]?.id }));
+const more = el("button", { class: "chip", "aria-expanded": "false", "aria-controls": "more" });
+const panel = el("div", { class: "chips more", id: "more", role: "group", "aria-label": "More filters", hidden: true }, fields, Object.values(offers),
+  el("button", { onclick: () => { for (const field of fields) field.value = ""; change(Object.fromEntries(MORE.map(([name]) => [name, ""]))); } }, "Clear"));
 const body = el("tbody", {}, ghosts(8, [60, 260, 110, 60, 50, 130, 160]));
-const table = el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {},
-  ...["Status", "Instance and its Airflow run", "Orchestrator", "Started"].map((text) => el("th", {}, text)),
-  el("th", { class: "n" }, "Duration"), el("th", {}, "Activities"), el("th", {}, "Now"))), body));
+const heads = COLUMNS.map(([text, column]) => el("th", { class: column === "duration" ? "n" : "" }, column == null ? text
+  : el("button", { class: "sort", title: column ? `Sort by ${text.toLowerCase()}` : "Running and failed instances first", onclick: () => change({ sort: next(column) }) }, text)));
+const table = el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, heads)), body));
 const foot = el("div", { class: "foot" });
 const notes = el("div"), order = el("span", { class: "actions" }), batch = el("div");
 main.replaceChildren(el("div", { class: "head", style: "margin:0" }, el("h1", {}, "Instances"), order),
-  el("div", { class: "chips" }, chips, el("span", { class: "space" }), search, since, hubs), batch, notes, table, foot);
+  el("div", { class: "chips" }, chips, el("span", { class: "space" }), search, since, times, more, hubs), panel, batch, notes, table, foot);
 
 function change(values) {
   Object.assign(filter, { offset: 0 }, values);
-  const kept = Object.entries(filter).filter(([name, value]) => value && !(name === "window" && value === "day"));
-  history.replaceState({}, "", `${location.pathname}?${new URLSearchParams(kept)}`);
+  keepQuery({ ...filter, window: filter.window === "day" ? "" : filter.window });
+  paint();
   again();
+}
+
+/** The order after a click on a column's name: first one direction, then the other one, then no order of columns. */
+function next(column) {
+  if (!column) return "";
+  const [first, second] = LARGEST_FIRST.includes(column) ? [`-${column}`, column] : [column, `-${column}`];
+  return filter.sort === first ? second : filter.sort === second ? "" : first;
+}
+
+/** Show the order, the fields that the filter needs, and how many of the hidden ones are used. */
+function paint() {
+  COLUMNS.forEach(([, column], at) => {
+    const sorted = column === "" ? !filter.sort && "other" : { [column]: "ascending", [`-${column}`]: "descending" }[filter.sort];
+    if (sorted) heads[at].setAttribute("aria-sort", sorted);
+    else heads[at].removeAttribute("aria-sort");
+  });
+  for (const time of times) time.hidden = filter.window !== "between";
+  const used = MORE.filter(([name]) => filter[name]).length;
+  more.replaceChildren("More filters", ...(used ? [" ", el("b", {}, String(used))] : []));
+  more.setAttribute("aria-pressed", String(used > 0));
+}
+
+/** The value of a time field, in the browser's time zone, for a time in the address; "" if it is no time. */
+function local(text) {
+  const at = new Date(text);
+  return text && !Number.isNaN(at.getTime()) ? new Date(at.getTime() - at.getTimezoneOffset() * 60000).toISOString().slice(0, 16) : "";
+}
+
+function open(shown) {
+  panel.hidden = !shown;
+  more.setAttribute("aria-expanded", String(shown));
+  if (!shown) return;
+  ask("filters", { conn: filter.conn }).then((found) => {
+    offers.dag.replaceChildren(...found.dags.map((value) => el("option", { value })));
+    offers.name.replaceChildren(...found.names.map((value) => el("option", { value })));
+  }).catch(() => { /* the list shows the same error */ });
+}
+
+function notesOf(answer) {
+  const many = answer.most.toLocaleString("en");
+  return [answer.triggerer,
+    answer.reading == null ? "" : `${answer.reading.toLocaleString("en")} instances read so far. The others are not counted and not found yet. A whole id finds its instance already.`,
+    answer.capped ? `This hub has more than ${many} instances: the newest ${many} are counted and found. A whole id finds any instance.` : ""].filter(Boolean);
 }
 
 function show(answer) {
@@ -38,13 +93,14 @@ function show(answer) {
   const all = Object.values(answer.counts).reduce((sum, count) => sum + count, 0);
   keepFocus(() => chips.replaceChildren(statusChip("All", "", all), ...STATUSES.filter((name) => answer.counts[name] || ["Running", "Failed", "Completed"].includes(name) || name === filter.status)
     .map((name) => statusChip(name, name, answer.counts[name] ?? 0))));
-  notes.replaceChildren(...(answer.triggerer ? [el("div", { class: "note" }, answer.triggerer)] : []), ...(answer.capped ? [el("div", { class: "note" }, "This time has more than 5,000 instances: only 5,000 of them are counted and shown. Choose a shorter time.")] : []));
-  const narrowed = filter.text || filter.status || filter.window !== "all";
+  notes.replaceChildren(...notesOf(answer).map((text) => el("div", { class: "note" }, text)));
+  const others = filter.text || MORE.some(([name]) => filter[name]), narrowed = others || filter.status || filter.window !== "all";
   keepFocus(() => body.replaceChildren(...answer.rows.map((row) => line(row, answer))));
   table.hidden = !answer.rows.length;
   if (!answer.rows.length) {
     foot.replaceChildren(el("div", { class: "empty", style: "flex:1" },
-      all || filter.text ? [el("b", {}, "No instance matches."), "Choose another status, text or time."]
+      answer.reading != null ? [el("b", {}, "No instance matches so far."), "The hub is still being read."]
+        : all || others || filter.window === "between" ? [el("b", {}, "No instance matches."), "Choose another status, text, filter or time."]
         : [el("b", {}, filter.window === "all" ? "No instances yet." : `No instances in the ${WINDOWS.find(([name]) => name === filter.window)[1]}.`),
           "A TaskHubOperator's first run will appear here.", narrowed && filter.window !== "all" ? [" ", el("button", { onclick: () => { since.value = "all"; change({ window: "all" }); } }, "Show all time")] : null]));
     return;
@@ -87,8 +143,18 @@ function failed(error) {
 }
 
 let typing = 0;
-search.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => change({ text: search.value }), 250); });
-since.addEventListener("change", () => change({ window: since.value }));
+for (const field of [search, ...fields]) field.addEventListener("input", () => {
+  clearTimeout(typing);
+  typing = setTimeout(() => change({ text: search.value, ...Object.fromEntries(fields.map(({ name, value }) => [name, value])) }), 250);
+});
+since.addEventListener("change", () => {
+  if (since.value !== "between") for (const time of times) time.value = "";
+  change({ window: since.value, ...(since.value === "between" ? {} : { from: "", to: "" }) });
+});
+for (const time of times) time.addEventListener("change", () => change({ [time.name]: time.value ? new Date(time.value).toISOString() : "" }));
+more.addEventListener("click", () => open(panel.hidden));
+paint();
+if (MORE.some(([name]) => filter[name])) open(true);
 hubs.addEventListener("change", () => change({ conn: hubs.value }));
 
 ask("hubs").then((known) => {
@@ -103,4 +169,4 @@ const again = refresh(async () => {
   const waits = answer.rows.some((row) => row.airflow && row.ended == null);
   return { ...answer, asked, triggerer: waits ? await triggererTrouble() : "" };
 }, show, failed);
-orders(order, batch, () => { const { offset: _, ...rest } = filter; return rest; }, again);
+orders(order, batch, () => { const { offset: _, sort: __, ...rest } = filter; return rest; }, again);

@@ -41,6 +41,19 @@ export function keepFocus(draw) {
   if (key && document.activeElement?.dataset?.key !== key) document.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
 }
 
+/**
+ * Draw the content of an element again, and keep what the reader does in it: the focus, open details, scrolled texts and
+ * marked text. Details and texts are found again by their data-key. Content that has not changed is not touched.
+ */
+export function redraw(place, ...nodes) {
+  const fresh = el("div", {}, ...nodes), find = (root, one) => root.querySelector(`[data-key="${CSS.escape(one.dataset.key)}"]`);
+  for (const one of place.querySelectorAll("details[open][data-key]")) find(fresh, one)?.setAttribute("open", "");
+  if (fresh.innerHTML === place.innerHTML) return;
+  const scrolled = [...place.querySelectorAll("pre[data-key]")].map((one) => [one, one.scrollTop]);
+  keepFocus(() => place.replaceChildren(...fresh.childNodes));
+  for (const [one, top] of scrolled) { const there = find(place, one); if (there) there.scrollTop = top; }
+}
+
 // --- times, in the time zone of the browser
 
 const clock = new Intl.DateTimeFormat("sv-SE", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
@@ -105,6 +118,8 @@ async function answerOf(url, request, headers = {}) {
 /** Keep the filters of a page in its address, without those that have no value. */
 export function keepQuery(filter) {
   history.replaceState({}, "", `${location.pathname}?${new URLSearchParams(Object.entries(filter).filter(([, value]) => value))}`);
+  // Airflow copies the address of its frame into its own address only when the frame loads
+  try { window.frameElement?.dispatchEvent(new Event("load")); } catch { /* Airflow's window has another origin */ }
 }
 
 let health = { asked: -Infinity, text: "" };

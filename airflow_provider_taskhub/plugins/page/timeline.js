@@ -67,7 +67,7 @@ export function draw(timeline, { from, to, now, live, width, chosen, pick }) {
     const fill = lost ? "url(#lost)" : own[bar.state] ?? colour(workers, bar.worker);
     const task = bar.task ?? lane.task, on = `${task}/${bar.attempt}` === chosen;
     const partly = bar.state === "running" && bar.progress != null;
-    const face = svg("rect", { ...box, fill, opacity: partly ? 0.35 : null, class: `pick${on ? " on" : ""}`, tabindex: 0, role: "button", "aria-label": took }, title(took));
+    const face = svg("rect", { ...box, fill, opacity: partly ? 0.35 : null, class: `pick${on ? " on" : ""}`, tabindex: 0, role: "button", "aria-label": took, "data-key": `bar ${task}/${bar.attempt}` }, title(took));
     face.addEventListener("click", () => pick(task, bar.attempt ?? null));
     face.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); pick(task, bar.attempt ?? null); } });
     const parts = [face];

@@ -252,6 +252,10 @@ class AzureStore(Paged):
         rules.check_blob(container, name)
         return await self._blobs.get(container, name)
 
+    async def get_blob_range(self, container: str, name: str, *, offset: int, length: int) -> bytes | None:
+        rules.check_range(container, name, offset, length)
+        return await self._blobs.get_range(container, name, offset=offset, length=length)
+
     async def beside(self, work: Callable[[], T]) -> T:
         return await asyncio.to_thread(work)
 
@@ -259,9 +263,9 @@ class AzureStore(Paged):
         rules.check_container_name(container)
         return await self._blob_service.names(container, prefix)
 
-    async def append_blob(self, container: str, name: str, data: bytes) -> None:
+    async def append_blob(self, container: str, name: str, data: bytes) -> int:
         rules.check_append(container, name, data)
-        await self._blob_service.append(container, name, data)
+        return await self._blob_service.append(container, name, data)
 
     # the methods of Store for leases
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import dataclass
+from itertools import chain
 
 from airflow_provider_taskhub.errors import Conflict, LeaseLost, NotFound
 from airflow_provider_taskhub.storage.primitives import Blob, BlobInfo, DeleteBlob, PutBlob
@@ -18,13 +19,14 @@ class _Found:
     etag: int
     appends: int | None
     """Number of appends to an append blob; None for a block blob."""
+    size: int
     lease: str | None
     until: int
 
 
 def _find(change: Change, container: int, name: str) -> _Found | None:
     row = change.connection.execute(
-        "SELECT id, etag, appends, lease, until FROM blobs WHERE container = ? AND name = ?", (container, name)
+        "SELECT id, etag, appends, size, lease, until FROM blobs WHERE container = ? AND name = ?", (container, name)
     ).fetchone()
     return None if row is None else _Found(*row)
 
@@ -49,7 +51,8 @@ def put(change: Change, operation: PutBlob) -> str:
     return _etag(etag)
 
 
-def append(change: Change, container: str, name: str, data: bytes) -> None:
+def append(change: Change, container: str, name: str, data: bytes) -> int:
+    """Append data to an append blob, and return the size of the blob after that."""
     owner = identifier(change.connection, "containers", container)
     found, etag = _find(change, owner, name), change.next()
     if found is None:
@@ -66,6 +69,7 @@ def append(change: Change, container: str, name: str, data: bytes) -> None:
         "UPDATE blobs SET etag = ?, appends = ?, size = size + ?, lease = NULL WHERE id = ?",
         (etag, appends + 1, len(data), number),
     )
+    return len(data) + (0 if found is None else found.size)
 
 
 def _insert(change: Change, container: int, name: str, etag: int, kind: str, *, appends: int | None) -> int:
@@ -110,6 +114,34 @@ def get(connection: sqlite3.Connection, container: str, name: str) -> Blob | Non
     if not rows:
         return None
     return Blob(data=b"".join(row[2] for row in rows), etag=_etag(rows[0][0]), content_type=rows[0][1])
+
+
+def part(connection: sqlite3.Connection, container: str, name: str, offset: int, length: int) -> bytes | None:
+    """Return a part of a blob; None if the blob does not exist.
+
+    One SQL statement reads the size and the chunks, so that they belong together. It reads the chunks from the end of
+    the blob, because readers of a growing log want its end, and stops at the chunk that has the first wanted byte.
+    """
+    rows = connection.execute(
+        "SELECT blobs.size, chunks.data FROM containers "
+        "JOIN blobs ON blobs.container = containers.id LEFT JOIN chunks ON chunks.blob = blobs.id "
+        "WHERE containers.name = ? AND blobs.name = ? ORDER BY chunks.part DESC",
+        (container, name),
+    )
+    first = rows.fetchone()
+    if first is None:
+        return None
+    found: list[bytes] = []
+    end = first[0]
+    for _, data in chain((first,), rows):
+        begin = end - len(data)
+        if begin < offset + length:
+            found.append(data)
+        end = begin
+        if begin <= offset:
+            break
+    rows.close()
+    return b"".join(reversed(found))[max(0, offset - end) :][:length]
 
 
 def listing(connection: sqlite3.Connection, container: str, prefix: str) -> list[BlobInfo]:

@@ -103,11 +103,11 @@ def _range_compare(compare: Compare) -> Range:
     return Range()
 
 
-def searches_data(filter: Filter) -> bool:
-    """Return True if the SQL of :func:`sql_of` searches a text in the stored properties, not only in the index."""
+def searches_rows(filter: Filter) -> bool:
+    """Return True if the SQL of :func:`sql_of` looks into each row of the table, and not only into the index."""
     if isinstance(filter, Compare):
-        return _text_of(filter) is not None
-    return any(searches_data(part) for part in filter.parts)
+        return filter.column == "Timestamp" or _text_of(filter) is not None
+    return any(searches_rows(part) for part in filter.parts)
 
 
 def _text_of(compare: Compare) -> str | None:

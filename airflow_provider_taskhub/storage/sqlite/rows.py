@@ -23,15 +23,15 @@ from airflow_provider_taskhub.storage.primitives import (
     Transact,
 )
 from airflow_provider_taskhub.storage.sqlite import columns
-from airflow_provider_taskhub.storage.sqlite.filters import Range, Test, range_of, searches_data, sql_of, test_of
+from airflow_provider_taskhub.storage.sqlite.filters import Range, Test, range_of, searches_rows, sql_of, test_of
 from airflow_provider_taskhub.storage.sqlite.transactions import Change, identifier
 
 MAX_SCANNED = 5_000
 """Largest number of rows that Python tests against the filter for one page. At this limit the page ends early, so that
 no read blocks its thread for long."""
 MAX_SEARCHED = 25_000
-"""Largest number of rows in which SQLite searches for a text for one page. At this limit the page ends early, so that
-no read blocks its thread for long."""
+"""Largest number of rows in which SQLite searches for a text or a Timestamp for one page. At this limit the page ends
+early, so that no read blocks its thread for long. Rejected: an index of Timestamps. Each write would pay for it."""
 MAX_PAGE_CHARACTERS = 4 * 1024 * 1024
 """A page ends when its stored rows have this many characters."""
 
@@ -172,8 +172,8 @@ class _Row:
     data: str
 
     def entity(self, select: Collection[str] | None) -> Entity:
-        packed = columns.load(self.data)
-        if select is not None:
+        packed = {} if select is not None and not select else columns.load(self.data)
+        if select:
             packed = {name: value for name, value in packed.items() if name in select}
         return Entity(
             partition_key=self.partition_key,
@@ -252,11 +252,11 @@ def _select(
 
 
 def _end(connection: sqlite3.Connection, table: int, filter: Filter | None, after: Position | None) -> Position | None:
-    """Return where a page must end, so that SQLite searches at most :data:`MAX_SEARCHED` rows for a text.
+    """Return where a page must end, so that SQLite looks into at most :data:`MAX_SEARCHED` rows.
 
     :returns: None if no such bound is needed.
     """
-    if filter is None or not searches_data(filter):
+    if filter is None or not searches_rows(filter):
         return None
     where, values = _range(table, filter, after, None)
     sql = f"SELECT pk, rk FROM rows WHERE {where} ORDER BY pk, rk LIMIT 1 OFFSET ?"

@@ -310,6 +310,13 @@ class SqliteStore(Paged):
             lambda connection: blobs.get(connection, container, name), reader=Reader.PARTITION
         )
 
+    async def get_blob_range(self, container: str, name: str, *, offset: int, length: int) -> bytes | None:
+        rules.check_range(container, name, offset, length)
+        self.requests["blob.get"] += 1
+        return await self._access.read(
+            lambda connection: blobs.part(connection, container, name, offset, length), reader=Reader.PARTITION
+        )
+
     async def beside(self, work: Callable[[], T]) -> T:
         return work() if self._path is None else await asyncio.to_thread(work)
 
@@ -320,10 +327,10 @@ class SqliteStore(Paged):
             lambda connection: blobs.listing(connection, container, prefix), reader=Reader.LISTING
         )
 
-    async def append_blob(self, container: str, name: str, data: bytes) -> None:
+    async def append_blob(self, container: str, name: str, data: bytes) -> int:
         rules.check_append(container, name, data)
         self.requests["blob.append"] += 1
-        await self._access.write(lambda change: blobs.append(change, container, name, data))
+        return int(await self._access.write(lambda change: blobs.append(change, container, name, data)))
 
     # --- the methods of Store for leases
 

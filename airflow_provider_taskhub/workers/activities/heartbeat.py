@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 
 import structlog
@@ -23,6 +24,10 @@ from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOu
 log = structlog.get_logger(__name__)
 
 
+_WATCH = 0.75
+"""Seconds between two looks at the record, where its renewals are rarer. So a cancel is seen within about this time."""
+
+
 class Superseded(Exception):
     """The attempt must end: its record belongs to another worker, says ``cancelling``, or could not be renewed."""
 
@@ -35,10 +40,20 @@ class RecordedAttempt:
     :param held: the work item of the activity.
     :param record: the record as claimed.
     :param etag: the ETag of the row of the record.
+    :param left_sessions: names of Spark Connect sessions that earlier attempts may have left running.
     """
 
-    def __init__(self, hub: Hub, times: LeaseTimes, held: Delivery, record: ActivityRecord, etag: str) -> None:
-        self.record, self._held = record, held
+    def __init__(
+        self,
+        hub: Hub,
+        times: LeaseTimes,
+        held: Delivery,
+        record: ActivityRecord,
+        etag: str,
+        *,
+        left_sessions: tuple[str, ...] = (),
+    ) -> None:
+        self.record, self.left_sessions, self._held = record, left_sessions, held
         self._hub, self._times, self._etag = hub, times, etag
         self._changed = asyncio.Event()
         self._ended = False
@@ -52,7 +67,8 @@ class RecordedAttempt:
 
         def progress(news: ActivityProgress) -> None:
             self.record = news.onto(self.record)
-            self._changed.set()
+            if not news.observed:
+                self._changed.set()
 
         async with owned() as start:
             running = start(runner.run(request, progress=progress))
@@ -109,14 +125,7 @@ class RecordedAttempt:
         hub, renewed = self._hub, self._hub.clock.monotonic()
         every, give_up = self._times.renew.total_seconds(), self._times.give_up.total_seconds()
         while True:
-            try:
-                await asyncio.wait_for(self._changed.wait(), every)
-                self._changed.clear()
-                if not self._ended:
-                    # This pause lets one write store several changes of the progress.
-                    await hub.clock.sleep(min(0.2, every))
-            except TimeoutError:
-                pass
+            await self._until_due(every)
             if self._ended:
                 return
             sent = hub.clock.monotonic()
@@ -136,6 +145,31 @@ class RecordedAttempt:
                 if hub.clock.monotonic() - renewed > give_up:
                     raise Superseded("the activity record could not be renewed for the give-up time") from error
                 await hub.clock.sleep(min(1.0, every / 4))
+
+    async def _until_due(self, every: float) -> None:
+        """Wait until the record must be written: its progress or another worker has changed it, or the time is over.
+
+        :param every: seconds between two renewals.
+        """
+        looks = max(1, round(every / _WATCH))
+        for look in range(1, looks + 1):
+            try:
+                await asyncio.wait_for(self._changed.wait(), every / looks)
+            except TimeoutError:
+                if look < looks and not await self._unchanged():
+                    return
+                continue
+            self._changed.clear()
+            if not self._ended:
+                # This pause lets one write store several changes of the progress.
+                await self._hub.clock.sleep(min(0.2, every))
+            return
+
+    async def _unchanged(self) -> bool:
+        """Return whether nobody has changed the record. True also if it cannot be read: the next renewal shows it."""
+        with suppress(StorageError):
+            return await records.unchanged(self._hub.store, self._hub.names, self.record, self._etag)
+        return True
 
     async def _write(self) -> None:
         try:

@@ -10,6 +10,7 @@ belongs to a worker that no longer renews it, this worker runs the next attempt.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -33,6 +34,7 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState, WorkerIdentity
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.settings import LeaseTimes
+from airflow_provider_taskhub.spark_connect import ConnectServer
 from airflow_provider_taskhub.storage.primitives import Entity, PutBlob, Step, Unit
 from airflow_provider_taskhub.workers.activities.heartbeat import RecordedAttempt, Superseded
 from airflow_provider_taskhub.workers.activities.responses import Responses, refused, write_outcome
@@ -44,7 +46,8 @@ from airflow_provider_taskhub.workers.activities.runner import (
     warn_of_crash,
 )
 from airflow_provider_taskhub.workers.activities.work_items import WorkItems
-from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, Crashes
+from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, Crashes, tag_of
+from airflow_provider_taskhub.workers.executors.executor import ExecutorError
 from airflow_provider_taskhub.workers.peers import Peers
 
 log = structlog.get_logger(__name__)
@@ -80,6 +83,7 @@ class RecordedActivities:
     :param peers: tells which other workers are proven dead.
     :param work_items: frees the slot of a work item that waits until another worker counts as silent.
     :param responses: sends the responses and deletes the work items.
+    :param spark_server: the Spark Connect server of this worker; None: its Spark is a classic one.
     """
 
     def __init__(
@@ -92,22 +96,29 @@ class RecordedActivities:
         peers: Peers,
         work_items: WorkItems,
         responses: Responses,
+        spark_server: ConnectServer | None = None,
     ) -> None:
         self._hub, self._runner, self._me, self._times = hub, runner, me, times
         self._peers, self._work_items, self._responses = peers, work_items, responses
+        self._spark_server = spark_server
 
     async def process(self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition) -> None:
         crashes = Crashes()
         while True:
-            attempt = await self._claim(held, event)
+            attempt = await self._claim(held, event, definition)
             if attempt is None:
                 return
             record = attempt.record
-            request = request_of(held, event, definition, attempt=record.attempt, crashes=crashes)
+            request = replace(
+                request_of(held, event, definition, attempt=record.attempt, crashes=crashes),
+                spark_session=record.spark_session,
+                left_sessions=attempt.left_sessions,
+            )
             try:
                 outcome = await traced(event, request, partial(attempt.run, self._runner))
             except Superseded as reason:
                 log.info("activity_superseded", activity=event.name, attempt=record.attempt, reason=str(reason))
+                await self._end_sessions(attempt.left_sessions)  # the cancel may have come before their end
                 await self._cancelled(held, attempt)
                 return
             except asyncio.CancelledError:
@@ -118,13 +129,17 @@ class RecordedActivities:
                 warn_of_crash(request, outcome)
                 await attempt.lose(outcome.failure.error_message if outcome.failure else "executor crashed")
                 continue
+            if outcome.crashed and record.spark_session is not None:  # no attempt follows that would end its session
+                await self._end_sessions((record.spark_session,))
             try:
                 await self._record_outcome(held, event, attempt, outcome)
             except (PayloadTooLarge, InputError) as error:
                 await self._record_outcome(held, event, attempt, refused(event, error))
             return
 
-    async def _claim(self, held: Delivery, event: TaskScheduled) -> RecordedAttempt | None:
+    async def _claim(
+        self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition
+    ) -> RecordedAttempt | None:
         """Claim the record of the next attempt.
 
         While another worker renews the record of the last attempt, this method waits.
@@ -147,9 +162,11 @@ class RecordedActivities:
                     await self._respond_again(held, event, *last)
                     return None
                 case ActivityReaction.DROP:
+                    await self._end_sessions(_left_sessions(found))
                     await self._responses.drop(held, "its instance was ended")
                     return None
                 case ActivityReaction.CLOSE if last is not None:
+                    await self._end_sessions(_left_sessions(found))
                     with suppress(Conflict):  # if the record has changed, its worker is alive: read again
                         await self._close(held, *last)
                         return None
@@ -166,7 +183,7 @@ class RecordedActivities:
                 await self._work_items.slots.resume(held)
                 paused = False
                 continue  # the wait for a slot took time: read the record again
-            claim = self._new_record(held, event, last[0].attempt + 1 if last else 1)
+            claim = self._new_record(held, event, definition, last[0].attempt + 1 if last else 1)
             etag = await self._write_claim(claim, silent)
             if etag is None:
                 continue  # another worker has claimed this attempt first: read its record
@@ -179,7 +196,16 @@ class RecordedActivities:
                     attempt=claim.attempt,
                     before=records.decode(silent).worker,
                 )
-            return RecordedAttempt(hub, self._times, held, claim, etag)
+            return RecordedAttempt(hub, self._times, held, claim, etag, left_sessions=_left_sessions(found))
+
+    async def _end_sessions(self, sessions: tuple[str, ...]) -> None:
+        """End what dead executors have left running on a Spark Connect server, if no next attempt does it.
+
+        An error is only logged, because the instance has ended and waits for nothing.
+        """
+        if sessions:
+            with suppress(ExecutorError):
+                await self._runner.end_sessions(sessions)
 
     def _reaction(
         self, event: TaskScheduled, last: tuple[ActivityRecord, Entity] | None, silence: Silence
@@ -223,18 +249,26 @@ class RecordedActivities:
         assert isinstance(etags, tuple)
         return etags[0]
 
-    def _new_record(self, held: Delivery, event: TaskScheduled, number: int) -> ActivityRecord:
+    def _new_record(
+        self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition, number: int
+    ) -> ActivityRecord:
         instance = held.message.instance
+        action = action_of(held, event)
+        server = self._spark_server if definition.spark else None
         return ActivityRecord(
             instance=instance,
             task_id=event.event_id,
-            action_id=action_of(held, event),
+            action_id=action,
             attempt=number,
             name=event.name,
             state=RecordState.RUNNING,
             worker=str(self._me),
             executor="",
             claimed=self._hub.clock.utc_now(),
+            job_group=tag_of(action, number) if server else None,
+            # The session's name is stored before the attempt runs: if this worker is killed, the session runs on in the
+            # Spark Connect server, and the worker of the next attempt finds and ends it by this name.
+            spark_session=server.new_session() if server else None,
             log=log_name(instance, event.event_id, number),
         )
 
@@ -342,6 +376,17 @@ def _known(record: ActivityRecord) -> ActivityState:
             f"{record.instance.instance_id!r} is in a state that this version does not know: upgrade this worker"
         )
     return ActivityState(record.state)
+
+
+def _left_sessions(found: Sequence[tuple[ActivityRecord, Entity]]) -> tuple[str, ...]:
+    """Return the names of the Spark Connect sessions that earlier attempts may have left running.
+
+    An attempt whose record has an outcome has ended its session itself.
+    """
+    ended = (RecordState.COMPLETED, RecordState.FAILED, RecordState.CANCELLED)
+    return tuple(
+        record.spark_session for record, _ in found if record.spark_session is not None and record.state not in ended
+    )
 
 
 def _is_of(record: ActivityRecord, event: TaskScheduled) -> bool:

@@ -5,7 +5,7 @@ Other modules store the outcome and send the response.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from airflow_provider_taskhub.engine.events import FailureDetails, TaskScheduled
 from airflow_provider_taskhub.engine.registry import ActivityDefinition
 from airflow_provider_taskhub.hub.formats.keys import log_name
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
-from airflow_provider_taskhub.tags import SPARK_PARENT_TAGS
+from airflow_provider_taskhub.tags import SPARK_PARENT_TAGS, WATCH_TAG
 from airflow_provider_taskhub.workers.executors.attempt_values import (
     ActivityOutcome,
     ActivityProgress,
@@ -33,6 +33,12 @@ class Runner(Protocol):
     async def run(
         self, request: ActivityRequest, *, progress: Callable[[ActivityProgress], None] | None = None
     ) -> ActivityOutcome: ...
+
+    async def end_sessions(self, sessions: Sequence[str]) -> None:
+        """End Spark Connect sessions that dead workers have left, and wait for the server's answer.
+
+        :raises ExecutorError: if the server has not confirmed the end in time. The log has said so.
+        """
 
 
 def request_of(
@@ -61,6 +67,7 @@ def request_of(
         alone=crashes.suspect,
         log=log_name(instance, event.event_id, attempt),
         spark_conf=_spark_conf(held.message.context_tags) if definition.spark else None,
+        watched=WATCH_TAG in (held.message.context_tags or {}),
     )
 
 

@@ -46,6 +46,10 @@ class ActivityRequest:
     :param trace: W3C trace context; spans that the activity's code makes belong to it. None: the attempt is not traced.
     :param log: name of the log that gets the output of the attempt.
     :param spark_conf: configuration for the attempt's Spark session, beside the worker's own; None: nothing.
+    :param spark_session: name of the attempt's Spark Connect session; None: the worker makes one if it needs one.
+    :param left_sessions: names of Spark Connect sessions that earlier attempts may have left running on the server.
+        They are ended before this attempt runs.
+    :param watched: True if an Airflow task waits for the instance, whose log follows the log of the attempt.
     """
 
     name: str
@@ -62,6 +66,14 @@ class ActivityRequest:
     trace: TraceContext | None = None
     log: str
     spark_conf: Mapping[str, str] | None = None
+    spark_session: str | None = None
+    left_sessions: tuple[str, ...] = ()
+    watched: bool = False
+
+
+def tag_of(action_id: str, attempt: int) -> str:
+    """Return the tag of the Spark operations of an attempt. Spark Connect allows no comma in a tag."""
+    return f"taskhub-{action_id}-{attempt}".replace(",", "-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +86,8 @@ class ActivityProgress:
     :param application_id: Spark's application id; None for an activity without Spark.
     :param job_group: Spark's job group of the attempt; None for an activity without Spark.
     :param spark_ui: URL of Spark's UI; None if there is no UI.
+    :param observed: True: the last change was seen in Spark, so nobody waits for it: it is written with the next
+        renewal of the record. False: the activity has reported it.
     """
 
     executor: str
@@ -82,10 +96,12 @@ class ActivityProgress:
     application_id: str | None = None
     job_group: str | None = None
     spark_ui: str | None = None
+    observed: bool = False
 
     def onto(self, record: ActivityRecord) -> ActivityRecord:
         """Return a copy of the activity record with this progress. A field that is None keeps the record's value."""
         known = {name: value for name, value in asdict(self).items() if value is not None}
+        del known["observed"]
         if "fraction" in known:
             known["progress"] = known.pop("fraction")
         return replace(record, **known)

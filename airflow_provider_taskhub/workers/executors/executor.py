@@ -13,7 +13,12 @@ from collections.abc import Mapping
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.workers.executors.attempt_log import LogSink, OutputLog
-from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
+from airflow_provider_taskhub.workers.executors.attempt_values import (
+    ActivityOutcome,
+    ActivityProgress,
+    ActivityRequest,
+    tag_of,
+)
 from airflow_provider_taskhub.workers.executors.process import ExecutorProcess, ExecutorTimes, within
 from airflow_provider_taskhub.workers.executors.protocol import (
     Cancel,
@@ -158,7 +163,10 @@ class Executor:
         number = next(self._numbers)
         # The name of Spark's job group contains `number`, so that it is new each time: Spark refuses all later jobs of
         # a cancelled group, and the same attempt can run in this executor a second time.
-        group = f"taskhub-{request.action_id}-{request.attempt}-{number}"
+        # A tag needs no number, because each run has its own Spark Connect session.
+        group = tag_of(request.action_id, request.attempt)
+        if request.spark_session is None:
+            group = f"{group}-{number}"
         state = ActivityProgress(
             executor=self.name,
             application_id=ready.application_id,
@@ -212,7 +220,7 @@ class Executor:
             case Log(number=number, body=body) if number in self._attempts:
                 self._attempts[number].output.add(body)
             case Progress(number=number) if number in self._attempts:
-                self._attempts[number].report(message.fraction, message.message)
+                self._attempts[number].report(message.fraction, message.message, observed=message.observed)
             case Done(number=number) | Failed(number=number) if number in self._attempts:
                 self._attempts[number].end(message)
             case Pong() | Log() | Progress() | Done() | Failed():

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
@@ -23,11 +24,13 @@ from airflow_provider_taskhub.engine.failures import storable
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.settings import MAX_RESULT, SparkSettings
+from airflow_provider_taskhub.spark_connect import connect_server
 from airflow_provider_taskhub.supervision import Supervisor, first, owned
 from airflow_provider_taskhub.workers.executors.assignment import Assignment, Seat, Ticket
 from airflow_provider_taskhub.workers.executors.attempt_log import LogSink
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.executors.executor import Executor, ExecutorError
+from airflow_provider_taskhub.workers.executors.left_sessions import LeftSessions
 from airflow_provider_taskhub.workers.executors.process import ExecutorTimes
 from airflow_provider_taskhub.workers.executors.protocol import Configure
 from airflow_provider_taskhub.workers.executors.reaper import Reaper
@@ -107,6 +110,16 @@ class ExecutorPool:
         self.supervisor = Supervisor(clock)
         self._stopped = False
         self._reaper = Reaper(lock_fd=config.lock_fd)
+        self._left = (
+            LeftSessions(
+                config.spark.master,
+                config.environment,
+                clock,
+                patience=self._times.patience.total_seconds(),
+            )
+            if connect_server(config.spark.master)
+            else None
+        )
 
     @property
     def free(self) -> int:
@@ -179,6 +192,11 @@ class ExecutorPool:
         stopping activity gets no new activities. ``CancelledError`` is raised only when no code of the activity runs
         any more. A second cancellation kills the executor at once.
 
+        With Spark Connect the server would go on with the session of a dead executor. So ``request.left_sessions`` are
+        ended before the attempt runs, and the session of the attempt is ended if its executor has died. If the server
+        does not confirm the end of ``left_sessions`` within ``times.patience``, the attempt fails. If it does not
+        confirm the end of the attempt's own session, only the log says so.
+
         :param request: the attempt to run.
         :param progress: called in the event loop, first with the name of the executor and then with each report of the
             activity. It must return quickly. None: nothing is reported.
@@ -188,6 +206,7 @@ class ExecutorPool:
         try:
             if self._stopped:
                 raise ExecutorError("the worker is stopping")
+            await self.end_sessions(request.left_sessions)
             executor = await self._assignment.executor_for(ticket)
         except ExecutorError as error:
             failure = FailureDetails(
@@ -196,13 +215,34 @@ class ExecutorPool:
                 stack_trace=error.stack_trace and storable(error.stack_trace),
             )
             return ActivityOutcome(failure=failure, crashed=self._stopped)
+        if self._left is not None and request.spark and request.spark_session is None:
+            request = replace(request, spark_session=self._left.new())
+        lost = False
         try:
             outcome = await executor.run(request, progress)
+            lost = outcome.crashed
         finally:
             self._assignment.release(executor)
+            if self._left is not None and request.spark_session is not None and executor.ended.is_set():
+                await self._left.end_own(request.spark_session, once=lost)
         if not outcome.crashed:
             self._reset_failures(executor)
         return outcome
+
+    async def end_sessions(self, sessions: Sequence[str]) -> None:
+        """End Spark Connect sessions that dead workers or executors have left, and wait for the server's answer.
+
+        :raises ExecutorError: if the server has not confirmed the end within ``times.patience``, or if this worker does
+            not use the server of the sessions.
+        """
+        if not sessions:
+            return
+        if self._left is None:
+            raise ExecutorError(
+                f"an earlier attempt ran on {sessions[-1]}, and this worker does not use Spark Connect: give all "
+                "workers of a hub the same TASKHUB_SPARK__MASTER"
+            )
+        await self._left.end(sessions)
 
     def _reset_failures(self, executor: Executor) -> None:
         """Set the failure count of the executor's seat to 0: an activity has ended in this executor without a crash.

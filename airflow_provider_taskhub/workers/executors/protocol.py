@@ -47,8 +47,8 @@ class Configure(ExecutorMessage):
     :param name: name of the executor, for people.
     :param apps: the apps to load, each written as ``module:attribute``.
     :param spark: whether to start Spark before the executor is ready.
-    :param master: the Spark master.
-    :param conf: Spark's configuration.
+    :param master: the Spark master. The address of a Spark Connect server may contain a token, so ``repr`` omits it.
+    :param conf: Spark's configuration. It may contain keys of storage accounts, so ``repr`` omits it.
     :param lock_fd: descriptor of the worker's lock file, which Spark's JVM must keep open too; None: the worker has no
         lock file.
     :param max_result: largest size of one result, in bytes.
@@ -58,8 +58,8 @@ class Configure(ExecutorMessage):
     name: str
     apps: tuple[str, ...]
     spark: bool
-    master: str
-    conf: Mapping[str, str]
+    master: str = dataclasses.field(repr=False)
+    conf: Mapping[str, str] = dataclasses.field(repr=False)
     lock_fd: int | None
     max_result: int
     max_log: int
@@ -77,9 +77,11 @@ class Run(ExecutorMessage):
     :param action_id: identity of the call; it is the idempotency key that the activity sees.
     :param attempt: 1 for the first attempt of the call, 2 for the second, and so on.
     :param tags: tags of the call.
-    :param job_group: Spark's job group for the jobs of the attempt; "" for an activity without Spark.
+    :param job_group: Spark's job group for the jobs of the attempt, or the tag of its operations with Spark Connect;
+        "" for an activity without Spark.
     :param has_input: False if the call has no input; the body is empty then.
     :param spark_conf: configuration for the attempt's Spark session, beside the executor's own.
+    :param spark_session: name of the attempt's Spark Connect session; None without Spark Connect.
     :param trace_parent: W3C ``traceparent`` of the attempt; None: the attempt is not traced.
     :param trace_state: W3C ``tracestate`` of the attempt; None: there is no such value.
     """
@@ -95,6 +97,7 @@ class Run(ExecutorMessage):
     job_group: str
     has_input: bool
     spark_conf: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    spark_session: str | None = None
     trace_parent: str | None = None
     trace_state: str | None = None
 
@@ -144,7 +147,7 @@ class StartFailed(ExecutorMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dying(ExecutorMessage):
-    """The executor ends now, because Spark's JVM has ended and the executor cannot work without Spark's JVM."""
+    """The executor ends now, because Spark's JVM or its Spark Connect server has ended, and the executor needs it."""
 
     reason: str
 
@@ -162,11 +165,13 @@ class Progress(ExecutorMessage):
 
     :param fraction: finished part of the work, from 0 to 1; None: the earlier value stays.
     :param message: one line for people; None: the earlier line stays.
+    :param observed: True: the executor has seen it in Spark. False: the activity has reported it.
     """
 
     number: int
     fraction: float | None
     message: str | None
+    observed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

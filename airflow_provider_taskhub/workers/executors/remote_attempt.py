@@ -62,21 +62,24 @@ class RemoteAttempt:
             job_group=self.state.job_group or "",
             has_input=request.input is not None,
             spark_conf=dict(request.spark_conf or {}),
+            spark_session=request.spark_session,
             trace_parent=request.trace.trace_parent if request.trace else None,
             trace_state=request.trace.trace_state if request.trace else None,
             body=(request.input or "").encode(),
         )
 
-    def report(self, fraction: float | None, message: str | None) -> None:
+    def report(self, fraction: float | None, message: str | None, *, observed: bool = False) -> None:
         """Note a progress report of the activity, and pass it to the listener.
 
         :param fraction: finished part of the work, from 0 to 1; None: the earlier value stays.
         :param message: one line for people; None: the earlier line stays.
+        :param observed: as :class:`.ActivityProgress` has it.
         """
         self.state = replace(
             self.state,
             fraction=self.state.fraction if fraction is None else fraction,
             message=self.state.message if message is None else message,
+            observed=observed,
         )
         self.announce()
 

@@ -335,6 +335,7 @@ class Committer:
                 now=hub.clock.utc_now(),
                 container_url=hub.container_url,
                 tags=tags,
+                change_hints=hub.change_hints(episode, stored),
                 check=tenure.check,
             )
             try:

@@ -121,8 +121,8 @@ class Settler:
         :raises Aborted: if another owner has committed since the history was loaded, so that its newer instance row
             must not be overwritten.
         """
-        hub = self._hub
-        row = await hub.instance(session.instance_id, payloads=("custom_status",))
+        hub, instance_id = self._hub, session.instance_id
+        row = await hub.instance(instance_id, payloads=("custom_status",))
         await unchanged(hub, session.instance_id, live.stored.sentinel_etag)
         with self._episodes.computing(session.instance_id, live.execution_id, batch):
             replayed, custom_status = (False, None) if live.stuck else _custom_status(live)
@@ -141,7 +141,8 @@ class Settler:
             log.info("instance_row_repaired", instance_id=session.instance_id)
         live.past = ()
         if live.ended is not None:
-            for hint in completion(hub.names, live.execution.instance, live.ended, live.tags):
+            hints = completion(hub.names, live.execution.instance, live.ended, live.tags)
+            for hint in (*hints, *hub.awaited.hints(hub.names, instance_id)):
                 await hub.store.execute(hint)
             if self._cancelling.concerns(live.open_tasks):
                 await self._cancelling.cancel(session.instance_id, live.execution_id)
@@ -208,7 +209,12 @@ class Settler:
         self, session: Session[LoadedInstance], entity: Entity, blobs: Sequence[PutBlob], *, etag: str | None
     ) -> str:
         row = changed(self._hub.names, entity, etag)
-        steps = (Step(name="payloads", operations=tuple(blobs)), Step(name="instance", operations=(row,)))
+        hints = self._hub.awaited.hints(self._hub.names, session.instance_id)
+        steps = (
+            Step(name="payloads", operations=tuple(blobs)),
+            Step(name="instance", operations=(row,)),
+            Step(name="completion", operations=hints),
+        )
         etags = (await self._hub.store.commit(Unit(steps=steps, check=session.reader.tenure.check)))[1][0]
         assert isinstance(etags, tuple)
         return etags[0]

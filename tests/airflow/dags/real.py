@@ -30,6 +30,14 @@ with DAG("zero", schedule=None, default_args=AT_ONCE, params={"orchestrator": "s
         task_id="hub", orchestrator="{{ params.orchestrator }}", input=[1, 2, 3], tags={"run": "of {{ run_id }}"}
     )
 
+with DAG("zero_mapped", schedule=None, default_args=AT_ONCE, params={"second": "tuesday"}):
+    TaskHubOperator.partial(task_id="hub", orchestrator="sums").expand_kwargs(
+        [
+            {"input": [1], "tags": {"run": "of {{ run_id }}", "day": "monday"}},
+            {"input": [2], "tags": {"run": "of {{ run_id }}", "day": "{{ params.second }}"}},
+        ]
+    )
+
 with DAG("zero_outlets", schedule=None, default_args=AT_ONCE):
     TaskHubOperator(task_id="hub", orchestrator="sums", input=[1, 2, 3], outlets=[Asset("sums")])
 
@@ -59,6 +67,16 @@ with DAG("wide", schedule=None, default_args=AT_ONCE):
         input=[number % 8 for number in range(100)]
     )
 
+BY_WORKERS = {"start_on": "worker", "complete_on": "worker"}
+
+with DAG("by_workers", schedule=None, default_args=AT_ONCE):
+    TaskHubOperator(task_id="hub", orchestrator="told", **BY_WORKERS)
+
+with DAG("by_workers_mapped", schedule=None, default_args=AT_ONCE):
+    TaskHubOperator.partial(task_id="hub", orchestrator="pause", **BY_WORKERS).expand(
+        input=[number % 8 for number in range(20)]
+    )
+
 with DAG("fails", schedule=None, default_args=AT_ONCE):
     TaskHubOperator(task_id="hub", orchestrator="fails", input=80)
 
@@ -69,19 +87,28 @@ for name, more in {"flaky": {}, "flaky_restarted": {"on_retry": "restart"}}.item
     with DAG(name, schedule=None, default_args=AT_ONCE, params={"marker": ""}):
         TaskHubOperator(task_id="hub", orchestrator="flaky", input="{{ params.marker }}", retries=2, **more)
 
-RETRIED = {"input": "{{ params.folder }}", "retries": 2}
+RETRIED = {"orchestrator": "twelve", "input": "{{ params.folder }}", "retries": 2}
 
 for name, more in {
     "rewound": {},
+    "rewound_spark": {"orchestrator": "twelve_spark"},
     "restarted": {"on_retry": "restart"},
     "attached": {"on_retry": "attach", "retries": 1},
     "other_version": {"version": "{{ '7' if ti.try_number == 1 else '' }}"},
 }.items():
     with DAG(name, schedule=None, default_args=AT_ONCE, params={"folder": ""}):
-        TaskHubOperator(task_id="hub", orchestrator="twelve", **(RETRIED | more))
+        TaskHubOperator(task_id="hub", **(RETRIED | more))
 
 with DAG("told_again", schedule=None, default_args=AT_ONCE):
     TaskHubOperator(task_id="hub", orchestrator="told", retries=1)
+
+for name, more in {
+    "crash_triggerer": {},
+    "crash_resumed": {"complete_on": "worker"},
+    "crash_worker": {"start_on": "worker", "short_wait": timedelta(seconds=4)},
+}.items():
+    with DAG(name, schedule=None, max_active_runs=100, default_args=AT_ONCE | {"retries": 1}):
+        TaskHubOperator(task_id="hub", orchestrator="told", **more)
 
 with DAG("in_worker", schedule=None, default_args=AT_ONCE):
     TaskHubOperator(task_id="hub", orchestrator="pause", input=4, deferrable=False, poll_interval=0.5)
@@ -113,6 +140,11 @@ with DAG("nobody", schedule=None, default_args=AT_ONCE):
 
 with DAG("sensor", schedule=None, default_args=AT_ONCE, params={"instance": "none"}):
     TaskHubSensor(task_id="hub", instance_id="{{ params.instance }}", timeout=120)
+
+with DAG("sensor_mapped", schedule=None, default_args=AT_ONCE, params={"instance": "none"}):
+    TaskHubSensor.partial(task_id="hub", soft_fail=True, timeout=120).expand(
+        instance_id=["{{ params.instance }}-a", "{{ params.instance }}-b"]
+    )
 
 with DAG("moment", schedule=None, default_args=AT_ONCE, params={"instance": "none"}):
     TaskHubSensor(task_id="hub", instance_id="{{ params.instance }}", event_name="go", timeout=120)

@@ -85,6 +85,9 @@ def _runs(screen: Console, stage: Stage, options: argparse.Namespace, runs: list
         what = f"{repetition}. {workload.text}, heartbeat {heartbeat} s"
         failed = f", {run.failed} FAILED" if run.failed else ""
         screen.print(f"{what}: {run.seconds:.1f} s, slots {run.most_slots}{failed}", highlight=False)
+        if run.failed:
+            kept = stage.keep_logs(options.output.with_suffix(f".{workload.name}.{repetition}"))
+            screen.print(f"   logs: {kept}; ended: {', '.join(stage.ended()) or 'no process'}", highlight=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -53,9 +53,9 @@ _ALL = (
     Workload(name="task-100", tasks=100, text="100 mapped trivial @task"),
     Workload(name="worker-100", tasks=100, text="100 mapped operators, started by workers", beside="task-100"),
     Workload(name="trigger-100", tasks=100, text="100 triggers that do nothing", slots=False),
-    Workload(name="zero-100", tasks=100, text="100 operators, started by the triggerer", slots=False, seconds=11),
+    Workload(name="zero-100", tasks=100, text="100 mapped rows, started by the triggerer", slots=False, seconds=11),
     Workload(name="trigger-500", tasks=500, text="500 triggers that do nothing", slots=False),
-    Workload(name="zero-500", tasks=500, text="500 operators, started by the triggerer", slots=False, seconds=27),
+    Workload(name="zero-500", tasks=500, text="500 mapped rows, started by the triggerer", slots=False, seconds=27),
 )
 WORKLOADS: Mapping[str, Workload] = {each.name: each for each in _ALL}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -114,6 +115,17 @@ class Stage(RealAirflow):
             requests=used.requests,
             cpu=used.cpu,
         )
+
+    def keep_logs(self, folder: Path) -> Path:
+        """Copy the logs of all processes of this Airflow, so that a failed run can be explained later."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for log in self.home.glob("*.out"):
+            shutil.copy(log, folder)
+        return folder
+
+    def ended(self) -> list[str]:
+        """Return the names of the processes that have ended, though nobody has stopped them."""
+        return [name for name, one in self.processes.items() if one.process.poll() is not None]
 
     def _ended(self, path: str, deadline: float) -> dict[str, Any] | None:
         """Return the run once it has ended; None: it has not ended at the deadline, and is marked failed now."""

@@ -19,6 +19,7 @@ from airflow_provider_taskhub.engine.events import (
     OrchestratorStarted,
     Status,
 )
+from airflow_provider_taskhub.engine.pending_waits import AwaitedEvent, Awaits
 from airflow_provider_taskhub.hub.formats import unwritten_rows
 from airflow_provider_taskhub.hub.formats.history_rows import MAX_CONSUMED, row_key
 from airflow_provider_taskhub.hub.history.checkpoint import (
@@ -28,6 +29,7 @@ from airflow_provider_taskhub.hub.history.checkpoint import (
     Written,
     after,
     build,
+    is_visible_to_sensors,
     rest,
     visible,
     written,
@@ -47,6 +49,7 @@ from airflow_provider_taskhub.tags import WATCH_TAG
 from tests.hub.by_hand import GEN0, NAMES, NOW, held, raised, start
 
 INSTANCE = OrchestrationInstance(instance_id="i", execution_id=GEN0)
+HINTS = (Transact(table="UnitCompletions", rows=()),)
 PUTS = (PutMessage(queue="unit-workitems", text="{}"),)
 BLOBS = (PutBlob(container="unit-largemessages", name="i/m", data=b"x"),)
 BATCH = (held(raised()), held(raised()))
@@ -296,6 +299,30 @@ def test_the_instance_row_is_merged_under_the_etag_that_the_session_holds() -> N
 def test_the_row_is_written_when_a_reader_can_see_a_difference(fields: Any, stored: Any, expected: bool) -> None:
     known = Stored(**({"status": Status.RUNNING, "merged": 99.0} | stored))
     assert visible(episode(**fields), known, now=100.0) is expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, False),
+        ({"history": history(4, start())}, True),
+        ({"completed": ExecutionCompleted(timestamp=NOW, event_id=0, status=Status.COMPLETED)}, True),
+        ({"status": Status.SUSPENDED}, True),
+        ({"custom_status": "2"}, True),
+        ({"custom_status": None}, True),
+        ({"awaits": Awaits(activities=("work",))}, False),
+        ({"awaits": Awaits(events=(AwaitedEvent(name="go", since=NOW),))}, True),
+    ],
+)
+def test_what_a_sensor_can_see_leaves_change_hints(fields: Any, expected: bool) -> None:
+    known = Stored(status=Status.RUNNING, custom_status="1")
+    assert is_visible_to_sensors(episode(**({"custom_status": "1"} | fields)), known) is expected
+
+
+def test_change_hints_follow_the_instance_row_and_come_before_the_deletions() -> None:
+    made = plan(episode(), change_hints=HINTS)
+    assert [step.name for step in made.unit.steps if step.operations][-3:] == ["instance", "completion", "delete"]
+    assert steps(made)["completion"].operations == HINTS
 
 
 def test_what_is_stored_afterwards() -> None:

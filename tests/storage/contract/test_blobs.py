@@ -196,6 +196,39 @@ async def test_each_append_adds_to_the_end_of_the_blob_and_changes_its_etag(stor
     assert await store.list_blobs(container) == [BlobInfo(name="log", size=13)]
 
 
+async def test_an_append_returns_the_size_of_the_blob(store: Store, container: str) -> None:
+    assert await store.append_blob(container, "log", b"one,") == 4
+    assert await store.append_blob(container, "log", b"two,") == 8
+    await store.execute(DeleteBlob(container=container, name="log"))
+    assert await store.append_blob(container, "log", b"new") == 3
+
+
+async def test_any_part_of_an_append_blob_can_be_read(store: Store, container: str) -> None:
+    whole = b"one,two,three"
+    for piece in (b"one,", b"two,", b"three"):
+        await store.append_blob(container, "log", piece)
+    for offset in range(len(whole) + 2):
+        for length in (1, 3, 4, 100):
+            found = await store.get_blob_range(container, "log", offset=offset, length=length)
+            assert found == whole[offset : offset + length], f"{length} bytes from byte {offset}"
+
+
+async def test_a_part_of_a_block_blob_of_an_empty_and_of_a_missing_blob(store: Store, container: str) -> None:
+    await put(store, container, "block", b"0123456789")
+    assert await store.get_blob_range(container, "block", offset=8, length=10) == b"89"
+    await put(store, container, "empty", b"")
+    assert await store.get_blob_range(container, "empty", offset=0, length=10) == b""
+    assert await store.get_blob_range(container, "missing", offset=0, length=10) is None
+
+
+@pytest.mark.parametrize(("offset", "length"), [(-1, 1), (0, 0)])
+async def test_a_part_has_at_least_one_byte_from_byte_0_on(
+    store: Store, container: str, offset: int, length: int
+) -> None:
+    with pytest.raises(InputError, match="at least 1 byte from byte 0 on"):
+        await store.get_blob_range(container, "log", offset=offset, length=length)
+
+
 async def test_concurrent_appends_are_all_there(store: Store, container: str) -> None:
     await store.append_blob(container, "log", b"<>")
     await asyncio.gather(*(store.append_blob(container, "log", b"<%d>" % number) for number in range(20)))
@@ -377,6 +410,7 @@ async def test_each_blob_request_is_counted_by_its_kind(store: Store, container:
     store.requests.clear()
     await put(store, container, "x")
     await store.get_blob(container, "x")
+    await store.get_blob_range(container, "x", offset=1, length=2)
     await store.list_blobs(container)
     await store.acquire_lease(container, "x", lease_id=lease, seconds=60)
     await store.release_lease(container, "x", lease_id=lease)
@@ -384,7 +418,7 @@ async def test_each_blob_request_is_counted_by_its_kind(store: Store, container:
     await store.create_container(container)
     assert dict(store.requests) == {
         "blob.put": 1,
-        "blob.get": 1,
+        "blob.get": 2,
         "blob.list": 1,
         "blob.lease": 2,
         "blob.delete": 1,

@@ -269,6 +269,24 @@ async def test_a_search_for_a_text_is_cut_into_pages(
     assert page.continuation is not None
 
 
+async def test_a_search_for_a_timestamp_is_cut_into_pages(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No index has the Timestamps, so a search looks into each row; no page may take long."""
+    monkeypatch.setattr(rows, "MAX_SEARCHED", 10)
+    for n in range(25):
+        entity = Entity(partition_key=f"p{n:02}", row_key="", properties={})
+        await store.execute(Transact(table="Rows", rows=(RowOperation(verb=RowVerb.INSERT, entity=entity),)))
+    last = await store.get("Rows", "p23", "")
+    assert last is not None
+    assert last.timestamp is not None
+    pages, continuation = [], None
+    while True:
+        page = await store.query("Rows", Compare("Timestamp", "ge", last.timestamp), continuation=continuation)
+        pages.append([entity.partition_key for entity in page.entities])
+        if (continuation := page.continuation) is None:
+            break
+    assert pages == [[], [], ["p23", "p24"]]
+
+
 @pytest.mark.parametrize("text", ["", "plain", 'quo"ted', "back\\slash", "é", "tab\t", "</&'>", "\x7f"])
 async def test_a_text_is_found_however_it_is_written(store: SqliteStore, text: str) -> None:
     others: dict[str, dict[str, Property]] = {

@@ -264,6 +264,7 @@ def test_exit_statuses_in_words() -> None:
         ({"fraction": 0.75}, 0.75, "before"),
         ({"fraction": 0.0, "message": "again"}, 0.0, "again"),
         ({}, 0.5, "before"),
+        ({"observed": True}, 0.5, "before"),
     ],
 )
 def test_progress_changes_only_what_it_knows(news: dict[str, Any], progress: float, message: str) -> None:

@@ -8,6 +8,7 @@ from airflow_provider_taskhub.storage.azure.rest.request import Request, Wire
 from airflow_provider_taskhub.storage.primitives import Blob, PutBlob
 
 _ABSENT = frozenset({404})
+_BEHIND_THE_END = 416
 
 
 class Blobs:
@@ -56,6 +57,23 @@ class Blobs:
             etag=answer.headers.get("etag", ""),
             content_type=answer.headers.get("content-type", "application/octet-stream"),
         )
+
+    async def get_range(self, container: str, name: str, *, offset: int, length: int) -> bytes | None:
+        answer = await self._wire.send(
+            Request(
+                kind="blob.get",
+                service="blob",
+                method="GET",
+                path=_path(container, name),
+                headers={"x-ms-range": f"bytes={offset}-{offset + length - 1}"},
+                what=f"part of blob {container}/{name}",
+                safe=True,
+                accept=_ABSENT | {_BEHIND_THE_END},
+            )
+        )
+        if answer.status == 404:
+            return None
+        return b"" if answer.status == _BEHIND_THE_END else answer.body
 
 
 def _path(container: str, name: str) -> str:

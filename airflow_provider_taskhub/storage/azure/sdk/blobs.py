@@ -65,22 +65,24 @@ class BlobService:
         except NotFound:
             return
 
-    async def append(self, container: str, name: str, data: bytes) -> None:
+    async def append(self, container: str, name: str, data: bytes) -> int:
         blob = (await self._clients.blobs()).get_blob_client(container, name)
         where = f"{container}/{name}"
         try:
-            await self._append(blob, where, data)
+            return await self._append(blob, where, data)
         except NotFound:
             await self._create_append(blob, where)
-            await self._append(blob, where, data)
+            return await self._append(blob, where, data)
 
-    async def _append(self, blob: BlobClient, where: str, data: bytes) -> None:
+    async def _append(self, blob: BlobClient, where: str, data: bytes) -> int:
         ask = Ask(kind="blob.append", service="blob", what=f"append to blob {where}")
-        await self._clients.call(
+        answer = await self._clients.call(
             # The data is a stream, so that aiohttp sends it in pieces. Each attempt needs a new stream.
             ask,
             lambda hook: blob.append_block(BytesIO(data), length=len(data), raw_request_hook=hook),
         )
+        assert answer is not None  # the call accepts no error code
+        return int(str(answer["blob_append_offset"])) + len(data)
 
     async def _create_append(self, blob: BlobClient, where: str) -> None:
         from azure.core import MatchConditions

@@ -24,6 +24,8 @@ _MAX_PARTIAL = 8 * 1024
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 _current: ContextVar[AttemptLog] = ContextVar("taskhub_attempt_log")
+ThreadWrapper = Callable[[Callable[[], None]], Callable[[], None]]
+_thread_wrapper: ContextVar[ThreadWrapper] = ContextVar("taskhub_thread_wrapper")
 _owner = os.getpid()
 """Pid of the executor. A process that user code forks has another pid and writes to the descriptor instead.
 
@@ -102,6 +104,16 @@ def captured(log: AttemptLog) -> Iterator[None]:
     finally:
         _current.reset(token)
         log.close()
+
+
+@contextmanager
+def threads_run_as(wrapper: ThreadWrapper) -> Iterator[None]:
+    """Wrap the function of each thread that the attempt starts in the ``with`` block."""
+    token = _thread_wrapper.set(wrapper)
+    try:
+        yield
+    finally:
+        _thread_wrapper.reset(token)
 
 
 def _log() -> AttemptLog | None:
@@ -205,6 +217,8 @@ def _inherit_in_threads() -> None:
     def start_with_context(thread: threading.Thread) -> None:
         if _current.get(None) is not None:
             context, run = copy_context(), thread.run
+            if (wrapper := _thread_wrapper.get(None)) is not None:
+                run = wrapper(run)
             thread.run = lambda: context.run(run)  # type: ignore[method-assign]  # changes only this thread object
         start(thread)
 

@@ -9,14 +9,17 @@ from typing import Any
 
 from airflow_provider_taskhub.codec import dumps, loads
 from airflow_provider_taskhub.engine.inputs import input_arguments
+from airflow_provider_taskhub.engine.references import Reference, is_frame, opened
 from airflow_provider_taskhub.engine.registry import ActivityDefinition
 from airflow_provider_taskhub.errors import InputError
+
+_BY_REFERENCE = "write the data, for example with publish(), and return Reference(path, rows=…)"
 
 
 def arguments(definition: ActivityDefinition, text: str | None) -> tuple[Any, ...]:
     """Return the arguments for a call of the activity's function: one decoded argument, or an empty tuple.
 
-    The Spark session of a Spark activity is not in the result; the caller adds it.
+    The Spark session of a Spark activity is not in the result; the caller adds it. References are not opened yet.
 
     :param text: the input as DurableTask stores it, a JSON array of one argument. None, ``[]`` and ``[null]`` mean that
         there is no input.
@@ -37,6 +40,28 @@ def arguments(definition: ActivityDefinition, text: str | None) -> tuple[Any, ..
     return input_arguments(definition.function, definition.parameter, definition.input_annotation, value, what=what)
 
 
+def opened_arguments(definition: ActivityDefinition, given: tuple[Any, ...], spark: Any) -> tuple[Any, ...]:
+    """Return the arguments of a Spark activity with a DataFrame in place of each reference that the function opens.
+
+    Spark reads the data only when the function uses them, but it lists the files and reads their schema now.
+
+    :param given: what :func:`arguments` has returned.
+    :param spark: the session of the attempt.
+    :raises Exception: Spark's error if it cannot read the data. Its text names the path.
+    """
+    if not definition.opens_references:
+        return given
+
+    def load(reference: Reference) -> Any:
+        if reference.published:
+            from airflow_provider_taskhub.publishing import read_published
+
+            return read_published(spark, reference.path, format=reference.format, options=reference.options)
+        return spark.read.format(reference.format).options(**reference.options).load(reference.path)
+
+    return tuple(opened(value, load) for value in given)
+
+
 def result_text(definition: ActivityDefinition, value: Any, limit: int) -> bytes:
     """Return the result of an activity as JSON text.
 
@@ -44,10 +69,13 @@ def result_text(definition: ActivityDefinition, value: Any, limit: int) -> bytes
     :raises InputError: if JSON cannot express the value, or the text is larger than the limit. The text of the error
         names the activity.
     """
-    text = dumps(value, what=f"result of activity {definition.name!r}").encode()
+    what = f"result of activity {definition.name!r}"
+    if is_frame(type(value)):
+        raise InputError(f"{what} is a DataFrame, whose rows are still in Spark: {_BY_REFERENCE}")
+    text = dumps(value, what=what).encode()
     if len(text) > limit:
         raise InputError(
-            f"result of activity {definition.name!r} is {len(text):,} bytes of JSON: at most {limit:,}. "
-            "Write large data to a file or table and return its path, or raise the worker's TASKHUB_MAX_RESULT."
+            f"{what} is {len(text):,} bytes of JSON: at most {limit:,}. "
+            f"For large data, {_BY_REFERENCE}; or raise the worker's TASKHUB_MAX_RESULT"
         )
     return text

@@ -15,6 +15,7 @@ import os
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Iterator
@@ -31,7 +32,14 @@ from airflow_provider_taskhub.errors import InputError, TaskHubError
 from airflow_provider_taskhub.lineage import DeclaredLineage
 from airflow_provider_taskhub.workers.executors import process_session
 from airflow_provider_taskhub.workers.executors.child import capture, invocation
-from airflow_provider_taskhub.workers.executors.child.spark import LaunchError, WarmSpark
+from airflow_provider_taskhub.workers.executors.child.spark import (
+    LaunchError,
+    Spark,
+    SparkAttempt,
+    SparkStart,
+    start_spark,
+)
+from airflow_provider_taskhub.workers.executors.child.spark_work import SparkWork
 from airflow_provider_taskhub.workers.executors.child.threads import Threads
 from airflow_provider_taskhub.workers.executors.protocol import (
     Cancel,
@@ -58,6 +66,8 @@ _PROGRESS_EVERY = 0.25
 A report that comes earlier is sent with the attempt's next report, or when the host pings."""
 
 
+_SPARK_EVERY = 1.0
+"""Seconds between two looks at the progress of Spark's jobs."""
 _NO_RECORD = "this activity has no record that could keep the URI: declare it with @app.activity(record=True)"
 
 
@@ -115,11 +125,11 @@ class RunningActivity:
 
     :param run: the host's request.
     :param definition: the declared activity.
-    :param spark: the warm Spark context; None for an activity without Spark.
+    :param spark: the Spark of this executor; None for an activity without Spark.
     """
 
     def __init__(
-        self, run: Run, definition: ActivityDefinition, link: Link, configure: Configure, spark: WarmSpark | None
+        self, run: Run, definition: ActivityDefinition, link: Link, configure: Configure, spark: Spark | None
     ) -> None:
         self.run = run
         self.definition = definition
@@ -131,6 +141,8 @@ class RunningActivity:
         self._lock = threading.Lock()
         self._pending: tuple[float | None, str | None] | None = None
         self._reported = -_PROGRESS_EVERY
+        self._tells_itself = False
+        self._seen: SparkWork | None = None
         self.public = activity.Attempt(
             info=activity.ActivityInfo(
                 name=run.name,
@@ -145,6 +157,7 @@ class RunningActivity:
             ),
             report=self._report,
             lineage=DeclaredLineage(None if definition.record else _NO_RECORD),
+            recorded=definition.record,
         )
 
     @contextlib.contextmanager
@@ -159,9 +172,13 @@ class RunningActivity:
 
         :raises ActivityCancelled: if the host has asked to stop the attempt before the function was called.
         """
+        self.check_stop()
+        return invocation.arguments(self.definition, self.run.body.decode() if self.run.has_input else None)
+
+    def check_stop(self) -> None:
+        """Raise ``ActivityCancelled`` if the host has asked to stop the attempt before the function was called."""
         if self.public.cancelled.is_set():
             raise activity.ActivityCancelled("the activity was asked to stop before it began")
-        return invocation.arguments(self.definition, self.run.body.decode() if self.run.has_input else None)
 
     def result(self, value: Any) -> ExecutorMessage:
         text = invocation.result_text(self.definition, value, self._max_result)
@@ -176,9 +193,22 @@ class RunningActivity:
             pending, self._pending = self._pending, None
             self._reported = SYSTEM_CLOCK.monotonic()
         if pending is not None:
-            self._link.send(Progress(number=self.run.number, fraction=pending[0], message=pending[1]))
+            self._link.send(Progress(number=self.run.number, fraction=pending[0], message=pending[1], observed=False))
+
+    def look_at_spark(self) -> None:
+        """Send the progress of the attempt's Spark job, unless the activity reports its progress itself."""
+        if self.spark is None or self._tells_itself:
+            return
+        with contextlib.suppress(Exception):  # progress helps people: the next look may work
+            work = self.spark.work(self.run.job_group)
+            if work is None or work == self._seen or self._tells_itself:
+                return
+            self._seen = work
+            text = work.text()
+            self._link.send(Progress(number=self.run.number, fraction=work.fraction, message=text, observed=True))
 
     def _report(self, fraction: float | None, message: str | None) -> None:
+        self._tells_itself = True
         with self._lock:
             before = self._pending or (None, None)
             self._pending = (
@@ -200,7 +230,7 @@ class ChildExecutor:
         self._attempts: dict[int, RunningActivity] = {}
         self._threads = Threads()
         self._registry = Registry.of(())
-        self._spark: WarmSpark | None = None
+        self._spark: Spark | None = None
 
     def serve(self, messages: Iterator[ExecutorMessage]) -> NoReturn:
         """Load the apps, report that the executor is ready, then run activities until the host has ended.
@@ -234,19 +264,28 @@ class ChildExecutor:
     def _prepare(self) -> Ready:
         self._registry = Registry.of([load_app(name) for name in self._configure.apps])
         if self._configure.spark:
-            self._spark = WarmSpark.start(
-                name=f"taskhub {self._configure.name}",
-                master=self._configure.master,
-                conf=self._configure.conf,
-                lock_fd=self._configure.lock_fd,
-                gone=self._die,
+            self._spark = start_spark(
+                SparkStart(
+                    name=f"taskhub {self._configure.name}",
+                    master=self._configure.master,
+                    conf=self._configure.conf,
+                    lock_fd=self._configure.lock_fd,
+                    gone=self._die,
+                )
             )
+            threading.Thread(target=self._look_at_spark, name="taskhub-progress", daemon=True).start()
         place = self._spark.place if self._spark else None
         return Ready(
             activities={name: definition.spark for name, definition in self._registry.activities.items()},
             application_id=place.application_id if place else None,
             spark_ui=place.ui if place else None,
         )
+
+    def _look_at_spark(self) -> NoReturn:
+        while True:
+            time.sleep(_SPARK_EVERY)
+            for attempt in tuple(self._attempts.values()):
+                attempt.look_at_spark()
 
     def _die(self, reason: str) -> None:
         """Send the host the reason, then kill this process."""
@@ -291,7 +330,7 @@ class ChildExecutor:
             asyncio.run_coroutine_threadsafe(self._run_async(attempt), self._loop)
         elif definition.spark:
             # A new thread for each attempt: py4j binds each Python thread to one JVM thread, and Spark keeps the job
-            # group and other properties for each JVM thread.
+            # group and other properties for each JVM thread. Spark Connect keeps the active session for each thread.
             threading.Thread(target=self._run, args=(attempt,), name=f"activity-{run.name}", daemon=True).start()
         else:
             self._threads.run(f"activity-{run.name}", partial(self._run, attempt))
@@ -303,7 +342,7 @@ class ChildExecutor:
         attempt.public.cancelled.set()
         self._loop.call_soon_threadsafe(lambda: attempt.task.cancel() if attempt.task else None)
         if attempt.spark is not None:
-            # In a separate thread: a slow JVM must not stop the reading thread from answering pings.
+            # In a separate thread: a slow JVM or server must not stop the reading thread from answering pings.
             threading.Thread(target=attempt.spark.cancel, args=(attempt.run.job_group,), daemon=True).start()
 
     def _run(self, attempt: RunningActivity) -> None:
@@ -325,9 +364,15 @@ class ChildExecutor:
             if attempt.spark is None:
                 return attempt.result(function(*arguments))
             with attempt.spark.session(
-                attempt.run.job_group, f"{attempt.run.name} of {attempt.run.instance_id}", attempt.run.spark_conf
+                SparkAttempt(
+                    job_group=attempt.run.job_group,
+                    description=f"{attempt.run.name} of {attempt.run.instance_id}",
+                    conf={**attempt.definition.spark_conf, **attempt.run.spark_conf},
+                    session=attempt.run.spark_session,
+                )
             ) as spark:
-                value = function(spark, *arguments)
+                attempt.check_stop()  # a cancel that came before Spark knew the attempt has ended nothing
+                value = function(spark, *invocation.opened_arguments(attempt.definition, arguments, spark))
                 return attempt.result(asyncio.run(value) if inspect.iscoroutine(value) else value)
         except BaseException as error:
             return attempt.failure(error)

@@ -1,4 +1,4 @@
-"""Tasks that Airflow's triggerer starts and ends, without a hub. See bench_nothing.py in the folder floor."""
+"""Rows that Airflow's triggerer starts and ends, without a hub. See bench_nothing.py in the folder floor."""
 
 from __future__ import annotations
 
@@ -6,5 +6,4 @@ from airflow.sdk import DAG
 from bench_nothing import NothingOperator
 
 with DAG("trigger_500", schedule=None):
-    for number in range(500):
-        NothingOperator(task_id=f"hub_{number}")
+    NothingOperator.partial(task_id="hub").expand(number=list(range(500)))

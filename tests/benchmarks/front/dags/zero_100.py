@@ -1,4 +1,4 @@
-"""Operators that the triggerer starts and ends. Their orchestration is one activity that does nothing."""
+"""Rows that the triggerer starts and ends. Their orchestration is one activity that does nothing."""
 
 from __future__ import annotations
 
@@ -7,5 +7,4 @@ from airflow.sdk import DAG
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
 
 with DAG("zero_100", schedule=None):
-    for number in range(100):
-        TaskHubOperator(task_id=f"hub_{number}", orchestrator="single", input=number)
+    TaskHubOperator.partial(task_id="hub", orchestrator="single").expand(input=list(range(100)))

@@ -20,7 +20,14 @@ class NothingTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
 
 
 class NothingOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not followed by mypy
-    """Never runs in a worker."""
+    """Never runs in a worker.
+
+    :param number: the number of the row of a mapped task; it has no effect.
+    """
+
+    def __init__(self, *, number: int = 0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.number = number
 
     start_from_trigger = True
     start_trigger_args = StartTriggerArgs(

@@ -1,0 +1,263 @@
+"""The warm Spark context of an executor, and a separate Spark session for every attempt.
+
+The module imports pyspark only when Spark is started.
+
+PySpark keeps the current session in two class attributes that all threads share. Its builder and UDFs read
+``SparkSession._instantiatedSession``. ``createDataFrame`` writes ``_activeSession``, and ``getActiveSession`` reads it.
+So one of two attempts could get the session of the other. :func:`_isolate` makes both attributes give the session of
+the current attempt. Rejected: a metaclass (the class of an existing class cannot be changed), and patching every place
+that reads the attributes (UDFs, table functions and the builder, in every release of PySpark).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.workers.executors.child.spark import (
+    LaunchError,
+    SparkAttempt,
+    SparkPlace,
+    SparkStart,
+    configure,
+)
+from airflow_provider_taskhub.workers.executors.child.spark_work import SparkWork, job_of_group
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_session: ContextVar[Any] = ContextVar("taskhub_spark_session")
+
+DEFAULTS: Mapping[str, str] = {
+    "spark.scheduler.mode": "FAIR",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # Spark looks every 2 s whether a Python worker runs a cancelled task, and then waits for this time, 2 s by default.
+    "spark.python.task.killTimeout": "100ms",
+}
+"""Spark's configuration unless the user's settings say otherwise."""
+LOCAL_DEFAULTS: Mapping[str, str] = {
+    # In many containers the host name does not resolve. A local Spark must start all the same, and no other machine
+    # needs to reach it.
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
+_STANDALONE = "spark://"
+_CONNECT_TIMEOUT = 5.0
+"""Seconds to wait for a connection to a standalone master."""
+_STOPPING = 0.2
+"""Seconds that a cancelled task has to leave its Python worker by itself."""
+_DYING = 10.0
+"""Longest time from the first error of a connection to a dead JVM to the end of this process, in seconds."""
+
+
+class WarmSpark:
+    """One Spark application. It is started once, and all attempts of this executor share it.
+
+    :param context: the Spark context.
+    :param root: a session from which the sessions of the attempts are made.
+    :ivar place: where people find the application.
+    """
+
+    def __init__(self, context: Any, root: SparkSession) -> None:
+        self._context = context
+        self._root = root
+        self._lock = threading.Lock()
+        self._slots: dict[int, str] = {}
+        """The job group of each running attempt, by the number of its scheduler pool."""
+        self.place = SparkPlace(application_id=context.applicationId, ui=context.uiWebUrl or None)
+
+    @classmethod
+    def start(cls, start: SparkStart) -> WarmSpark:
+        """Start the JVM and the Spark context.
+
+        :raises ConfigurationError: if pyspark is missing, or a standalone master does not answer.
+        :raises LaunchError: if the JVM does not start. It is a ``ConfigurationError``.
+        """
+        try:
+            from pyspark import SparkConf, SparkContext
+            from pyspark.java_gateway import launch_gateway
+            from pyspark.sql import SparkSession
+        except ImportError as error:
+            raise ConfigurationError(
+                f"a Spark activity needs PySpark in the worker's environment ({error}): install TaskHub again with its "
+                "extra [spark], such as pip install -c constraints.txt 'PATH[spark]', where PATH is your clone or "
+                "wheel of TaskHub"
+            ) from error
+        _check_standalone(start.master)
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        settings = SparkConf(loadDefaults=False)
+        settings.setMaster(start.master).setAppName(start.name)
+        for key, value in {
+            **DEFAULTS,
+            **(LOCAL_DEFAULTS if start.master.startswith("local") else {}),
+            **start.conf,
+        }.items():
+            settings.set(key, value)
+        logging.getLogger("py4j").setLevel(logging.WARNING)  # at level INFO, py4j logs the connection of each thread
+        try:
+            gateway = launch_gateway(settings, {"pass_fds": () if start.lock_fd is None else (start.lock_fd,)})
+        except Exception as error:
+            raise LaunchError(
+                f"Spark {start.master!r} did not start: {type(error).__name__}: {error}. "
+                "Spark needs Java 17 or newer (JAVA_HOME, or `java` on PATH), and valid Spark settings"
+            ) from error
+        threading.Thread(target=_watch, args=(gateway.proc, start.gone), name="spark-jvm", daemon=True).start()
+        context = SparkContext(conf=settings, gateway=gateway)
+        root = SparkSession(context)
+        _isolate(SparkSession, SparkContext)
+        return cls(context, root)
+
+    @contextmanager
+    def session(self, attempt: SparkAttempt) -> Iterator[SparkSession]:
+        slot = self._take_slot(attempt.job_group)
+        try:
+            session = self._root.newSession()
+            token = _session.set(session)
+            try:
+                java = type(session)._get_j_spark_session_class(session._jvm)
+                java.setActiveSession(session._jsparkSession)
+                self._context.setJobGroup(attempt.job_group, attempt.description, interruptOnCancel=True)
+                # Attempts that run at the same time have different scheduler pools, because jobs within one pool run in
+                # order. Later attempts use the same pools again, because Spark never deletes a pool.
+                self._context.setLocalProperty("spark.scheduler.pool", f"taskhub-{slot}")
+                configure(session, attempt.conf)
+                for name, value in attempt.conf.items():
+                    self._context.setLocalProperty(name, value)
+                yield session
+            finally:
+                _session.reset(token)
+        except BaseException:
+            _stay_if_ended(self._context)
+            raise
+        finally:
+            with self._lock:
+                del self._slots[slot]
+            self._leave_thread()
+
+    def work(self, job_group: str) -> SparkWork | None:
+        return job_of_group(self._context, job_group)
+
+    def cancel(self, job_group: str) -> None:
+        self._context._jsc.sc().cancelJobGroupAndFutureJobs(job_group)
+        time.sleep(_STOPPING)
+        with self._lock:
+            if [*self._slots.values()] == [job_group]:  # and no attempt can begin while this thread has the lock
+                _kill_python_workers()
+
+    def _take_slot(self, job_group: str) -> int:
+        """Return the smallest number that no running attempt has; the number names the attempt's scheduler pool."""
+        with self._lock:
+            slot = next(number for number in range(len(self._slots) + 1) if number not in self._slots)
+            self._slots[slot] = job_group
+            return slot
+
+    def _leave_thread(self) -> None:
+        """Close this thread's connection to the JVM, so that the JVM thread that belongs to it ends now."""
+        with suppress(Exception):  # after an error, py4j closes the connection when Python deletes the thread object
+            connection = self._context._gateway._gateway_client.get_thread_connection()
+            if connection is not None:
+                connection.close()
+
+
+class _OfAttempt:
+    """A class attribute whose value is the session of the current attempt, or the shared session outside of attempts.
+
+    PySpark assigns this attribute only while there is no session, or when the context stops. So no assignment replaces
+    this object while an attempt runs.
+    """
+
+    def __init__(self, shared: Any) -> None:
+        self._shared = shared
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        return _session.get(self._shared)
+
+
+def _check_standalone(master: str) -> None:
+    """Connect once to a standalone master. Spark itself tries for a minute, and then ends without naming the cause.
+
+    :raises ConfigurationError: if none of the hosts of ``spark://HOST:PORT,HOST:PORT`` answers.
+    """
+    if not master.startswith(_STANDALONE):
+        return
+    reasons = []
+    for place in master.removeprefix(_STANDALONE).split(","):
+        host, _, port = place.rpartition(":")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT):
+                return
+        except (OSError, ValueError) as error:
+            reasons.append(f"{place}: {error}")
+    raise ConfigurationError(
+        f"the Spark master {master} does not answer ({'; '.join(reasons)}). Check that it runs, and that "
+        "TASKHUB_SPARK__MASTER is spark://HOST:PORT as the master's own page shows it"
+    )
+
+
+def _watch(process: Any, gone: Callable[[str], None]) -> None:
+    """Wait for the end of the JVM, then call ``gone``. Otherwise an idle executor would not notice that end."""
+    code = process.wait()
+    how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+    gone(f"Spark's JVM {how}" + ("; likely out of memory" if code == -9 else ""))
+
+
+def _kill_python_workers() -> None:
+    """Kill Spark's Python workers on this machine, with what the user's functions have started in them.
+
+    Spark itself ends the worker of a cancelled task up to 2 s later. It cannot be told which worker runs which task, so
+    this may be called only if no other attempt runs. Spark replaces the workers when the next task needs them.
+    """
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if "pyspark.daemon" in process.parent().cmdline():
+                for worker in (*process.children(recursive=True), process):
+                    worker.kill()
+
+
+def _stay_if_ended(context: Any) -> None:
+    """Do not return if the JVM has ended: the thread that watches the JVM sends the reason and ends this process.
+
+    The attempt notices the end of the JVM first, by an error of its connection. If this error were reported, the
+    attempt would count as failed and not as lost, and would not be repeated.
+    """
+    try:
+        context._jvm.java.lang.System.nanoTime()
+    except Exception:
+        threading.Event().wait(_DYING)
+
+
+def _isolate(session_class: Any, context_class: Any) -> None:
+    """Make PySpark's current session the session of the attempt, and make ``stop()`` raise an error inside attempts."""
+
+    active = session_class.getActiveSession.__func__
+
+    def active_of_attempt(cls: Any) -> Any:
+        own = _session.get(None)
+        return active(cls) if own is None else own
+
+    session_class.getActiveSession = classmethod(active_of_attempt)
+    session_class._instantiatedSession = _OfAttempt(session_class._instantiatedSession)
+    stop = context_class.stop
+
+    def guarded_stop(context: Any) -> None:
+        if _session.get(None) is not None:
+            raise ConfigurationError(
+                "spark.stop() inside an activity: the Spark context is shared by all activities of this executor and "
+                "stays warm. Remove the call (and `with` around the session); the session ends with the activity."
+            )
+        stop(context)
+
+    context_class.stop = guarded_stop

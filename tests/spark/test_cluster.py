@@ -1,0 +1,81 @@
+"""Activities on a real standalone cluster, in client mode: the driver is the executor's JVM, the tasks run on Spark's
+workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pathlib
+import time
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import pytest
+
+from airflow_provider_taskhub.demo.spark_servers import free_port
+from airflow_provider_taskhub.workers.executors.attempt_values import ActivityProgress
+from airflow_provider_taskhub.workers.executors.pool import ExecutorPool, ExecutorTimes
+from tests.spark.conftest import CONNECT_APP, spark_pool
+from tests.spark.servers import Servers, active_tasks
+from tests.spark.test_connect import spark, ticks, value
+from tests.workers.conftest import until
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+async def pool(cluster: Servers) -> AsyncIterator[ExecutorPool]:
+    more = {"spark.ui.enabled": "true", "spark.ui.port": str(free_port()), "spark.sql.shuffle.partitions": "3"}
+    conf = {**cluster.conf, "spark.cores.max": "2", **more}
+    times = ExecutorTimes(grace=timedelta(seconds=5))
+    async with spark_pool(cluster.master, app=CONNECT_APP, conf=conf, times=times, warm=True) as pool:
+        yield pool
+
+
+async def test_attempts_run_on_a_cluster_are_cancelled_there_and_leave_nothing_when_they_are_killed(
+    pool: ExecutorPool, cluster: Servers, tmp_path: pathlib.Path
+) -> None:
+    heard: list[ActivityProgress] = []
+    outcome = await pool.run(spark("total", 7), progress=heard.append)
+    assert value(outcome) == 21
+    assert [heard[0].application_id] == cluster.applications()
+    assert heard[0].spark_ui is not None
+    page = heard[0].spark_ui.replace("localhost", "127.0.0.1")
+    for name in ("utc", "tokyo"):
+        (tmp_path / f"{name}.go").touch()
+    zones = (("utc", "UTC", 0), ("tokyo", "Asia/Tokyo", 9))
+    both = [pool.run(spark("settings", [str(tmp_path), name, zone], action_id=name)) for name, zone, _ in zones]
+    for (name, zone, hour), answer in zip(zones, await asyncio.gather(*both), strict=True):
+        seen = value(answer)
+        assert (seen["owner"], seen["hour"], seen["active"], seen["shuffle"]) == (name, hour, zone, "3")
+
+    run = asyncio.create_task(pool.run(spark("endless", str(tmp_path))))
+    await until(lambda: ticks(tmp_path) and active_tasks(page), "the tasks run on the cluster")
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    await until(lambda: not active_tasks(page), "no task runs")
+    await until(lambda: stands_still(tmp_path), "the Python workers have ended too")
+    again = tmp_path / "again"
+    again.mkdir()
+    first = await pool.run(spark("dies_once", str(again), action_id="a"))
+    assert first.crashed
+    second = await pool.run(spark("dies_once", str(again), action_id="a", attempt=2), progress=heard.append)
+    assert value(second) == ticks(again) > 0, "nothing of the first attempt ran beside the second one"
+    await until(lambda: cluster.applications() == [heard[-1].application_id], "the first application has ended")
+
+
+def stands_still(folder: pathlib.Path) -> bool:
+    """Return True if no task has ticked for 0.3 s. A task ticks each 0.05 s."""
+    before = ticks(folder)
+    time.sleep(0.3)
+    return ticks(folder) == before
+
+
+async def test_a_cluster_that_does_not_answer_is_named_in_seconds() -> None:
+    master = f"spark://127.0.0.1:{free_port()}"
+    times = ExecutorTimes(patience=timedelta(seconds=1))
+    async with spark_pool(master, app=CONNECT_APP, times=times) as pool:
+        failure = (await pool.run(spark("total", 7))).failure
+        assert failure is not None
+        assert master in failure.error_message
