@@ -5,14 +5,13 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
-UV = $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -b constraints.txt
+UV = .ci/install.sh $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -b constraints.txt
 INPUTS := setup.cfg pyproject.toml constraints.txt
 # make demo KEEP=1 STORAGE=azurite SPARK=standalone|connect MONTHS=1,2; make demo-kill N=20
 STORAGE ?= sqlite
 SPARK ?= local
 DEMO = $(BIN)/taskhub demo --storage $(STORAGE) --spark $(SPARK) $(if $(MONTHS),--months $(MONTHS)) $(if $(filter 1 yes true,$(KEEP)),--keep)
 N ?= 20
-REAL = tests/airflow/ tests/browser/ tests/demo/ tests/e2e/
 # arguments of make crash, storm, soak, explore, mapped and publish-kills, such as CRASH="--scenario chain --kind lost" STORM="--store sqlite"
 CRASH ?=
 STORM ?=
@@ -48,16 +47,16 @@ env: .venv/.test ## only make the environment in .venv, to run single tests: .ve
 	@echo "the environment is ready; one test: .venv/bin/python -m pytest FILE -k WORD"
 
 .PHONY: test
-test: check docs .venv/.azurite .venv/.browser .venv/.redis ## everything: check, docs, then all tests (TESTS="tests/engine -k timer")
+test: .machine check docs .venv/.azurite .browser ## check, docs, and all tests but those of tests/extra.toml (TESTS="tests/engine -k timer": only these)
 ifdef TESTS
 	@$(BIN)/python -m pytest $(TESTS)
 else
-	@# what waits for real processes, beside what computes: two cores carry both
-	@$(BIN)/python -m pytest -p no:cacheprovider $(filter-out $(REAL),$(wildcard tests/*/ tests/test_*.py)) >.rest.log 2>&1 & \
-	rest=$$!; trap 'kill $$rest 2>/dev/null || true' EXIT; status=0; \
-	$(BIN)/python -m pytest $(REAL) || status=$$?; \
-	wait $$rest || status=$$?; cat .rest.log; exit $$status
+	@$(BIN)/python -m tests.run
 endif
+
+.PHONY: test-all
+test-all: .machine check docs .venv/.azurite .browser .redis ## check, docs, and all tests
+	@$(BIN)/python -m tests.run --all
 
 .PHONY: quick
 quick: check ## the inner loop, under 2 minutes on 2 cores: check, then the tests that start no process and are not long
@@ -84,7 +83,7 @@ docs: .venv/.test ## the documentation as HTML into docs/_build/html; warnings a
 	@$(BIN)/python docs/_ext/check_links.py docs/_build/html
 
 .PHONY: pictures
-pictures: .venv/.browser ## take the documentation's pictures of the page again, in both themes, into docs/_static
+pictures: .venv/.test .browser ## take the documentation's pictures of the page again, in both themes, into docs/_static
 	@WRITE_PICTURES=1 $(BIN)/python -m pytest tests/browser/test_page.py -k pictures
 
 .PHONY: rows
@@ -185,7 +184,7 @@ constraints: .venv/.demo ## resolve setup.cfg and .ci/constraints.in anew
 
 .PHONY: clean
 clean: ## remove what was made here: the environment, the demo's folder, Azurite, caches
-	@rm -rf .venv .demo .azurite .bench docs/_build docs/reference/_generated .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info .rest.log
+	@rm -rf .venv .demo .azurite .bench docs/_build docs/reference/_generated .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info .tests.summary
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Installed again only when one of the inputs changes. The preflight runs before anything is made.
@@ -201,7 +200,7 @@ clean: ## remove what was made here: the environment, the demo's folder, Azurite
 .venv/.uv: .venv/.python constraints.txt
 	@echo "[3/4] installing the installer, $$(grep '^uv==' constraints.txt)"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt uv
+	@.ci/install.sh $(BIN)/python -m pip install -qq --disable-pip-version-check --retries 1 --timeout 15 -c constraints.txt uv
 	@touch $@
 
 .venv/.demo: .venv/.uv $(INPUTS)
@@ -216,7 +215,7 @@ clean: ## remove what was made here: the environment, the demo's folder, Azurite
 
 .venv/.azurite: .venv/.demo airflow_provider_taskhub/demo/azurite.py
 	@echo "installing Azurite, the emulator of Azure Storage"
-	@$(BIN)/python -m airflow_provider_taskhub.demo.azurite install .azurite
+	@.ci/install.sh $(BIN)/python -m airflow_provider_taskhub.demo.azurite install .azurite
 	@touch $@
 
 # environments of their own: what other systems need must not decide what TaskHub is tested with
@@ -232,10 +231,15 @@ clean: ## remove what was made here: the environment, the demo's folder, Azurite
 	@$(BIN)/uv pip install --quiet --python .bench/tools/bin/python py-spy==0.4.3
 	@touch $@
 
-.venv/.browser: .venv/.test .ci/browser.sh
-	@.ci/browser.sh
-	@touch $@
+# What the machine must have is looked for each time, and not only when the environment is made.
+.PHONY: .machine
+.machine: .venv/.test
+	@.ci/preflight.sh . 1024 >/dev/null
 
-.venv/.redis: .venv/.test .ci/redis.sh
+.PHONY: .browser
+.browser: .venv/.test
+	@.ci/browser.sh
+
+.PHONY: .redis
+.redis: .venv/.test
 	@.ci/redis.sh
-	@touch $@

@@ -1,15 +1,18 @@
-"""Fixtures that every part's tests may use, and which tests ``make quick`` leaves out."""
+"""Fixtures that every part's tests may use, the marks that select tests, and the order in which tests run."""
 
 from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-pytest_plugins = ("tests.azurite",)
+from tests.selection import FIRST, UnitScheduling, extras, reasons, start_order
+
+pytest_plugins = ("tests.azurite", "tests.leftovers")
 
 # A shell that starts a job in the background lets it ignore SIGINT, and so would every process that tests start and
 # then interrupt.
@@ -38,14 +41,34 @@ _now: pytest.Item | None = None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that start a process by a fixture, or that run on Azurite by a parameter."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests that start a process by a fixture or run on Azurite by a parameter, and those of ``test-all``.
+
+    Tests that take long come first, so that no core waits for one of them at the end.
+    """
+    extra: Mapping[str, str] = {}
+    if list(config.args) == list(config.getini("testpaths")):  # all tests were collected
+        extra = reasons(extras(), [item.nodeid for item in items])
     for item in items:
         values = (
             item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
         )
         if PROCESS_FIXTURES & set(getattr(item, "fixturenames", ())) or any(value == AZURITE for value in values):
             item.add_marker(pytest.mark.process)
+        if why := extra.get(item.nodeid):
+            item.add_marker(pytest.mark.extra(why))
+    items.sort(key=_order)
+
+
+def _order(item: pytest.Item) -> int:
+    if item.get_closest_marker("process"):
+        return start_order(item.nodeid)
+    return len(FIRST) + (item.get_closest_marker("long") is None)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> UnitScheduling | None:
+    """With ``--dist loadfile``, tests that share what is expensive to start run in one process."""
+    return UnitScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,8 +1,9 @@
-"""``make quick`` leaves out what two markers say and nothing else; ``make test`` leaves out nothing."""
+"""``make quick`` leaves out what two markers say, ``make test`` what extra.toml says, and ``make test-all`` nothing."""
 
 from __future__ import annotations
 
 import ast
+import re
 import shlex
 import subprocess
 import tomllib
@@ -11,22 +12,18 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROCESS_FIXTURES
+from tests.run import GROUPS, command
+from tests.selection import FIRST, Extra, extras, reasons, start_order, unit
 
 CHECKOUT = Path(__file__).parents[1]
 MARKERS = {"process", "long"}
 
 
-def commands(target: str) -> list[list[str]]:
-    """What make would run."""
-    done = subprocess.run(["make", "-n", target], cwd=CHECKOUT, capture_output=True, text=True, check=True)
-    lines = [line.rstrip("\\") for line in done.stdout.splitlines() if " -m pytest " in line]
-    return [shlex.split(line) for line in lines]
-
-
 @pytest.mark.process
 def test_quick_leaves_out_nothing_but_what_is_marked() -> None:
-    (command,) = commands("quick")
-    options = command[command.index("pytest") + 1 :]
+    done = subprocess.run(["make", "-n", "quick"], cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    (line,) = [line for line in done.stdout.splitlines() if " -m pytest " in line]
+    options = shlex.split(line.partition(" -m pytest ")[2])
     expression = options[options.index("-m") + 1]
     assert set(expression.split(" and ")) == {f"not {marker}" for marker in MARKERS}
     assert options == ["-q", "--numprocesses", "$(nproc)", "--dist", "worksteal", "-m", expression, *options[7:]]
@@ -34,15 +31,52 @@ def test_quick_leaves_out_nothing_but_what_is_marked() -> None:
 
 
 @pytest.mark.process
-def test_what_quick_leaves_out_is_run_by_test() -> None:
-    both = commands("test")
-    assert len(both) == 2, "what waits for processes beside what computes"
-    every = [word for command in both for word in command if word.startswith("tests/")]
-    for command in both:
-        assert not {"-m", "-k", "--deselect", "--ignore"} & set(command[command.index("pytest") + 1 :])
-    for file in CHECKOUT.glob("tests/**/test_*.py"):
-        name = str(file.relative_to(CHECKOUT))
-        assert sum(name.startswith(path) for path in every) == 1, name
+@pytest.mark.parametrize(("target", "options"), [("test", []), ("test-all", ["--all"])])
+def test_both_targets_run_the_tests_as_this_file_expects(target: str, options: list[str]) -> None:
+    done = subprocess.run(["make", "-n", target], cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    lines = [line for line in done.stdout.splitlines() if "tests.run" in line or "pytest" in line]
+    assert [shlex.split(line)[1:] for line in lines] == [["-m", "tests.run", *options]]
+
+
+@pytest.mark.parametrize(("everything", "more"), [(True, ""), (False, " and not extra")])
+def test_the_two_groups_of_tests_leave_out_only_the_extra_tests(everything: bool, more: str) -> None:
+    chosen = []
+    for group in GROUPS:
+        options = command(group, everything=everything, report=Path("report"))[3:]
+        assert not {"-k", "--deselect", "--ignore"} & set(options)
+        chosen.append(options[options.index("-m") + 1])
+    assert chosen == [f"not process{more}", f"process{more}"]
+
+
+def test_each_extra_test_has_a_reason() -> None:
+    assert all(len(extra.why.split()) > 5 and extra.tests for extra in extras())
+
+
+def test_an_entry_of_the_extra_tests_that_selects_nothing_is_refused() -> None:
+    names = ("tests/a/", "tests/b.py", "tests/c.py::test_one", "tests/*::test_x[azurite]")
+    entries = [Extra(why="a second store", tests=names)]
+    ids = ["tests/a/test.py::test", "tests/b.py::test", "tests/c.py::test_one[1-2]", "tests/d/e.py::test_x[azurite]"]
+    assert list(reasons(entries, ids)) == ids
+    for number, name in enumerate(names):
+        with pytest.raises(pytest.UsageError, match=re.escape(f"extra.toml: {name!r} selects no test")):
+            reasons(entries, ids[:number] + ids[number + 1 :])
+    others = ["tests/b.pyi::test", "tests/c.py::test_one_more", "tests/d/e.py::test_x[azurite-1]"]
+    assert list(reasons(entries, ids + others)) == ids
+
+
+def test_tests_that_share_something_run_in_one_process_and_long_ones_start_first() -> None:
+    ids = [
+        "tests/airflow/test_real.py::test_one",
+        "tests/airflow/test_real_retry.py::test_one",
+        "tests/browser/test_page.py::test_one[light]",
+        "tests/airflow/test_real_sqlite.py::test_one",
+        "tests/spark/test_sessions.py::test_one",
+        "tests/spark/test_cluster.py::test_one",
+    ]
+    assert [unit(one) for one in ids] == [FIRST[0]] * 3 + ["tests/airflow/test_real_sqlite.py"] + ["tests/spark/"] * 2
+    assert [start_order(one) for one in ids[2:5]] == [0, len(FIRST), FIRST.index("tests/spark/")]
+    for name in FIRST[1:]:
+        assert (CHECKOUT / name).exists(), name
 
 
 def test_a_fixture_with_the_name_of_one_that_starts_a_process_starts_one_too() -> None:

@@ -1,0 +1,115 @@
+"""A test with real processes leaves none behind. If it fails, its report has the last lines of their output.
+
+Every process inherits an environment variable that names the test. So a process is found even if its parent is gone.
+What a fixture of a wider scope starts, such as Airflow, belongs to no single test.
+
+A plugin of pytest; the root ``conftest.py`` registers it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from airflow_provider_taskhub.demo.processes import tail
+
+MARK = "STARTED_BY_TEST"
+"""The environment variable. Its value is the number of the process of pytest, and the id of the test.
+
+Tests that give a process an environment without ``TASKHUB_`` leave it in.
+"""
+SHARED = f"{os.getpid()} shared"
+PATIENCE = 20.0
+"""Seconds in which processes of a worker that was killed may notice it and end."""
+LINES = 15
+_begun = pytest.StashKey[float]()
+
+
+def _mark(item: pytest.Item) -> str:
+    return f"{os.getpid()} {item.nodeid}"
+
+
+@contextmanager
+def _named(mark: str) -> Iterator[None]:
+    before = os.environ.get(MARK)
+    os.environ[MARK] = mark
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[MARK]
+        else:
+            os.environ[MARK] = before
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    item.stash[_begun] = time.time()
+    with _named(_mark(item)):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
+    if fixturedef.scope == "function":
+        return (yield)
+    with _named(SHARED):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
+    """End what the test has left running, and fail."""
+    result = yield
+    if item.get_closest_marker("process"):
+        _, alive = psutil.wait_procs(marked(_mark(item)), timeout=PATIENCE)
+        told = [_told(process) for process in alive]
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        assert not told, "the test leaves processes running:\n" + "\n".join(told)
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and item.get_closest_marker("process"):
+        report.sections += [(f"last lines of {path}", tail(path, LINES)) for path in _outputs(item)]
+    return report
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Return the processes with a mark in their environment, without this process."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.environ().get(MARK) == mark:
+                found.append(process)
+    return found
+
+
+def _outputs(item: pytest.Item) -> Sequence[Path]:
+    """Return the files into which processes of a test have written since it began."""
+    files = set()
+    for process in (*marked(_mark(item)), *marked(SHARED)):
+        with contextlib.suppress(psutil.Error, OSError):
+            files |= {Path(file.path) for file in process.open_files() if file.fd in (1, 2)}
+    folder = getattr(item, "funcargs", {}).get("tmp_path")
+    if folder is not None:  # also of processes that have ended
+        files |= {path for pattern in ("*.log", "*.out") for path in folder.rglob(pattern) if path.is_file()}
+    return sorted(path for path in files if path.exists() and path.stat().st_mtime >= item.stash[_begun])
+
+
+def _told(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return f"{process.pid}: {' '.join(process.cmdline())[:300]}"
+    return str(process.pid)
