@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import psutil
 
-from tests.airflow.real import COMPONENTS, HERE, Process, RealAirflow, free_port, until
+from tests.airflow.real import COMPONENTS, HERE, Process, RealAirflow, free_port
+from tests.waiting import until
 
 ROLES = {
     "Page": (("can_read", "Plugins"),),

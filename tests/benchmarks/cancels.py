@@ -19,7 +19,7 @@ from airflow_provider_taskhub.demo import spark_servers
 from tests.spark.conftest import CONNECT_APP, spark_pool
 from tests.spark.servers import Servers, active_tasks
 from tests.spark.test_connect import spark, ticks
-from tests.workers.conftest import until
+from tests.waiting import until_async
 
 KINDS = spark_servers.KINDS
 
@@ -53,10 +53,10 @@ async def measure(kind: str, repeat: int) -> list[float]:
                 folder = pathlib.Path(tempfile.mkdtemp(dir=root))
                 request = spark("endless", str(folder), action_id=str(number))
                 run = asyncio.create_task(pool.run(request))
-                await until(lambda folder=folder: ticks(folder) and active_tasks(page), "the tasks run")
+                await until_async("the tasks run", lambda folder=folder: ticks(folder) and active_tasks(page))
                 began = time.monotonic()
                 run.cancel()
-                await until(lambda: not active_tasks(page), "no task runs")
+                await until_async("no task runs", lambda: not active_tasks(page))
                 if number:
                     found.append(time.monotonic() - began)
                 with suppress(asyncio.CancelledError):

@@ -26,8 +26,9 @@ from pathlib import Path
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.hub.model import BLOB, TABLE
 from airflow_provider_taskhub.settings import LeaseTimes
-from tests.e2e.house import House, Worker, until
+from tests.e2e.house import House, Worker
 from tests.e2e.storm import Damage, Job, check, check_all, jobs, place
+from tests.waiting import until
 
 APP = "soak_app:app"
 
@@ -294,7 +295,9 @@ async def moves(house: House, crowd: int) -> Moves:
     crew = Crew(house, crowd=crowd)
     async with house.client():
         await asyncio.to_thread(crew.hire("one").ready)
-        await asyncio.to_thread(until, lambda: len(by_queue(recorded(crew.folder))) == house.partitions, what="service")
+        await asyncio.to_thread(
+            until, "every partition is read", lambda: len(by_queue(recorded(crew.folder))) == house.partitions
+        )
         await asyncio.to_thread(crew.hire("two").ready)
         ready = time.monotonic()
         await asyncio.sleep(8 * house.lease.scan.total_seconds())

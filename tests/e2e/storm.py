@@ -43,7 +43,8 @@ from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, load
 from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes
 from tests.azurite import FOLDER
-from tests.e2e.house import House, Worker, housed, until
+from tests.e2e.house import House, Worker, housed
+from tests.waiting import until
 
 APP = "storm_app:app"
 EVERY = 2.0
@@ -273,7 +274,7 @@ async def still(house: House, *, end: signal.Signals, chains: int = 40, length: 
             await asyncio.sleep(0.1)
         assert two is not None
         ready = two
-        await asyncio.to_thread(until, lambda: "worker_ready" in ready.text(), what="the second worker")
+        await asyncio.to_thread(until, "the second worker is ready", lambda: "worker_ready" in ready.text())
         await asyncio.sleep(1.5)
         one.send(end)
         gaps = []

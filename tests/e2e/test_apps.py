@@ -10,7 +10,8 @@ import pytest
 
 from airflow_provider_taskhub.cli.output import Exit
 from airflow_provider_taskhub.engine.events import Status
-from tests.e2e.house import House, until
+from tests.e2e.house import House
+from tests.waiting import until
 
 LEFT, RIGHT = "halves_app:left", "halves_app:right"
 WARM = "--no-warm"
@@ -29,8 +30,8 @@ async def test_whatever_a_live_worker_has_is_run_and_the_difference_is_told(embe
         assert {(end.status, end.output) for end in ends} == {(Status.COMPLETED, "2")}
         assert time.monotonic() - began < 60.0
         assert not await client.admin.quarantined()
-    until(lambda: "apps_differ" in one.text(), what="a warning of the first worker")
-    until(lambda: "apps_differ" in two.text(), what="a warning of the second worker")
+    until("a warning of the first worker", lambda: "apps_differ" in one.text())
+    until("a warning of the second worker", lambda: "apps_differ" in two.text())
     warning = next(line for line in one.text().splitlines() if "apps_differ" in line)
     assert "two@" in warning
     assert "orchestrator 'left'" in warning

@@ -28,7 +28,8 @@ from airflow_provider_taskhub.hub.queues.quarantine import MAX_FAILURES
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE
 from airflow_provider_taskhub.storage.primitives import PutMessage
 from airflow_provider_taskhub.workers.executors.attempt_values import MAX_CRASHES, MAX_SHARED
-from tests.e2e.house import House, Worker, until
+from tests.e2e.house import House, Worker
+from tests.waiting import until
 
 LIMIT = timedelta(seconds=60)
 TAKE = 4.0 + 0.5 + 4.0
@@ -74,7 +75,7 @@ def test_a_hub_is_deleted_at_once_when_its_workers_were_killed_on_this_machine(h
     assert (refused.returncode, "a worker serves it" in refused.stderr) == (2, True), refused.stderr
     two.kill()
     killed = time.monotonic()
-    until(lambda: house.command("hub", "delete", "--yes").returncode == 0, what="the deletion")
+    until("the deletion", lambda: house.command("hub", "delete", "--yes").returncode == 0)
     assert time.monotonic() - killed < 30.0, "half of the time that the app lease holds"
     assert house.command("hub", "show").returncode == 2
 
@@ -90,8 +91,8 @@ async def test_a_killed_worker_costs_time_and_nothing_else(house: House) -> None
             await client.start("paced", 25, instance_id=f"paced-{number}")
         await client.start("recorded", 8, instance_id="recorded")
         begun = until(
+            "a recorded activity on the first worker",
             lambda: [line for line in house.effects() if line.startswith("begin") and line.endswith(" one")],
-            what="a recorded activity on the first worker",
         )
         assert begun
         await asyncio.sleep(0.5)
@@ -151,7 +152,7 @@ async def test_a_frozen_worker_is_replaced_and_does_no_harm_when_it_thaws(embedd
             again = await client.get(f"paced-{number}")
             assert again is not None
             assert (again.status, again.output) == (Status.COMPLETED, "40")
-        until(lambda: len(_owners(house)) == 2, what="a share of the partitions for each")
+        until("a share of the partitions for each", lambda: len(_owners(house)) == 2)
     assert (one.end(), two.end()) == (0, 0)
 
 
@@ -187,22 +188,22 @@ def test_a_worker_tells_how_it_is(embedded: House) -> None:
     worker = embedded.worker("one", "--health-port", "0").ready()
     port = embedded.port(worker)
     assert (_get(port, "/live")[0], _get(port, "/ready")[0], _get(port, "/nothing")[0]) == (200, 200, 404)
-    until(lambda: "taskhub_partitions_owned 4" in _get(port, "/metrics")[1], what="all partitions owned")
+    until("all partitions owned", lambda: "taskhub_partitions_owned 4" in _get(port, "/metrics")[1])
     done = embedded.json("instances", "start", "chain", "--input", "2", "--wait")
     assert done["output"] == "2"
     assert 'taskhub_storage_requests_total{kind="table.batch",part="work"}' in _get(port, "/metrics")[1]
-    until(lambda: _figure(port, "taskhub_lease_renewals_total") >= 12, what="renewals")
+    until("renewals", lambda: _figure(port, "taskhub_lease_renewals_total") >= 12)
     renewals = _figure(port, "taskhub_lease_renewals_total")
     assert _figure(port, 'taskhub_storage_requests_total{kind="table.update",part="partitions"}') >= renewals
     assert 0 < _figure(port, "taskhub_lease_age_seconds_max") <= EMBEDDED_LEASE.give_up.total_seconds()
     waiting = 'taskhub_instances_waiting{fault="true",reason="no_worker_knows_orchestrator"}'
     assert _figure(port, waiting) == 0
     embedded.json("instances", "start", "nobody-has-it", "--id", "lost")
-    until(lambda: _figure(port, waiting) == 1, what="the reason in two scans", seconds=5)
+    until("the reason in two scans", lambda: _figure(port, waiting) == 1, seconds=5)
     assert "waiting" not in _get(port, "/metrics?waiting=no")[1]
     assert _figure(port, "taskhub_messages_quarantined_total") == 0
     asyncio.run(_put_rubbish(embedded))
-    until(lambda: _figure(port, "taskhub_messages_quarantined_total") == 3, what="all counted")
+    until("all counted", lambda: _figure(port, "taskhub_messages_quarantined_total") == 3)
     assert worker.end() == 0
 
 
@@ -278,7 +279,7 @@ async def test_a_finally_that_does_not_end_when_its_orchestrator_is_evicted_hold
     async with house.client() as client:
         for how in ways:
             await client.start("untidy", how, instance_id=how)
-        until(lambda: "orchestrator_not_closed" in one.text(), what="the first one that is not closed is logged")
+        until("the first one that is not closed is logged", lambda: "orchestrator_not_closed" in one.text())
         (first,) = re.findall(r"orchestrator_not_closed .*instance_id=(\w+)", one.text())
         assert first in {"blocks", "loops"}
         await client.start("other", instance_id="other")

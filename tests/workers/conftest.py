@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import pathlib
@@ -19,7 +18,6 @@ from airflow_provider_taskhub.settings import SparkSettings
 from airflow_provider_taskhub.workers.executors.pool import ActivityRequest, ExecutorConfig, ExecutorPool, ExecutorTimes
 
 APP = "tests.workers.apps:app"
-DEADLINE = 60.0
 
 
 class Logs:
@@ -52,15 +50,6 @@ def request(name: str, *arguments: object, **more: Any) -> ActivityRequest:
         **more,
     }
     return ActivityRequest(name=name, **values)
-
-
-async def until(condition: Callable[[], Any], what: str) -> Any:
-    """Wait for a condition that another process makes true."""
-    async with asyncio.timeout(DEADLINE):
-        while not (value := condition()):  # noqa: ASYNC110  # another process has no event to wait for
-            await asyncio.sleep(0.01)
-        return value
-    raise AssertionError(what)
 
 
 def started(folder: pathlib.Path, name: str) -> str | None:

@@ -24,6 +24,7 @@ from airflow_provider_taskhub.storage.azure.store import AzureStore
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore
 from airflow_provider_taskhub.storage.primitives import Store
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
+from tests.waiting import until_async
 
 NAMES = HubNames("ThreadHub")
 TIMES = LeaseTimes(
@@ -83,18 +84,12 @@ def owner(
     )
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SOON):
-        while not condition():  # noqa: ASYNC110  # the condition is another thread's
-            await asyncio.sleep(0.02)
-
-
 @pytest.mark.rows("T19", "T42", "E06", "E75")
 async def test_a_blocked_worker_loop_costs_no_lease(path: Path, store: Store) -> None:
     host = Host()
     thread = owner(path, host)
     await thread.start()
-    await until(lambda: len(host.held) == 4)
+    await until_async("it serves every partition", lambda: len(host.held) == 4)
     assert host.threads == {"taskhub-partitions"}
     time.sleep(TIMES.take.total_seconds() + 0.5)  # noqa: ASYNC251  # an orchestrator that blocks
     for tenure in thread.tenures:
@@ -117,9 +112,9 @@ async def test_the_outage_of_its_store_is_known_to_other_threads_while_it_lasts(
     await thread.start()
     assert thread.outage == ""
     refused.set()
-    await until(lambda: thread.outage == "403 (fault)")
+    await until_async("the outage is known", lambda: thread.outage == "403 (fault)")
     refused.clear()
-    await until(lambda: thread.outage == "")
+    await until_async("the end of the outage is known", lambda: thread.outage == "")
     await thread.stop(timedelta(seconds=5))
     await thread.wait()
 
@@ -129,19 +124,21 @@ async def test_a_stuck_owner_loop_keeps_no_lease(path: Path, store: Store) -> No
     host = Host()
     thread = owner(path, host)
     await thread.start()
-    await until(lambda: len(host.held) == 4)
+    await until_async("it serves every partition", lambda: len(host.held) == 4)
     tenures = list(host.held.values())
     assert thread._loop is not None
     stuck = threading.Event()
     thread._loop.call_soon_threadsafe(stuck.wait, SOON)
-    await until(lambda: not host.held)
+    await until_async("it serves no partition", lambda: not host.held)
     for tenure in tenures:
         with pytest.raises(LeaseLost):
             tenure.check()
     assert {name for *_, name in host.lost_ones} == {"taskhub-watchdog"}
     assert len(host.lost_ones) == 4
     stuck.set()
-    await until(lambda: len(host.held) == 4)  # its own rows, served by nobody: taken again
+    await until_async(
+        "it serves every partition", lambda: len(host.held) == 4
+    )  # its own rows, served by nobody: taken again
     await thread.stop(timedelta(seconds=5))
 
 
@@ -161,9 +158,9 @@ async def test_the_watchdog_looks_again_when_a_tenure_begins(
     monkeypatch.setattr(PartitionOwner, "expire", seen)
     thread = owner(path, host)
     await thread.start()
-    await until(lambda: held[0] == 4)
+    await until_async("it serves every partition", lambda: held[0] == 4)
     await thread.stop(timedelta(seconds=5))
-    await until(lambda: not thread._watchdog.is_alive())
+    await until_async("the watchdog has ended", lambda: not thread._watchdog.is_alive())
 
 
 @pytest.mark.rows("T42", "T49")
@@ -185,8 +182,8 @@ async def test_a_callback_may_wait_for_another_thread_that_asks_what_is_held(pat
     host = Asking()
     thread = owner(path, host)
     await thread.start()
-    await until(lambda: len(host.held) == 4)
-    await until(lambda: len(answers) == 4)
+    await until_async("it serves every partition", lambda: len(host.held) == 4)
+    await until_async("every contender has an answer", lambda: len(answers) == 4)
     assert max(answers) >= 3
     assert host.lost_ones == []
     await thread.stop(timedelta(seconds=5))
@@ -198,19 +195,19 @@ async def test_a_stop_hands_over_to_another_worker(path: Path, store: Store) -> 
     first, second = owner(path, one, "a"), owner(path, two, "b")
     async with AsyncExitStack() as stack:
         await first.start()
-        await until(lambda: len(one.held) == 4)
+        await until_async("the first one serves every partition", lambda: len(one.held) == 4)
         await second.start()
         stack.push_async_callback(second.stop, timedelta(seconds=5))
-        await until(lambda: (len(one.held), len(two.held)) == (2, 2))
+        await until_async("each serves a half", lambda: (len(one.held), len(two.held)) == (2, 2))
         with pytest.raises(RuntimeError):
             await first.start()
         await first.stop(timedelta(seconds=5))
-        await until(lambda: len(two.held) == 4)
+        await until_async("the second one serves every partition", lambda: len(two.held) == 4)
         await first.stop(timedelta(seconds=5))  # again: nothing to do
         again = owner(path, one, "a")
         await again.start()
         stack.push_async_callback(again.stop, timedelta(seconds=5))
-        await until(lambda: (len(one.held), len(two.held)) == (2, 2))
+        await until_async("each serves a half", lambda: (len(one.held), len(two.held)) == (2, 2))
 
 
 @pytest.mark.rows("T06")
@@ -237,12 +234,12 @@ async def test_owners_share_hand_over_and_take_over_on_azure(azurite: str, lease
         store = await stack.enter_async_context(opens())
         await create_hub(store, names, 4, lease_store=lease_store)
         await threads["a"].start()
-        await until(lambda: len(hosts["a"].held) == 4)
+        await until_async("a serves every partition", lambda: len(hosts["a"].held) == 4)
         await threads["b"].start()
-        await until(lambda: (len(hosts["a"].held), len(hosts["b"].held)) == (2, 2))
+        await until_async("a and b serve a half each", lambda: (len(hosts["a"].held), len(hosts["b"].held)) == (2, 2))
         assert {reason for _, reason, _ in hosts["a"].lost_ones} == {"handed over to b@h/1"}
         await threads["a"].stop(timedelta(seconds=5))
-        await until(lambda: len(hosts["b"].held) == 4)
+        await until_async("b serves every partition", lambda: len(hosts["b"].held) == 4)
         # it dies without a word: its loop stops where it is
         dead = threads["b"]
         assert dead._loop is not None
@@ -251,5 +248,5 @@ async def test_owners_share_hand_over_and_take_over_on_azure(azurite: str, lease
         loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
         await threads["c"].start()
         stack.push_async_callback(threads["c"].stop, timedelta(seconds=5))
-        await until(lambda: len(hosts["c"].held) == 4)
+        await until_async("c serves every partition", lambda: len(hosts["c"].held) == 4)
         assert {state.epoch for state in await partition_states(store, names)} <= {3, 4}
