@@ -15,7 +15,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from urllib.parse import quote
 
 import httpx
 
+from airflow_provider_taskhub.demo.ports import free_port
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -56,12 +56,6 @@ START = 240.0
 def _die_with_parent() -> None:
     os.setsid()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Process:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from airflow_provider_taskhub.demo import spark_servers
+from airflow_provider_taskhub.demo.ports import free_port
 from tests.spark.conftest import CONNECT_APP, spark_pool
 from tests.spark.servers import Servers, active_tasks
 from tests.spark.test_connect import spark, ticks
@@ -27,7 +28,7 @@ KINDS = spark_servers.KINDS
 @contextmanager
 def place(kind: str, folder: pathlib.Path) -> Iterator[tuple[str, Mapping[str, str], str]]:
     """Start the servers of a kind: the master, the settings, and the address of the page with the status of tasks."""
-    ui = spark_servers.free_port()
+    ui = free_port()
     own = {"spark.ui.enabled": "true", "spark.ui.port": str(ui)}
     page = f"http://127.0.0.1:{ui}"
     if kind == "local":

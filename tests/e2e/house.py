@@ -44,12 +44,12 @@ class Worker:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(PATIENCE)
 
     def end(self) -> int:
         """SIGTERM; returns its exit status."""
         self.send(signal.SIGTERM)
-        return self.process.wait(45)
+        return self.process.wait(PATIENCE)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from airflow_provider_taskhub.hub.queues import quarantine
 from airflow_provider_taskhub.hub.queues.quarantine import Quarantined
 from airflow_provider_taskhub.storage.primitives import DeleteBlob, PutMessage
 from tests.e2e.house import House
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 OK, FAILED, USAGE, NOT_FOUND, EXISTS, UNAVAILABLE, TIMEOUT = range(7)
 
@@ -223,7 +223,7 @@ def test_texts_that_look_like_markup_are_printed_as_they_are(embedded: House) ->
 
 def _refused(house: House, *says: str, app: str = "house_app:app", **environment: str) -> None:
     worker = house.worker("refused", app=app, **environment)
-    assert worker.process.wait(45) == USAGE, worker.text()
+    assert worker.process.wait(PATIENCE) == USAGE, worker.text()
     text = " ".join(worker.text().split())
     for part in says:
         assert part in text, text
@@ -246,7 +246,7 @@ def test_a_worker_that_cannot_start_says_why(embedded: House, tmp_path: Path) ->
 
 def test_a_name_declared_twice_is_a_start_error(embedded: House) -> None:
     worker = embedded.worker("refused", "--app", "twice_app:app")
-    assert worker.process.wait(45) == USAGE
+    assert worker.process.wait(PATIENCE) == USAGE
     text = " ".join(worker.text().split())
     assert "hello" in text
     assert "Traceback" not in text

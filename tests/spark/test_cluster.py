@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_provider_taskhub.demo.spark_servers import free_port
+from airflow_provider_taskhub.demo.ports import free_port
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityProgress
 from airflow_provider_taskhub.workers.executors.pool import ExecutorPool, ExecutorTimes
 from tests.spark.conftest import CONNECT_APP, spark_pool

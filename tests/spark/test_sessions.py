@@ -19,7 +19,7 @@ from airflow_provider_taskhub.settings import SparkSettings
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorPool, ExecutorTimes
 from tests.spark.conftest import APP, spark_pool
-from tests.waiting import until_async
+from tests.waiting import PATIENCE, until_async
 from tests.workers.conftest import Logs, alive, request, started
 
 
@@ -96,7 +96,7 @@ async def test_a_spark_activity_says_where_it_runs_and_may_not_stop_spark(pool: 
 async def test_cancelling_ends_the_job_and_spares_the_executor(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
     run = asyncio.create_task(pool.run(spark("endless", str(tmp_path))))
     await until_async("the job runs", lambda: started(tmp_path, "endless"))
-    async with asyncio.timeout(ExecutorTimes().grace.total_seconds()):
+    async with asyncio.timeout(PATIENCE):
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
             await run

@@ -16,6 +16,7 @@ import pytest
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.settings import SparkSettings
 from airflow_provider_taskhub.workers.executors.pool import ActivityRequest, ExecutorConfig, ExecutorPool, ExecutorTimes
+from tests.waiting import PATIENCE
 
 APP = "tests.workers.apps:app"
 
@@ -83,7 +84,7 @@ async def make_pool(logs: Logs) -> AsyncIterator[PoolMaker]:
             "spark": SparkSettings(master="local[2]"),
             "logs": logs,
             "processes": 1,
-            "times": ExecutorTimes(grace=timedelta(seconds=20)),
+            "times": ExecutorTimes(grace=timedelta(seconds=PATIENCE)),
             **more,
         }
         common = {field.name for field in dataclasses.fields(ExecutorConfig)}

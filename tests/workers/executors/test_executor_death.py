@@ -19,7 +19,7 @@ from airflow_provider_taskhub.workers.executors import process_session
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome
 from airflow_provider_taskhub.workers.executors.pool import ExecutorPool, ExecutorTimes
 from airflow_provider_taskhub.workers.executors.spawn import launch
-from tests.waiting import until_async
+from tests.waiting import PATIENCE, until_async
 from tests.workers.conftest import Logs, PoolMaker, alive, request, started
 
 SOON = timedelta(seconds=0.3)
@@ -180,14 +180,15 @@ async def test_a_cancelled_activity_runs_no_more_when_the_cancellation_is_throug
     assert pool.free == 4
 
 
-async def test_a_second_cancellation_kills_at_once(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
+async def test_a_second_cancellation_kills_at_once(make_pool: PoolMaker, tmp_path: pathlib.Path) -> None:
+    pool = await make_pool(times=ExecutorTimes(grace=timedelta(hours=1)))
     run = asyncio.create_task(pool.run(request("stubborn", [str(tmp_path), "s"])))
     pid = int(await until_async("it runs", lambda: started(tmp_path, "s")))
     run.cancel()
     await asyncio.sleep(0)
     assert not run.done()
     run.cancel()
-    async with asyncio.timeout(10):  # the grace of this pool is 20 s
+    async with asyncio.timeout(PATIENCE):
         with pytest.raises(asyncio.CancelledError):
             await run
     assert not alive(pid)
@@ -225,15 +226,26 @@ async def test_cancelling_who_still_waits_runs_nothing(make_pool: PoolMaker, tmp
 
 
 async def test_a_held_gil_stops_neither_host_nor_others(make_pool: PoolMaker, tmp_path: pathlib.Path) -> None:
-    """The interpreter of one executor stands still; the host kills it for its silence, and nothing else happens."""
-    times = ExecutorTimes(ping=timedelta(seconds=0.1), silence=timedelta(seconds=1))
+    """The interpreter of one executor stands still."""
+    times = ExecutorTimes(ping=timedelta(seconds=0.1), silence=timedelta(hours=1))
     pool = await make_pool(processes=2, times=times)
     held = asyncio.create_task(pool.run(request("hold_gil", [str(tmp_path), "g"])))
     pid = int(await until_async("it holds", lambda: started(tmp_path, "g")))
     for number in range(20):  # on the other executor, since this one is busier
         assert (await pool.run(request("greet", str(number)))).executor == "plain-2.1"
     assert not held.done()
-    outcome = await held
+    await pool.stop(timedelta(0))
+    assert (await held).crashed
+    assert not alive(pid)
+
+
+async def test_an_executor_that_holds_its_gil_is_killed_for_its_silence(
+    make_pool: PoolMaker, tmp_path: pathlib.Path
+) -> None:
+    times = ExecutorTimes(ping=timedelta(seconds=0.1), silence=timedelta(seconds=1))
+    pool = await make_pool(times=times)
+    outcome = await pool.run(request("hold_gil", [str(tmp_path), "g"]))
+    pid = int(started(tmp_path, "g") or 0)
     assert outcome.crashed
     assert outcome.failure is not None
     assert "was killed because it gave no sign of life for 1 s" in outcome.failure.error_message
@@ -322,7 +334,7 @@ async def test_a_suspect_does_not_wait_for_an_executor_that_does_not_come(
     pool = await make_pool(apps=["fragile_app:app"], processes=2)
     module.write_text("raise RuntimeError('edited badly')\n")
     assert (await pool.run(request("crash", "exit"))).crashed
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         assert (await pool.run(request("greet", "x", alone=True))).executor == "plain-2.1"
 
 

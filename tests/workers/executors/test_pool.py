@@ -17,7 +17,7 @@ from airflow_provider_taskhub.workers.executors.attempt_values import ActivityPr
 from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorPool
 from airflow_provider_taskhub.workers.executors.process import ExecutorProcess
 from tests.breaking import Breaker
-from tests.waiting import until_async
+from tests.waiting import PATIENCE, until_async
 from tests.workers.conftest import Logs, PoolMaker, request, started
 
 
@@ -301,7 +301,7 @@ async def test_an_attempt_ends_when_its_worker_meets_a_defect_while_it_kills_wha
         raise RuntimeError("odd")
 
     monkeypatch.setattr(ExecutorProcess, "_kill_leftovers", broken)
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(PATIENCE):
         outcome = await pool.run(request("crash", "kill"))
     assert outcome.crashed
     monkeypatch.undo()
