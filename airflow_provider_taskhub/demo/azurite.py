@@ -20,7 +20,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from airflow_provider_taskhub.demo.ports import free_port
 from airflow_provider_taskhub.errors import ConfigurationError
 
 VERSION = "3.37.0"
@@ -151,14 +151,6 @@ def _install(folder: Path, node: Node) -> None:
         raise ConfigurationError(f"npm could not install azurite {VERSION} into {folder}:\n{tail}")
 
 
-def _free_ports() -> dict[str, int]:
-    with ExitStack() as stack:
-        sockets = {service: stack.enter_context(socket.socket()) for service in SERVICES}
-        for each in sockets.values():
-            each.bind(("127.0.0.1", 0))
-        return {service: each.getsockname()[1] for service, each in sockets.items()}
-
-
 class Azurite:
     """A running Azurite, as a context manager. The emulator ends with the block or with this process.
 
@@ -227,7 +219,7 @@ class Azurite:
         """Try once to start the emulator. Return None if all services answer, else the emulator's output."""
         scratch = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="azurite-")))
         log = scratch / "output.log"
-        self._ports = _free_ports()
+        self._ports = {service: free_port() for service in SERVICES}
         self._process = self._spawn(node, scratch, log)
         try:
             self._wait_until_up(self._process)

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from airflow_provider_taskhub.demo.ports import HOST, free_port
 from airflow_provider_taskhub.errors import ConfigurationError
 
-HOST = "127.0.0.1"
 KINDS = ("local", "standalone", "connect")
 
 
@@ -142,13 +142,6 @@ def _worker(number: int, master: str) -> SparkServer:
         ports=(ui,),
         page=f"http://{HOST}:{ui}",
     )
-
-
-def free_port() -> int:
-    """Return a port of the loopback network that no program uses now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def _open(port: int) -> bool:

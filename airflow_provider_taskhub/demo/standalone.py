@@ -9,18 +9,17 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import socket
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from contextlib import ExitStack
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from airflow_provider_taskhub.demo.ports import free_port
 from airflow_provider_taskhub.demo.processes import DemoProcess, Processes, tail
 from airflow_provider_taskhub.errors import TaskHubError
 
@@ -62,7 +61,7 @@ class Airflow:
         self._extra = env
         self._token = ""
         self._children: list[DemoProcess] = []
-        self._ports = free_ports(3)
+        self._ports = [free_port() for _ in range(3)]
         self.url = f"http://127.0.0.1:{self._ports[0]}"
 
     async def start(self) -> None:
@@ -224,12 +223,3 @@ class Airflow:
             raise AirflowError(f"Airflow answered {error.code} to {method} {path}: {text}", error.code) from error
         except (OSError, ValueError) as error:
             raise AirflowError(f"Airflow did not answer {method} {path}: {error}") from error
-
-
-def free_ports(count: int) -> list[int]:
-    """Return different ports of the loopback network that were free just now. :param count: the number of ports."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]

@@ -13,7 +13,9 @@ from typing import Any
 import httpx
 import psutil
 
-from tests.airflow.real import COMPONENTS, HERE, Process, RealAirflow, free_port, until
+from airflow_provider_taskhub.demo.ports import free_port
+from tests.airflow.real import COMPONENTS, HERE, Process, RealAirflow
+from tests.waiting import until
 
 ROLES = {
     "Page": (("can_read", "Plugins"),),

@@ -20,7 +20,8 @@ from urllib.parse import quote
 
 import httpx
 
-from tests.airflow.real import RealAirflow, started, until
+from tests.airflow.real import RealAirflow, started
+from tests.waiting import until
 
 KINDS = ("failed", "success", "cleared", "run deleted")
 DELAYS = (0.0, 1.0, 3.0, 10.0)

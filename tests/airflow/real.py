@@ -15,20 +15,20 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 import httpx
 
-T = TypeVar("T")
+from airflow_provider_taskhub.demo.ports import free_port
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -51,30 +51,11 @@ USERS = {"admin": "admin", "vera": "viewer", "olga": "viewer:ops", "uma": "user"
 """Vera is of no team, Olga of the team that owns the DAG ``secret``."""
 START = 240.0
 """Seconds until everything is healthy; about 25 on a quiet machine of two cores."""
-PATIENCE = 120.0
-"""Seconds that a test waits for something that takes a few."""
-
-
-def until(what: str, look: Callable[[], T | None], *, seconds: float = PATIENCE) -> T:
-    """What ``look`` returns once it is true; asserts that this happens in time."""
-    deadline = time.monotonic() + seconds
-    while True:
-        found = look()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.25)
 
 
 def _die_with_parent() -> None:
     os.setsid()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Process:

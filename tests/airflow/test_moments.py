@@ -90,7 +90,7 @@ def test_a_condition_that_blocks_ends_its_wait_and_takes_no_thread_from_others(m
 
     def blocks(custom_status: Any) -> bool:
         threads.append(threading.current_thread())
-        return leave.wait(5)
+        return leave.wait()
 
     monkeypatch.setattr(awaited_moment, "compiled", lambda condition: blocks)
     moment = AwaitedMoment((), "checks:blocks", None)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.airflow.kills import KINDS, kills
-from tests.airflow.real import Process, RealAirflow, until
+from tests.airflow.real import Process, RealAirflow
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.airflow.real import RealAirflow, until
+from tests.airflow.real import RealAirflow
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
 

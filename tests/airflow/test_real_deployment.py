@@ -15,7 +15,6 @@ from playwright.sync_api import Browser, expect
 
 from tests.airflow import test_real_retry
 from tests.airflow.deployment import Deployment, killed
-from tests.airflow.real import until
 from tests.airflow.test_real import (
     test_clearing_a_waiting_task_ends_the_old_and_starts_a_new_generation,
     test_marking_a_waiting_task_terminates,
@@ -26,6 +25,7 @@ from tests.airflow.test_real_page import (
 )
 from tests.airflow.test_real_zero_slot import test_a_task_succeeds_without_any_worker
 from tests.browser.conftest import browser
+from tests.waiting import until
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.process]
 __all__ = [

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.airflow.real import RealAirflow, until
+from tests.airflow.real import RealAirflow
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
 HELLO = ["Hello, Ada!", "Hello, Grace!", "Hello, Katherine!"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.airflow.crashes.verdict import do, held, line
-from tests.airflow.real import RealAirflow, until
+from tests.airflow.real import RealAirflow
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -16,10 +16,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from airflow_provider_taskhub.demo import spark_servers
+from airflow_provider_taskhub.demo.ports import free_port
 from tests.spark.conftest import CONNECT_APP, spark_pool
 from tests.spark.servers import Servers, active_tasks
 from tests.spark.test_connect import spark, ticks
-from tests.workers.conftest import until
+from tests.waiting import until_async
 
 KINDS = spark_servers.KINDS
 
@@ -27,7 +28,7 @@ KINDS = spark_servers.KINDS
 @contextmanager
 def place(kind: str, folder: pathlib.Path) -> Iterator[tuple[str, Mapping[str, str], str]]:
     """Start the servers of a kind: the master, the settings, and the address of the page with the status of tasks."""
-    ui = spark_servers.free_port()
+    ui = free_port()
     own = {"spark.ui.enabled": "true", "spark.ui.port": str(ui)}
     page = f"http://127.0.0.1:{ui}"
     if kind == "local":
@@ -53,10 +54,10 @@ async def measure(kind: str, repeat: int) -> list[float]:
                 folder = pathlib.Path(tempfile.mkdtemp(dir=root))
                 request = spark("endless", str(folder), action_id=str(number))
                 run = asyncio.create_task(pool.run(request))
-                await until(lambda folder=folder: ticks(folder) and active_tasks(page), "the tasks run")
+                await until_async("the tasks run", lambda folder=folder: ticks(folder) and active_tasks(page))
                 began = time.monotonic()
                 run.cancel()
-                await until(lambda: not active_tasks(page), "no task runs")
+                await until_async("no task runs", lambda: not active_tasks(page))
                 if number:
                     found.append(time.monotonic() - began)
                 with suppress(asyncio.CancelledError):

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,6 +28,7 @@ from tests.benchmarks.peers.__main__ import table as peers_table
 from tests.benchmarks.requests import Requests
 from tests.benchmarks.stage import AZURITE, ROOT
 from tests.benchmarks.workloads import BUDGETED, DECIDED, TIMED, WORKLOADS
+from tests.waiting import PATIENCE, until
 
 Lines = dict[str, dict[str, dict[str, Any]]]
 """Workload → figure → its JSON object."""
@@ -310,13 +310,15 @@ def test_nothing_stays_behind_on_ctrl_c(tmp_path: Path) -> None:
         stderr=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 60
-        while len(children := psutil.Process(bench.pid).children(recursive=True)) < 3:
+
+        def found() -> list[psutil.Process] | None:
             assert bench.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+            children = psutil.Process(bench.pid).children(recursive=True)
+            return children if len(children) >= 3 else None
+
+        children = until("a worker and its executors", found)
         bench.send_signal(signal.SIGINT)
-        assert bench.wait(60) == 130
+        assert bench.wait(PATIENCE) == 130
         assert [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE] == []
         assert list(tmp_path.iterdir()) == []
     finally:

@@ -15,7 +15,8 @@ from urllib.parse import parse_qs, quote, urlsplit
 import pytest
 from playwright.sync_api import FrameLocator, Page, Response, expect
 
-from tests.airflow.real import ROOT, Process, RealAirflow, until
+from tests.airflow.real import ROOT, Process, RealAirflow
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
 Login = Callable[..., Page]

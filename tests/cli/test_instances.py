@@ -53,6 +53,7 @@ from airflow_provider_taskhub.hub.waiting.reasons import Reason, Why, unreadable
 from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
+from tests.waiting import until_async
 
 
 @pytest.fixture(autouse=True)
@@ -344,13 +345,14 @@ def test_terminate_says_on_standard_error_what_it_waits_for(path: Path, monkeypa
 
 
 def test_terminate_names_the_child_that_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_provider_taskhub.cli.watching.LOOK", 0.1)
+    monkeypatch.setattr("airflow_provider_taskhub.cli.watching.LOOK", 0.01)
     told = Told(monkeypatch, status=Status.TERMINATED)
     told.records = (replace(RECORD, state=RecordState.CANCELLING, message=None),)
 
     async def terminate(instance: InstanceHandle, reason: str, **given: Any) -> InstanceState:
         given["progress"]("i:3")
-        await asyncio.sleep(1.0)
+        wanted = told.looks + 2  # what the first look saw has been printed before the second one
+        await until_async("two looks", lambda: told.looks >= wanted)
         raise TimeoutError("too long")
 
     monkeypatch.setattr(InstanceHandle, "terminate", terminate)
@@ -393,9 +395,11 @@ class Told:
         self.unproven: tuple[Member, ...] | None = None
         self.waits: tuple[Why, ...] = ()
         self.logs: tuple[str, ...] = ()
+        self.looks = 0
+        """How often the records of activities were read."""
         answers = {
             "get": lambda *_, **__: self.state,
-            "activities": lambda *_: self.records,
+            "activities": lambda *_: self._looked(),
             "readable_history": lambda *_: (self.history, ()),
             "waiting": lambda *_, **__: self.waits,
             "logs": lambda *_: self.logs,
@@ -410,6 +414,10 @@ class Told:
         )
         served = Ownership(partition=1, owner="ann@a/1", state=OwnerState.LIVE)
         monkeypatch.setattr(Routes, "refresh", self._reader(lambda *_: served))
+
+    def _looked(self) -> tuple[ActivityRecord, ...]:
+        self.looks += 1
+        return self.records
 
     @staticmethod
     def _reader(answer: Any) -> Any:

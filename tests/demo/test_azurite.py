@@ -18,6 +18,7 @@ from airflow_provider_taskhub.demo.azurite import LOCK, VERSION, Azurite, Node, 
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.storage.azure.store import AzureStore
 from tests.azurite import FOLDER
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("azurite")  # installs it
 
@@ -110,8 +111,8 @@ def runner() -> tuple[subprocess.Popen[str], psutil.Process]:
 def test_no_emulator_outlives_who_started_it(number: signal.Signals) -> None:
     parent, child = runner()
     os.kill(parent.pid, number)
-    assert parent.wait(60) == (-signal.SIGKILL if number == signal.SIGKILL else 0)
-    _, alive = psutil.wait_procs([child], timeout=60)
+    assert parent.wait(PATIENCE) == (-signal.SIGKILL if number == signal.SIGKILL else 0)
+    _, alive = psutil.wait_procs([child], timeout=PATIENCE)
     assert not alive
 
 

@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,14 @@ from airflow_provider_taskhub.demo.command import _months
 from airflow_provider_taskhub.demo.processes import marked
 from airflow_provider_taskhub.errors import ConfigurationError
 from tests.demo import plain
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
 TASKHUB = Path(sys.executable).with_name("taskhub")
 CHECKOUT = Path(__file__).parents[2]
+BUSY = 250.0
+"""Seconds of patience with a demo, which starts Airflow and Spark."""
 
 
 class Running:
@@ -54,12 +56,19 @@ class Running:
     def output(self) -> str:
         return "\n".join(self.lines)
 
-    def until(self, text: str, *, limit: float = 200) -> None:
-        deadline = time.monotonic() + limit
-        while text not in self.output:
-            assert self.process.poll() is None, self.output
-            assert time.monotonic() < deadline, self.output
-            time.sleep(0.05)
+    def until(self, text: str) -> None:
+        """Wait until the output has a text."""
+        self.happens(f"the demo prints {text!r}", lambda: text in self.output)
+
+    def happens(self, what: str, look: Callable[[], bool]) -> None:
+        """Wait for a condition. The end of the demo before it is an error."""
+
+        def seen() -> bool:
+            ended = self.process.poll() is not None
+            assert look() or not ended, f"not before the end: {what}\n{self.output}"
+            return look()
+
+        until(what, seen, seconds=BUSY)
 
     def mark(self) -> str:
         """By which everything of this demo is found, while it runs."""
@@ -67,7 +76,7 @@ class Running:
         assert path.exists(), self.output
         return path.read_text()
 
-    def end(self, *, limit: float = 250) -> int:
+    def end(self, *, limit: float = BUSY) -> int:
         status = self.process.wait(limit)
         self._reader.join(10)
         return status
@@ -81,7 +90,7 @@ def running(folder: Path, *arguments: str, env: dict[str, str] | None = None) ->
     finally:
         if demo.process.poll() is None:
             demo.process.send_signal(signal.SIGINT)
-            demo.process.wait(60)
+            demo.process.wait(BUSY)
 
 
 @pytest.mark.timeout(600)
@@ -132,13 +141,10 @@ def _check_attempts(result: dict[str, Any]) -> None:
 def test_ctrl_c_leaves_no_process(tmp_path: Path, point: str) -> None:
     with running(tmp_path) as demo:
         demo.until(point)
-        mark, deadline = demo.mark(), time.monotonic() + 60
-        while not marked(mark):  # the first of its processes may just be starting
-            assert demo.process.poll() is None, demo.output
-            assert time.monotonic() < deadline, demo.output
-            time.sleep(0.05)
+        mark = demo.mark()
+        demo.happens("its first process runs", lambda: bool(marked(mark)))
         demo.process.send_signal(signal.SIGINT)
-        assert demo.end(limit=60) == 130, demo.output
+        assert demo.end() == 130, demo.output
     assert "nothing is left running" in demo.output
     assert marked(mark) == []
 
@@ -158,7 +164,7 @@ def test_two_demos_in_one_folder_are_refused(tmp_path: Path) -> None:
     with (tmp_path / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with running(tmp_path) as demo:
-            assert demo.end(limit=30) == 2
+            assert demo.end() == 2
     assert "another demo runs in" in demo.output
 
 
@@ -168,7 +174,7 @@ def test_two_demos_in_one_folder_are_refused(tmp_path: Path) -> None:
 )
 def test_an_unknown_storage_or_spark_is_refused(tmp_path: Path, option: str, value: str, known: str) -> None:
     with running(tmp_path, f"--{option}", value) as demo:
-        assert demo.end(limit=30) == 2
+        assert demo.end() == 2
     assert f"{option} {value!r} is not known: use {known}" in demo.output
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from airflow_provider_taskhub.demo import processes as module
 from airflow_provider_taskhub.demo.processes import Processes, marked, tail
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.process
 
@@ -36,11 +37,11 @@ def gone(pid: int) -> bool:
 
 
 def wait_for(path: Path, count: int) -> list[str]:
-    deadline = time.monotonic() + 30
-    while len(lines := tail(path).splitlines()) < count:
-        assert time.monotonic() < deadline, lines
-        time.sleep(0.02)
-    return lines
+    def lines() -> list[str] | None:
+        found = tail(path).splitlines()
+        return found if len(found) >= count else None
+
+    return until(f"{count} lines in {path.name}", lines)
 
 
 def test_everything_ends_with_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +72,7 @@ def test_an_end_that_nobody_asked_for_is_told(tmp_path: Path) -> None:
         child = processes.start(
             "brief", [sys.executable, "-c", "print('last words'); raise SystemExit(3)"], env={}, cwd=tmp_path
         )
-        child.process.wait(30)
+        child.process.wait(PATIENCE)
         assert processes.ended() is child
         assert child.tail() == "last words"
 
@@ -113,7 +114,7 @@ def test_a_second_ctrl_c_does_not_stop_the_cleaning(tmp_path: Path, number: sign
         for _ in range(5):
             it.send_signal(number)
             time.sleep(0.1)
-        it.wait(30)
+        it.wait(PATIENCE)
     assert marked(mark) == []
 
 
@@ -124,6 +125,6 @@ def test_sweep_never_ends_the_process_that_sweeps() -> None:
     )
     env = {**os.environ, module.MARK: "mine"}
     done = subprocess.run(
-        [sys.executable, "-c", text], env=env, capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", text], env=env, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert done.stdout == "here\n"

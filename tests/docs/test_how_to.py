@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from airflow_provider_taskhub.hub.waiting.reasons import Reason
+from tests.waiting import PATIENCE
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
 TASKHUB = Path(sys.executable).with_name("taskhub")
@@ -99,7 +100,7 @@ class Commands:
                 yield log
             finally:
                 process.terminate()
-                assert process.wait(60) == 0, log.read_text()
+                assert process.wait(PATIENCE) == 0, log.read_text()
 
 
 def test_the_rights_that_the_page_names_are_enough(azurite: str, tmp_path: Path) -> None:

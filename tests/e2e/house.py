@@ -8,8 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -18,20 +17,10 @@ from typing import Any, Literal
 
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes, Settings
+from tests.waiting import PATIENCE, until
 
 TASKHUB = [str(Path(sys.executable).with_name("taskhub"))]
 APP = "house_app:app"
-PATIENCE = 60.0
-"""Seconds for anything that must happen; it happens long before, unless it never does."""
-
-
-def until(happened: Callable[[], Any], *, what: str, seconds: float = PATIENCE) -> Any:
-    """Poll until something is true; returns it."""
-    deadline = time.monotonic() + seconds
-    while not (found := happened()):
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds:g} s"
-        time.sleep(0.05)
-    return found
 
 
 @dataclass(slots=True)
@@ -46,7 +35,7 @@ class Worker:
         return self.log.read_text(errors="replace")
 
     def ready(self) -> Worker:
-        until(lambda: "worker_ready" in self.text() or self.process.poll() is not None, what=f"{self.name} ready")
+        until(f"{self.name} ready", lambda: "worker_ready" in self.text() or self.process.poll() is not None)
         assert self.process.poll() is None, self.text()
         return self
 
@@ -55,12 +44,12 @@ class Worker:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(PATIENCE)
 
     def end(self) -> int:
         """SIGTERM; returns its exit status."""
         self.send(signal.SIGTERM)
-        return self.process.wait(45)
+        return self.process.wait(PATIENCE)
 
 
 @dataclass(slots=True)
@@ -144,7 +133,7 @@ class House:
         return path.read_text().splitlines() if path.exists() else []
 
     def port(self, worker: Worker) -> int:
-        found = until(lambda: re.search(r"health_port\b.*?port=(\d+)", worker.text()), what="a health port")
+        found = until("a health port", lambda: re.search(r"health_port\b.*?port=(\d+)", worker.text()))
         return int(found[1])
 
 

@@ -41,6 +41,16 @@ def kept(number: int) -> int:
     return number * 10
 
 
+@app.activity(record=True)
+def held(number: int) -> int:
+    """Run until the test lets it go: until a file with its number exists."""
+    note(f"begin {number} {os.environ.get('WORKER', '')}")
+    while not os.path.exists(f"{os.environ['EFFECTS']}.go-{number}"):
+        time.sleep(0.02)
+    note(f"end {number}")
+    return number * 10
+
+
 @app.activity
 def broken(number: int) -> int:
     raise ValueError(f"broken {number}")
@@ -74,6 +84,11 @@ async def fan(ctx: OrchestrationContext, width: int) -> int:
 @app.orchestrator
 async def recorded(ctx: OrchestrationContext, width: int) -> int:
     return sum(await ctx.when_all([ctx.call_activity(kept, number) for number in range(width)]))
+
+
+@app.orchestrator
+async def gated(ctx: OrchestrationContext, width: int) -> int:
+    return sum(await ctx.when_all([ctx.call_activity(held, number) for number in range(width)]))
 
 
 @app.activity(record=True)

@@ -26,9 +26,10 @@ from typing import Any
 
 from airflow_provider_taskhub.publishing import published
 from airflow_provider_taskhub.publishing.stores import LocalFiles
-from tests.e2e.house import House, Worker, housed, until
+from tests.e2e.house import House, Worker, housed
 from tests.e2e.publishing_app import PARTS, ROWS
 from tests.publishing.world import Target
+from tests.waiting import until
 
 APP = "publishing_app:app"
 KINDS = {
@@ -147,7 +148,7 @@ async def kills(house: House, kind: str, count: int, seed: int) -> Counts:
             name = f"{kind.replace(' ', '-')}-{turn}"
             version = getattr(published(target), "version", 0)
             await client.start("publishing", call, instance_id=name)
-            found = await asyncio.to_thread(lambda file=file: until(lambda: told(file), what="an attempt", seconds=240))
+            found = await asyncio.to_thread(lambda file=file: until("an attempt", lambda: told(file), seconds=240))
             await asyncio.sleep(chance.uniform(0.0, 1.5 if spark else 0.7))
             counts.writing += getattr(published(target), "version", 0) == version
             if victim == "worker":

@@ -23,6 +23,7 @@ from airflow_provider_taskhub.demo.azurite import Azurite, install
 from tests.azurite import FOLDER
 from tests.e2e.house import House, Worker, housed
 from tests.e2e.storm import AFTERWARDS, APP, Damage, check, check_all, jobs
+from tests.waiting import PATIENCE, until_async
 
 _SIGNED = re.compile(rb"(?i)(authorization: SharedKey(?:Lite)? [\w-]+:)(.)")
 _PIECE = 256 * 1024
@@ -46,12 +47,12 @@ class Proxy:
 
     def __enter__(self) -> Proxy:
         self._thread.start()
-        assert self._ready.wait(10.0)
+        assert self._ready.wait(PATIENCE)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10.0)
+        self._thread.join(PATIENCE)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -105,22 +106,28 @@ async def refuse(
     async with house.client() as client:
         for worker in fleet:
             await asyncio.to_thread(worker.ready)
-        began = time.monotonic()
+        pause = (seconds + 2 * calm) / count
+        first, last = round(calm / pause), round((calm + seconds) / pause)
         for at, job in enumerate(work):
-            passed = time.monotonic() - began
-            proxy.refusing = calm <= passed < calm + seconds
+            proxy.refusing = first <= at < last
             await client.start(job.orchestrator, job.input, instance_id=job.instance_id)
             for number in range(job.input if job.orchestrator == "gathers" else 0):
                 await client.raise_event(job.instance_id, "go", number)
-            next_start = (at + 1) * (seconds + 2 * calm) / count
-            await asyncio.sleep(max(0.0, next_start - (time.monotonic() - began)))
+            if proxy.refusing:
+                await _each_says(fleet, "store_refused")
+            await asyncio.sleep(pause)
         proxy.refusing = False
+        await _each_says(fleet, "store_accepts_again")
         over = time.monotonic()
         for job in work:
             await check(client, job, damage, left=AFTERWARDS.total_seconds() - (time.monotonic() - over))
         passed = time.monotonic() - over
         await check_all(client, house, damage)
     return damage, passed, fleet
+
+
+async def _each_says(fleet: Sequence[Worker], event: str) -> None:
+    await until_async(f"each worker says {event}", lambda: all(event in worker.text() for worker in fleet))
 
 
 def told_of(worker: Worker) -> list[str]:

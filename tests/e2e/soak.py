@@ -26,8 +26,9 @@ from pathlib import Path
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.hub.model import BLOB, TABLE
 from airflow_provider_taskhub.settings import LeaseTimes
-from tests.e2e.house import House, Worker, until
+from tests.e2e.house import House, Worker
 from tests.e2e.storm import Damage, Job, check, check_all, jobs, place
+from tests.waiting import PATIENCE, until
 
 APP = "soak_app:app"
 
@@ -209,10 +210,12 @@ class Crew:
         """All four in turn, on workers drawn by lot, with time in between for shares to become fair; whole rounds."""
         over = time.monotonic() + seconds
         ways: Sequence[Callable[[str], Awaitable[None]]] = (self.kill, self.stop, self.drain, self.end)
-        while time.monotonic() < over:
+        while True:
             for way in ways:
                 await way(self.dice.choice(sorted(self.workers)))
                 await asyncio.sleep(3 * self.house.lease.scan.total_seconds())
+            if time.monotonic() >= over:
+                return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,12 +232,15 @@ class Soaked:
 
     @property
     def wrong(self) -> list[str]:
-        late = [
+        return [*self.readers, *self.damage.told]
+
+    @property
+    def late(self) -> list[str]:
+        return [
             f"unserved for {seconds:.1f} s after {kind}, promised {self.promise:g} s"
             for kind, seconds in self.unserved.items()
             if seconds > self.promise + LATE
         ]
-        return [*self.readers, *self.damage.told, *late]
 
 
 async def soak(house: House, *, seconds: float, workers: int = 4, pace: float = 1.0) -> Soaked:
@@ -256,7 +262,7 @@ async def soak(house: House, *, seconds: float, workers: int = 4, pace: float = 
     for worker in crew.workers.values():
         worker.send(signal.SIGTERM)
     for worker in crew.workers.values():
-        await asyncio.to_thread(worker.process.wait, 60)
+        await asyncio.to_thread(worker.process.wait, PATIENCE)
     return Soaked(
         damage=damage,
         events=crew.events,
@@ -294,7 +300,9 @@ async def moves(house: House, crowd: int) -> Moves:
     crew = Crew(house, crowd=crowd)
     async with house.client():
         await asyncio.to_thread(crew.hire("one").ready)
-        await asyncio.to_thread(until, lambda: len(by_queue(recorded(crew.folder))) == house.partitions, what="service")
+        await asyncio.to_thread(
+            until, "every partition is read", lambda: len(by_queue(recorded(crew.folder))) == house.partitions
+        )
         await asyncio.to_thread(crew.hire("two").ready)
         ready = time.monotonic()
         await asyncio.sleep(8 * house.lease.scan.total_seconds())
@@ -351,9 +359,10 @@ def _soaked(options: argparse.Namespace, leases: str, seconds: float) -> int:
         house.partitions, house.lease_store = options.partitions, leases
         done = asyncio.run(soak(house, seconds=seconds, workers=options.workers, pace=options.pace))
     print(_told(done, where), flush=True)
-    for line in done.wrong:
+    wrong = [*done.wrong, *done.late]
+    for line in wrong:
         print(line, file=sys.stderr)
-    return 1 if done.wrong else 0
+    return 1 if wrong else 0
 
 
 def _told(done: Soaked, where: str) -> str:

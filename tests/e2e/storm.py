@@ -43,7 +43,8 @@ from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, load
 from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes
 from tests.azurite import FOLDER
-from tests.e2e.house import House, Worker, housed, until
+from tests.e2e.house import House, Worker, housed
+from tests.waiting import PATIENCE, until
 
 APP = "storm_app:app"
 EVERY = 2.0
@@ -136,15 +137,18 @@ class Fleet:
         for worker in self.workers:
             worker.send(signal.SIGTERM)
         for worker in self.workers:
-            worker.process.wait(60)
+            worker.process.wait(PATIENCE)
 
 
-async def storm(house: House, *, seconds: float, count: int, workers: int) -> tuple[Damage, int, float]:
-    """Returns the damage, how many kills there were, and the seconds until all had ended after the last one."""
+async def storm(house: House, *, seconds: float, count: int, workers: int, kills: int = 0) -> tuple[Damage, int, float]:
+    """Kill workers for so long, and at least ``kills`` times.
+
+    :returns: the damage, how many kills there were, and the seconds until all had ended after the last one.
+    """
     fleet = Fleet(house, workers)
     work = jobs(count)
     async with house.client() as client:
-        killing = asyncio.create_task(_kill(fleet, seconds))
+        killing = asyncio.create_task(_kill(fleet, seconds, kills))
         for job in work:
             await client.start(job.orchestrator, job.input, instance_id=job.instance_id)
             if job.orchestrator == "gathers":
@@ -162,9 +166,9 @@ async def storm(house: House, *, seconds: float, count: int, workers: int) -> tu
     return damage, fleet.kills, passed
 
 
-async def _kill(fleet: Fleet, seconds: float) -> None:
-    until_when = time.monotonic() + seconds
-    while time.monotonic() < until_when:
+async def _kill(fleet: Fleet, seconds: float, kills: int) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end or fleet.kills < kills:
         await asyncio.sleep(EVERY)
         await asyncio.to_thread(fleet.kill)
 
@@ -273,7 +277,7 @@ async def still(house: House, *, end: signal.Signals, chains: int = 40, length: 
             await asyncio.sleep(0.1)
         assert two is not None
         ready = two
-        await asyncio.to_thread(until, lambda: "worker_ready" in ready.text(), what="the second worker")
+        await asyncio.to_thread(until, "the second worker is ready", lambda: "worker_ready" in ready.text())
         await asyncio.sleep(1.5)
         one.send(end)
         gaps = []
@@ -285,7 +289,7 @@ async def still(house: House, *, end: signal.Signals, chains: int = 40, length: 
     for worker in (one, two):
         if worker.process.poll() is None:
             worker.send(signal.SIGTERM)
-        worker.process.wait(60)
+        worker.process.wait(PATIENCE)
     return max(gaps)
 
 

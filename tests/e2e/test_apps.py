@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from datetime import timedelta
 
 import pytest
 
 from airflow_provider_taskhub.cli.output import Exit
 from airflow_provider_taskhub.engine.events import Status
-from tests.e2e.house import House, until
+from tests.e2e.house import House
+from tests.waiting import PATIENCE, until
 
 LEFT, RIGHT = "halves_app:left", "halves_app:right"
 WARM = "--no-warm"
@@ -24,13 +24,11 @@ async def test_whatever_a_live_worker_has_is_run_and_the_difference_is_told(embe
         ids = [f"{name}-{number}" for number in range(6) for name in ("left", "right")]
         for instance_id in ids:
             await client.start(instance_id.partition("-")[0], 0, instance_id=instance_id)
-        began = time.monotonic()
-        ends = await asyncio.gather(*(client.wait(found, timeout=timedelta(seconds=90)) for found in ids))
+        ends = await asyncio.gather(*(client.wait(found, timeout=timedelta(seconds=PATIENCE)) for found in ids))
         assert {(end.status, end.output) for end in ends} == {(Status.COMPLETED, "2")}
-        assert time.monotonic() - began < 60.0
         assert not await client.admin.quarantined()
-    until(lambda: "apps_differ" in one.text(), what="a warning of the first worker")
-    until(lambda: "apps_differ" in two.text(), what="a warning of the second worker")
+    until("a warning of the first worker", lambda: "apps_differ" in one.text())
+    until("a warning of the second worker", lambda: "apps_differ" in two.text())
     warning = next(line for line in one.text().splitlines() if "apps_differ" in line)
     assert "two@" in warning
     assert "orchestrator 'left'" in warning
@@ -42,14 +40,14 @@ async def test_whatever_a_live_worker_has_is_run_and_the_difference_is_told(embe
 def test_a_strict_worker_does_not_start_beside_other_apps(embedded: House) -> None:
     one = embedded.worker("one", WARM, app=LEFT).ready()
     refused = embedded.worker("two", WARM, "--strict", app=RIGHT)
-    assert refused.process.wait(30) == Exit.USAGE
+    assert refused.process.wait(PATIENCE) == Exit.USAGE
     text = " ".join(refused.text().split())
     assert "the apps of this worker differ from those of live workers of the hub: worker one@" in text
     assert "it lacks orchestrator 'right', activity 'right_kept', activity 'right_plain'" in text
     assert "without --strict" in text
     assert "Traceback" not in text
     other = embedded.worker("three", WARM, "--strict", app=LEFT, LEFT_VERSION="2")
-    assert other.process.wait(30) == Exit.USAGE
+    assert other.process.wait(PATIENCE) == Exit.USAGE
     assert "app 'left' has version '1' there and '2' here" in " ".join(other.text().split())
     same = embedded.worker("four", WARM, "--strict", app=LEFT).ready()
     assert (one.end(), same.end()) == (0, 0)

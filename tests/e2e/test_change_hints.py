@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-
-from airflow_provider_taskhub.client import Client
-from tests.e2e.house import PATIENCE, House
+from airflow_provider_taskhub.client import Client, Status
+from tests.e2e.house import House
+from tests.waiting import until_async
 
 APP = "moving_app:app"
-
-
-async def happens(check: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not await check():  # noqa: ASYNC110  # the change is another process's
-            await asyncio.sleep(0.05)
+PROBES = [f"probe {number}" for number in range(1_000)]
+"""Ids of more instances than are ever started."""
 
 
 async def hinted(client: Client, instance_id: str) -> None:
@@ -26,27 +20,34 @@ async def hinted(client: Client, instance_id: str) -> None:
             await client.watches.forget_changes(hints)
         return instance_id in hints
 
-    await happens(there)
+    await until_async(f"a change hint of {instance_id}", there)
 
 
-async def first_hint(client: Client, ids: list[str]) -> None:
+async def first_hint(client: Client) -> None:
     """Start instances until the worker knows that sensors wait for them, which it learns at its next scan."""
-    for instance_id in ids:
-        await client.start("moving", instance_id=instance_id)
-        for _ in range(40):
-            if hints := await client.watches.changes():
-                await client.watches.forget_changes(hints)
-                return
-            await asyncio.sleep(0.05)
-    raise AssertionError("the worker has written no hint")
+    probes = iter(PROBES)
+
+    async def hints_come() -> bool:
+        probe = next(probes)
+        await client.start("moving", instance_id=probe)
+        await until_async(f"{probe} runs", lambda: runs(client, probe))
+        hints = await client.watches.changes()
+        await client.watches.forget_changes(hints)
+        return bool(hints)
+
+    await until_async("the worker writes a change hint", hints_come)
+
+
+async def runs(client: Client, instance_id: str) -> bool:
+    state = await client.get(instance_id)
+    return state is not None and state.status is Status.RUNNING
 
 
 async def test_each_change_that_a_sensor_can_see_leaves_a_hint(house: House) -> None:
     house.worker("a", app=APP).ready()
     async with house.client() as client, client.watches.attending("triggerer"):
-        probes = [f"probe {number}" for number in range(10)]
-        await client.watches.await_changes([*probes, "i"])
-        await first_hint(client, probes)
+        await client.watches.await_changes([*PROBES, "i"])
+        await first_hint(client)
         await client.start("moving", instance_id="nobody waits for it")
         await client.start("moving", instance_id="i")
         await hinted(client, "i")  # it runs and awaits "go"
@@ -78,14 +79,13 @@ async def test_the_hints_for_a_triggerer_that_has_ended_are_deleted_by_the_next(
             return not await left(client)
 
         async with client.watches.attending("triggerer"):
-            probes = [f"probe {number}" for number in range(10)]
-            await client.watches.await_changes([*probes, "i"])
-            await first_hint(client, probes)
+            await client.watches.await_changes([*PROBES, "i"])
+            await first_hint(client)
             await client.start("moving", instance_id="i")
-            await happens(there)
+            await until_async("a hint", there)
         assert await there(), "it ended before it read its hint"
         async with client.watches.attending("triggerer"):
-            await happens(gone)
+            await until_async("the hints are deleted", gone)
 
 
 async def left(client: Client) -> list[str]:

@@ -10,7 +10,8 @@ import pytest
 from airflow_provider_taskhub.hub.queues import quarantine
 from airflow_provider_taskhub.hub.queues.quarantine import Quarantined
 from airflow_provider_taskhub.storage.primitives import DeleteBlob, PutMessage
-from tests.e2e.house import House, until
+from tests.e2e.house import House
+from tests.waiting import PATIENCE, until
 
 OK, FAILED, USAGE, NOT_FOUND, EXISTS, UNAVAILABLE, TIMEOUT = range(7)
 
@@ -64,7 +65,7 @@ def test_instances_from_start_to_end(embedded: House) -> None:
     assert (missing.returncode, "'nobody'" in missing.stderr) == (NOT_FOUND, True)
 
     house.json("instances", "start", "recorded", "--input", "1", "--id", "e", "--wait")
-    (log,) = until(lambda: house.json("instances", "logs", "e"), what="a log")
+    (log,) = until("a log", lambda: house.json("instances", "logs", "e"))
     assert (log["activity"], log["attempt"]) == ("kept", 1)
     assert "kept 0 speaks" in log["log"]
     assert len(house.json("partitions", "show")) == 4
@@ -78,7 +79,7 @@ def test_instances_are_suspended_rewound_and_purged(house: House, tmp_path: Path
     held = house.command("instances", "suspend", "held", "--reason", "hold on")
     assert (held.returncode, held.stdout) == (OK, "held: asked to suspend\n"), held.stderr
     shown = ("instances", "show", "held", "--once")
-    until(lambda: house.json(*shown)["instance"]["status"] == "Suspended", what="suspended")
+    until("suspended", lambda: house.json(*shown)["instance"]["status"] == "Suspended")
     assert [why["reason"] for why in house.json(*shown)["waits"]] == ["suspended"]
     checked = house.command("partitions", "check")
     told = "suspended by" in checked.stdout and ": hold on. To resume it" in checked.stdout
@@ -132,7 +133,7 @@ async def test_what_is_in_quarantine_is_shown_put_back_and_dropped(embedded: Hou
         for text in ("nonsense", "[/more]"):
             put = PutMessage(queue=client.hub.names.work_items, text=text)
             await client.hub.store.execute(put)
-    listed = until(lambda: len(found := house.json("quarantine", "list")) == 2 and found, what="both")
+    listed = until("both", lambda: len(found := house.json("quarantine", "list")) == 2 and found)
     assert all("neither JSON nor Base64" in item["cause"] and "text" not in item for item in listed)
     table = house.command("quarantine", "list", "--limit", "1")
     assert ("more than 1" in table.stdout, table.returncode) == (True, OK)
@@ -143,7 +144,7 @@ async def test_what_is_in_quarantine_is_shown_put_back_and_dropped(embedded: Hou
     assert house.json("quarantine", "drop", ids[0]) == {"done": 1, "missing": [], "failed": {}}
     assert house.command("quarantine", "drop", ids[0]).returncode == NOT_FOUND
     assert house.json("quarantine", "put-back", "--all") == {"done": 1, "missing": [], "failed": {}}
-    (again,) = until(lambda: house.json("quarantine", "list"), what="the one that was put back")
+    (again,) = until("the one that was put back", lambda: house.json("quarantine", "list"))
     assert again["message_id"] not in ids, "it is a new message"
     assert house.json("quarantine", "drop", "--all", "--yes")["done"] == 1
     assert house.command("quarantine", "put-back").returncode == USAGE
@@ -222,7 +223,7 @@ def test_texts_that_look_like_markup_are_printed_as_they_are(embedded: House) ->
 
 def _refused(house: House, *says: str, app: str = "house_app:app", **environment: str) -> None:
     worker = house.worker("refused", app=app, **environment)
-    assert worker.process.wait(45) == USAGE, worker.text()
+    assert worker.process.wait(PATIENCE) == USAGE, worker.text()
     text = " ".join(worker.text().split())
     for part in says:
         assert part in text, text
@@ -245,7 +246,7 @@ def test_a_worker_that_cannot_start_says_why(embedded: House, tmp_path: Path) ->
 
 def test_a_name_declared_twice_is_a_start_error(embedded: House) -> None:
     worker = embedded.worker("refused", "--app", "twice_app:app")
-    assert worker.process.wait(45) == USAGE
+    assert worker.process.wait(PATIENCE) == USAGE
     text = " ".join(worker.text().split())
     assert "hello" in text
     assert "Traceback" not in text

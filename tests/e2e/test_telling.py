@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import timedelta
 
 from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
-from tests.e2e.house import PATIENCE, House
+from tests.e2e.house import House
+from tests.waiting import PATIENCE, until_async
 
 APP = "telling_app:app"
 
 
 async def _record(house: House, instance_id: str) -> ActivityRecord:
     """The record of the only attempt, once the newer of its two reports is there."""
-    async with asyncio.timeout(PATIENCE), house.client() as client:
-        while True:
+    async with house.client() as client:
+
+        async def found() -> ActivityRecord | None:
             records = await client.instance(instance_id).activities()
-            if records and records[-1].progress == 0.5:
-                return records[-1]
-            await asyncio.sleep(0.1)
+            return records[-1] if records and records[-1].progress == 0.5 else None
+
+        return await until_async("the second report of the attempt", found)
 
 
 async def test_progress_arrives_while_the_activity_runs_and_when_it_has_ended(house: House) -> None:
@@ -37,12 +38,16 @@ async def test_progress_arrives_while_the_activity_runs_and_when_it_has_ended(ho
 
 
 async def test_the_log_of_an_attempt_outlives_its_killed_worker(house: House) -> None:
-    """Its last second or two may be missing."""
+    """What was not stored at its death may be missing."""
     one = house.worker("one", app=APP).ready()
     async with house.client() as client:
         await client.start("tale", "flights", instance_id="tale-1")
-        await _record(house, "tale-1")
-        await asyncio.sleep(2.0)
+        record = await _record(house, "tale-1")
+
+        async def stored() -> bool:
+            return "half of it is done" in await client.instance("tale-1").log(record.log or "")
+
+        await until_async("the log of the first attempt is stored", stored)
         one.kill()
         (house.folder / "effects").touch()
         two = house.worker("two", app=APP).ready()

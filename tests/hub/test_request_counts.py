@@ -152,7 +152,7 @@ def test_an_orchestration_of_one_activity_is_nine_operations(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", STORES)
 def test_a_record_costs_two_operations_more(kind: str) -> None:
-    """Its claim and its outcome: whether there is one already is told by the claim."""
+    """One inserts the record, and one writes the outcome. No read is needed: the insert fails if there is a record."""
 
     async def play(hub: House, clock: VirtualClock) -> Counter[str]:
         return (await ended(hub, clock, "recorded", 1))[1]
@@ -162,7 +162,7 @@ def test_a_record_costs_two_operations_more(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_who_ends_with_an_open_activity_asks_nobody_unless_it_has_a_record(kind: str) -> None:
+def test_terminating_an_instance_reads_nothing_more_unless_its_open_activity_has_a_record(kind: str) -> None:
     async def play(hub: House, clock: VirtualClock) -> Counter[str]:
         instance_id = (await hub.client.start("patient", 600)).instance_id
         await clock.sleep(5.0)

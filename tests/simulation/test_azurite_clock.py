@@ -26,7 +26,7 @@ from tests.simulation.world import simulate
 
 @asynccontextmanager
 async def others_poll() -> AsyncIterator[None]:
-    """Somebody polls meanwhile, for whom time would jump."""
+    """Run a task beside the block that sleeps again and again. Each sleep can make the virtual time jump."""
 
     async def poll() -> None:
         for _ in range(100_000):

@@ -511,7 +511,7 @@ def test_what_is_sent_to_a_scheduled_instance_waits_for_it(days: int) -> None:
 @pytest.mark.parametrize("ahead", [0.2, 0.9, 3.0, 20.0])
 @pytest.mark.parametrize("before", [False, True], ids=["first", "started again"])
 def test_a_scheduled_instance_that_is_suspended_decides_nothing(ahead: float, before: bool) -> None:
-    """However short before its start; a resume before it takes that back."""
+    """The suspension holds even if it comes just before the start. A resume before the start ends it."""
 
     async def drive(world: World) -> Any:
         for instance_id in ("one", "two") if before else ():

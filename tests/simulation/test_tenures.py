@@ -548,7 +548,7 @@ def test_a_checkpoint_never_moves_backwards(place: Place, monkeypatch: pytest.Mo
 
 @pytest.mark.rows("E74")
 def test_an_owner_with_nothing_to_do_writes_no_checkpoint(place: Place) -> None:
-    """Neither by taking, draining and closing, nor for an instance that is not there."""
+    """It takes, drains and closes partitions, and gets an event for an instance that does not exist."""
 
     async def play() -> tuple[list[Any], list[Any]]:
         async with world(place) as hub:

@@ -7,15 +7,15 @@ import os
 import pathlib
 import subprocess
 import sys
-import time
 import urllib.request
 from typing import Any
 
 from airflow_provider_taskhub.demo.spark_servers import SparkServer, SparkSetup
 from airflow_provider_taskhub.workers.executors import process_session
+from tests.waiting import until
 
-STARTED = 90.0
-"""Seconds within which a server must answer."""
+STARTED = 240.0
+"""Seconds of patience with the start of a server, which takes about ten."""
 
 
 def get(url: str) -> Any:
@@ -60,12 +60,13 @@ class Servers:
                 start_new_session=True,
             )
         self._processes.append(process)
-        deadline = time.monotonic() + STARTED
-        while not server.is_ready():
+
+        def ready() -> bool:
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
             assert process.poll() is None, f"{server.name} ended with {process.returncode}:\n{tail}"
-            assert time.monotonic() < deadline, f"{server.name} is not up within {STARTED:g} s:\n{tail}"
-            time.sleep(0.1)
+            return server.is_ready()
+
+        until(f"{server.name} is up", ready, seconds=STARTED)
 
     def stop(self) -> None:
         for process in self._processes:

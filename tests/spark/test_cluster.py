@@ -12,13 +12,13 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_provider_taskhub.demo.spark_servers import free_port
+from airflow_provider_taskhub.demo.ports import free_port
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityProgress
 from airflow_provider_taskhub.workers.executors.pool import ExecutorPool, ExecutorTimes
 from tests.spark.conftest import CONNECT_APP, spark_pool
 from tests.spark.servers import Servers, active_tasks
 from tests.spark.test_connect import spark, ticks, value
-from tests.workers.conftest import until
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.process
 
@@ -50,19 +50,19 @@ async def test_attempts_run_on_a_cluster_are_cancelled_there_and_leave_nothing_w
         assert (seen["owner"], seen["hour"], seen["active"], seen["shuffle"]) == (name, hour, zone, "3")
 
     run = asyncio.create_task(pool.run(spark("endless", str(tmp_path))))
-    await until(lambda: ticks(tmp_path) and active_tasks(page), "the tasks run on the cluster")
+    await until_async("the tasks run on the cluster", lambda: ticks(tmp_path) and active_tasks(page))
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
-    await until(lambda: not active_tasks(page), "no task runs")
-    await until(lambda: stands_still(tmp_path), "the Python workers have ended too")
+    await until_async("no task runs", lambda: not active_tasks(page))
+    await until_async("the Python workers have ended too", lambda: stands_still(tmp_path))
     again = tmp_path / "again"
     again.mkdir()
     first = await pool.run(spark("dies_once", str(again), action_id="a"))
     assert first.crashed
     second = await pool.run(spark("dies_once", str(again), action_id="a", attempt=2), progress=heard.append)
     assert value(second) == ticks(again) > 0, "nothing of the first attempt ran beside the second one"
-    await until(lambda: cluster.applications() == [heard[-1].application_id], "the first application has ended")
+    await until_async("the first application has ended", lambda: cluster.applications() == [heard[-1].application_id])
 
 
 def stands_still(folder: pathlib.Path) -> bool:

@@ -19,7 +19,8 @@ from airflow_provider_taskhub.workers.executors.executor import ExecutorError
 from airflow_provider_taskhub.workers.executors.pool import ExecutorPool, ExecutorTimes
 from tests.spark.conftest import CONNECT_APP, spark_pool
 from tests.spark.servers import Servers
-from tests.workers.conftest import request, started, until
+from tests.waiting import until_async
+from tests.workers.conftest import request, started
 
 pytestmark = pytest.mark.process
 
@@ -54,7 +55,7 @@ async def test_concurrent_attempts_have_sessions_of_their_own(pool: ExecutorPool
         for name, (zone, _) in zones.items()
     ]
     for name in zones:
-        await until(lambda name=name: started(tmp_path, name), f"{name} has its view")
+        await until_async(f"{name} has its view", lambda name=name: started(tmp_path, name))
     for name in zones:
         (tmp_path / f"{name}.go").touch()
     for (name, (zone, hour)), outcome in zip(zones.items(), await asyncio.gather(*both), strict=True):
@@ -102,13 +103,13 @@ async def test_cancelling_ends_the_tasks_and_spares_the_executor(
 ) -> None:
     heard: list[ActivityProgress] = []
     run = asyncio.create_task(pool.run(spark("endless", str(tmp_path), log="cancelled"), progress=heard.append))
-    await until(lambda: ticks(tmp_path) and connect.tasks(), "the tasks run")
+    await until_async("the tasks run", lambda: ticks(tmp_path) and connect.tasks())
     wanted = "Spark job 1: 0 of 1 stages, 0 of 2 tasks"
-    await until(lambda: heard[-1].message == wanted, "the server has told the progress of the job")
+    await until_async("the server has told the progress of the job", lambda: heard[-1].message == wanted)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
-    await until(lambda: not connect.tasks(), "no task runs")
+    await until_async("no task runs", lambda: not connect.tasks())
     outcome = await pool.run(spark("endless", str(tmp_path), timeout=timedelta(seconds=3)))
     assert outcome.failure is not None
     assert outcome.failure.error_message == "activity 'endless' ran longer than its timeout of 3 s and was stopped"
@@ -123,14 +124,14 @@ async def test_what_a_killed_executor_leaves_is_ended_before_its_attempt_ends(
 ) -> None:
     first = await pool.run(spark("dies_once", str(tmp_path), action_id="a"))
     assert first.crashed
-    await until(lambda: not connect.tasks(), "no task runs")
+    await until_async("no task runs", lambda: not connect.tasks())
     counted = ticks(tmp_path)
     second = await pool.run(spark("dies_once", str(tmp_path), action_id="a", attempt=2))
     assert value(second) == counted > 0, "nothing of the first attempt ran beside the second one"
     run = await pool.run(spark("stubborn", str(tmp_path), timeout=timedelta(seconds=3)))
     assert run.failure is not None
     assert "killed with its executor" in run.failure.error_message
-    await until(lambda: not connect.tasks(), "no task runs")
+    await until_async("no task runs", lambda: not connect.tasks())
 
 
 async def test_what_a_dead_worker_has_left_is_ended_before_the_next_attempt_runs(
@@ -141,7 +142,7 @@ async def test_what_a_dead_worker_has_left_is_ended_before_the_next_attempt_runs
     async with spark_pool(f"{connect.master}/;user_id=tester", app=CONNECT_APP, times=times) as other:
         name = f"{connect.master}/;user_id=tester;session_id=5b6b2f4e-52a2-4f0a-8c3e-0123456789ac"
         run = asyncio.create_task(other.run(spark("stubborn", str(tmp_path), spark_session=name)))
-        await until(lambda: ticks(tmp_path) and connect.tasks(), "the tasks run")
+        await until_async("the tasks run", lambda: ticks(tmp_path) and connect.tasks())
         pid = next(seat.executor.pid for seat in other._seats if seat.executor and seat.lane == "spark")
         os.kill(pid, signal.SIGSTOP)
         async with asyncio.timeout(120):  # its tasks have all cores of the server
@@ -167,7 +168,7 @@ async def test_a_server_that_dies_ends_the_executor_and_one_that_comes_back_is_u
     times = ExecutorTimes(patience=timedelta(seconds=3))
     async with spark_pool(connect.master, app=CONNECT_APP, times=times) as pool:
         run = asyncio.create_task(pool.run(spark("endless", str(tmp_path))))
-        await until(lambda: ticks(tmp_path), "the job runs")
+        await until_async("the job runs", lambda: ticks(tmp_path))
         connect.stop()
         outcome = await run
         assert outcome.crashed, "the attempt is lost, and not failed"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import builtins
 import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -59,7 +58,6 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("server", "why"), [(silent, "DEADLINE_EXCEEDED"), (refusing, "UNIMPLEMENTED")])
 def test_a_server_that_does_not_serve_is_named_without_its_token(server: Any, why: str) -> None:
-    began = time.monotonic()
     with server() as port, pytest.raises(ConfigurationError) as raised:
         start_spark(start(port))
     text = str(raised.value)
@@ -68,7 +66,6 @@ def test_a_server_that_does_not_serve_is_named_without_its_token(server: Any, wh
     assert "fits PySpark" in text
     assert why in text
     assert "s3cret" not in text
-    assert time.monotonic() - began < SOON
 
 
 def test_missing_packages_are_named_with_the_extra_that_has_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,8 @@ from airflow_provider_taskhub.settings import SparkSettings
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorPool, ExecutorTimes
 from tests.spark.conftest import APP, spark_pool
-from tests.workers.conftest import Logs, alive, request, started, until
+from tests.waiting import PATIENCE, until_async
+from tests.workers.conftest import Logs, alive, request, started
 
 
 def spark(name: str, *arguments: object, **more: Any) -> ActivityRequest:
@@ -40,7 +41,7 @@ async def test_concurrent_attempts_do_not_see_each_other(pool: ExecutorPool, tmp
         for name, (zone, _) in zones.items()
     ]
     for name in zones:
-        await until(lambda name=name: started(tmp_path, name), f"{name} has its view")
+        await until_async(f"{name} has its view", lambda name=name: started(tmp_path, name))
     for name in zones:
         (tmp_path / f"{name}.go").touch()
     for (name, (zone, hour)), outcome in zip(zones.items(), await asyncio.gather(*both), strict=True):
@@ -94,8 +95,8 @@ async def test_a_spark_activity_says_where_it_runs_and_may_not_stop_spark(pool: 
 
 async def test_cancelling_ends_the_job_and_spares_the_executor(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
     run = asyncio.create_task(pool.run(spark("endless", str(tmp_path))))
-    await until(lambda: started(tmp_path, "endless"), "the job runs")
-    async with asyncio.timeout(ExecutorTimes().grace.total_seconds()):
+    await until_async("the job runs", lambda: started(tmp_path, "endless"))
+    async with asyncio.timeout(PATIENCE):
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
             await run
@@ -120,7 +121,7 @@ async def test_the_progress_of_a_job_is_seen_unless_the_activity_reports_its_own
         for how in heard
     ]
     wanted = "Spark job 1: 0 of 2 stages, 2 of 4 tasks"
-    await until(lambda: heard["silent"][-1:] and heard["silent"][-1].message == wanted, "the job is seen")
+    await until_async("the job is seen", lambda: heard["silent"][-1:] and heard["silent"][-1].message == wanted)
     assert (heard["silent"][-1].fraction, heard["silent"][-1].observed) == (0.5, True)
     (tmp_path / "go").touch()
     assert [value(outcome) for outcome in await asyncio.gather(*runs)] == [1, 1]
@@ -156,7 +157,7 @@ async def test_the_python_worker_of_a_cancelled_job_ends_at_once_if_no_neighbour
 
     async def endless(folder: pathlib.Path) -> tuple[asyncio.Task[ActivityOutcome], int]:
         run = asyncio.create_task(pool.run(spark("endless", str(folder), action_id=folder.name)))
-        await until(lambda: started(folder, "endless"), "a Python worker of Spark's runs the user's code")
+        await until_async("a Python worker of Spark's runs the user's code", lambda: started(folder, "endless"))
         return run, int(started(folder, "endless") or 0)
 
     async with spark_pool("local[2]", app=APP, conf=conf, warm=True) as pool:
@@ -168,7 +169,7 @@ async def test_the_python_worker_of_a_cancelled_job_ends_at_once_if_no_neighbour
         assert alive(worker), "nobody knows whether it is the worker of the neighbour"
         assert alive(other)
         neighbour.cancel()
-        await until(lambda: not alive(other) and not alive(worker), "both have ended")
+        await until_async("both have ended", lambda: not alive(other) and not alive(worker))
         with pytest.raises(asyncio.CancelledError):
             await neighbour
         run, _ = await endless(third)
@@ -191,7 +192,7 @@ async def test_a_dead_jvm_is_a_crash_and_a_dead_executor_takes_its_jvm_along(
     assert "Spark's JVM was killed by signal 9; likely out of memory" in outcome.failure.error_message
     jvm = value(await pool.run(spark("jvm")))
     run = asyncio.create_task(pool.run(spark("endless", str(tmp_path))))
-    await until(lambda: started(tmp_path, "endless"), "a Python worker of Spark's runs the user's code")
+    await until_async("a Python worker of Spark's runs the user's code", lambda: started(tmp_path, "endless"))
     worker = int(started(tmp_path, "endless") or 0)
     executor = os.getsid(jvm)
     assert os.getpgid(worker) != executor, "PySpark's daemon has a group of its own"

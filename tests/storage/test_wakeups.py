@@ -12,6 +12,7 @@ import pytest
 
 from airflow_provider_taskhub.storage import wakeups
 from airflow_provider_taskhub.storage.wakeups import WakeupReceiver, WakeupSender
+from tests.waiting import PATIENCE
 
 
 class Heard:
@@ -21,7 +22,7 @@ class Heard:
         self.news: list[Sequence[str] | None] = []
 
     async def until(self, count: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while len(self.news) < count:  # noqa: ASYNC110  # the socket's reader has no event
                 await asyncio.sleep(0)
 

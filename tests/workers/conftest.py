@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import pathlib
@@ -17,9 +16,9 @@ import pytest
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.settings import SparkSettings
 from airflow_provider_taskhub.workers.executors.pool import ActivityRequest, ExecutorConfig, ExecutorPool, ExecutorTimes
+from tests.waiting import PATIENCE
 
 APP = "tests.workers.apps:app"
-DEADLINE = 60.0
 
 
 class Logs:
@@ -54,15 +53,6 @@ def request(name: str, *arguments: object, **more: Any) -> ActivityRequest:
     return ActivityRequest(name=name, **values)
 
 
-async def until(condition: Callable[[], Any], what: str) -> Any:
-    """Wait for a condition that another process makes true."""
-    async with asyncio.timeout(DEADLINE):
-        while not (value := condition()):  # noqa: ASYNC110  # another process has no event to wait for
-            await asyncio.sleep(0.01)
-        return value
-    raise AssertionError(what)
-
-
 def started(folder: pathlib.Path, name: str) -> str | None:
     file = folder / f"{name}.started"
     return file.read_text() or None if file.exists() else None
@@ -94,7 +84,7 @@ async def make_pool(logs: Logs) -> AsyncIterator[PoolMaker]:
             "spark": SparkSettings(master="local[2]"),
             "logs": logs,
             "processes": 1,
-            "times": ExecutorTimes(grace=timedelta(seconds=20)),
+            "times": ExecutorTimes(grace=timedelta(seconds=PATIENCE)),
             **more,
         }
         common = {field.name for field in dataclasses.fields(ExecutorConfig)}

@@ -25,6 +25,7 @@ from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.workers.health import Health, listen, respond
 from airflow_provider_taskhub.workers.host import Host, Options
+from tests.waiting import PATIENCE
 
 
 def test_loops_that_cannot_be_kept_running_are_named_by_live_and_ready() -> None:
@@ -174,7 +175,7 @@ async def test_a_port_in_use_ends_a_worker_before_it_takes_anything(
         port = used.getsockname()[1]
         host = Host(Settings(), Options(apps=("tests.e2e.house_app:app",), health_port=port))
         with pytest.raises(ConfigurationError, match=rf"--health-port {port} cannot be opened: .*Give another port"):
-            await asyncio.wait_for(host.run(), 30)
+            await asyncio.wait_for(host.run(), PATIENCE)
     assert os.listdir(tmp_path) == [], "no hub, no incarnation"
 
 

@@ -13,7 +13,8 @@ from functools import partial
 import httpx
 
 from tests.airflow.crashes.waits import DELETED, WAYS, Wait, tell
-from tests.airflow.real import Process, RealAirflow, until
+from tests.airflow.real import Process, RealAirflow
+from tests.waiting import until
 
 DOWN = 3.0
 """Seconds for which the killed process is down."""

@@ -14,7 +14,8 @@ from airflow_provider_taskhub.hooks.outputs import plain
 from airflow_provider_taskhub.hub.model import InstanceState
 from airflow_provider_taskhub.settings import load_settings
 from airflow_provider_taskhub.triggers.outcome import reason
-from tests.airflow.real import RealAirflow, until
+from tests.airflow.real import RealAirflow
+from tests.waiting import until
 
 STAGES = ("started", "deferred", "firing", "ended")
 WAYS = {

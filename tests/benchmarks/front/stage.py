@@ -16,8 +16,9 @@ from urllib.parse import quote
 
 import psutil
 
-from tests.airflow.real import START, RealAirflow, until
+from tests.airflow.real import START, RealAirflow
 from tests.benchmarks.front.figures import WORKLOADS, Run, Workload, changes, slot_seconds
+from tests.waiting import until
 
 HERE = Path(__file__).parent
 PARALLEL = 32

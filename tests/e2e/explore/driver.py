@@ -30,6 +30,7 @@ from tests.e2e.explore.generator import Program, make
 from tests.e2e.explore.model import Prediction, differences, predict
 from tests.e2e.house import House
 from tests.e2e.storm import Fleet, corruption, place
+from tests.waiting import until_async
 
 APP = "explore.app:app"
 CHUNK = 500
@@ -72,15 +73,19 @@ class Explored:
 async def explore(
     house: House, programs: Sequence[Program], *, seed: int = 1, together: int = TOGETHER, apart: bool = False
 ) -> Explored:
-    """Run programs on two workers of which one is killed every 2 to 4 s, until all have ended; then compare."""
+    """Run programs on two workers until all have ended, and compare.
+
+    One of the workers is killed when the first activity has run, and then one every 2 to 4 s.
+    """
     (house.folder / "effects").mkdir()
     began, found = time.monotonic(), Explored(programs=len(programs))
     fleet = Fleet(house, 2, app=APP, seed=seed, options=OPTIONS, apart=apart)
     wrong: Wrong = defaultdict(list)
     async with house.client() as client:
-        killing = asyncio.create_task(_kill(fleet, random.Random(seed)))
+        killing = asyncio.create_task(_kill(fleet, random.Random(seed), house.folder / "effects"))
         try:
             await carry_out(client, programs, wrong, together=together)
+            await until_async("the first kill", lambda: fleet.kills)
         finally:
             killing.cancel()
             await asyncio.gather(killing, return_exceptions=True)
@@ -105,11 +110,12 @@ async def carry_out(client: Client, programs: Sequence[Program], wrong: Wrong, *
     await _settle(client, {name for name, one in expected.items() if one.sure and not one.may_terminate}, wrong)
 
 
-async def _kill(fleet: Fleet, dice: random.Random) -> None:
+async def _kill(fleet: Fleet, dice: random.Random, effects: Path) -> None:
+    await until_async("an activity has run", lambda: any(effects.iterdir()))
     while True:
-        await asyncio.sleep(dice.uniform(2.0, 4.0))
         new = await asyncio.to_thread(fleet.kill)
         await asyncio.to_thread(new.ready)  # on a busy machine a worker starts in more than 4 s: none would ever work
+        await asyncio.sleep(dice.uniform(2.0, 4.0))
 
 
 async def _carry_out(client: Client, program: Program, room: asyncio.Semaphore, wrong: Wrong) -> None:

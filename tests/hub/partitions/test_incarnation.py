@@ -16,6 +16,7 @@ import pytest
 
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.hub.partitions.incarnation import KEEP, Incarnation
+from tests.waiting import PATIENCE
 
 HOLDER = Path(__file__).parent / "holder.py"
 ROOT = HOLDER.parents[3]
@@ -48,7 +49,7 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
     yield group
     for process in group.started:
         process.kill()
-        process.wait(10)
+        process.wait(PATIENCE)
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 stream.close()
@@ -83,7 +84,7 @@ def test_a_killed_worker_is_proven_dead_at_once(tmp_path: Path, processes: Proce
     me = Incarnation.claim("me", tmp_path)
     assert me.predecessors() == ()
     victim.kill()
-    victim.wait(10)
+    victim.wait(PATIENCE)
     assert me.predecessors() == (name,)
     assert me.predecessors() == (name,), "it stays proven"
     assert Incarnation.claim("another", tmp_path).predecessors() == (name,), "for others too"
@@ -98,7 +99,7 @@ def test_a_copy_of_a_live_workers_lock_file_proves_nothing(tmp_path: Path, proce
     me, other = Incarnation.claim("me", tmp_path), Incarnation.claim("me", tmp_path / "copied")
     assert (me.predecessors(), other.predecessors()) == ((), ())
     victim.kill()
-    victim.wait(10)
+    victim.wait(PATIENCE)
     assert (me.predecessors(), other.predecessors()) == ((name,), ())
     (copy,) = (path for path in (tmp_path / "copied" / "incarnations").iterdir() if path.stem in name)
     old = copy.stat().st_mtime - KEEP.total_seconds() - 60
@@ -115,7 +116,7 @@ def test_a_stopped_process_is_not_dead(tmp_path: Path, processes: Processes) -> 
     assert me.predecessors() == ()
     victim.send_signal(signal.SIGCONT)
     victim.kill()
-    victim.wait(10)
+    victim.wait(PATIENCE)
     assert me.predecessors() == (name,)
 
 
@@ -132,7 +133,7 @@ def test_a_worker_is_dead_only_when_its_executors_are(tmp_path: Path, processes:
     try:
         os.kill(executor, signal.SIGSTOP)
         victim.kill()
-        victim.wait(10)
+        victim.wait(PATIENCE)
         assert me.predecessors() == (), "its executor still holds the lock"
         os.kill(executor, signal.SIGKILL)
         assert select.select([holder], [], [], 10)[0], "the executor has not ended"

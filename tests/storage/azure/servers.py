@@ -40,6 +40,31 @@ class Server:
 
 
 @asynccontextmanager
+async def silent_until_late(seconds: float) -> AsyncIterator[str]:
+    """Serve without an answer. The address of the server.
+
+    The time of the event loop stands still until a request has arrived, and is then ``seconds`` later. So a deadline
+    passes exactly then, even on a machine that stands still for longer than that.
+    """
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    now, clock = loop.time(), loop.time
+
+    async def script(number: int, writer: asyncio.StreamWriter) -> bool:
+        nonlocal now
+        now += seconds
+        await over.wait()
+        return False
+
+    loop.time = lambda: now  # type: ignore[method-assign]
+    try:
+        async with serving(script) as (_, origin):
+            yield origin
+            over.set()
+    finally:
+        loop.time = clock  # type: ignore[method-assign]
+
+
+@asynccontextmanager
 async def serving(script: Script) -> AsyncIterator[tuple[Server, str]]:
     server = Server(script)
     listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)

@@ -27,7 +27,7 @@ from airflow_provider_taskhub.storage.azure.sdk.queues import QueueService
 from airflow_provider_taskhub.storage.azure.sdk.tables import TableService
 from airflow_provider_taskhub.storage.azure.store import AzureStore
 from airflow_provider_taskhub.storage.primitives import BlobInfo, DeleteBlob, PutBlob
-from tests.storage.azure.servers import KEY, FakeCredential, account, serving
+from tests.storage.azure.servers import KEY, FakeCredential, account, serving, silent_until_late
 
 LEASE = str(uuid4())
 TIMEOUT = timedelta(seconds=30)
@@ -149,12 +149,9 @@ async def test_after_a_server_error_a_read_is_sent_three_times_and_a_write_once(
 
 @pytest.mark.parametrize("ask", [READS["count"], WRITES["renew"], WRITES["create table"]], ids=["read", "put", "post"])
 async def test_a_server_that_never_answers_meets_the_deadline(ask: Ask) -> None:
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        async with opened(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.2) as services:
-            with pytest.raises(Unavailable, match=r"no answer within 0\.2 s") as caught:
-                await ask(services)
+    async with silent_until_late(0.2) as origin, opened(origin, timeout=0.2) as services:
+        with pytest.raises(Unavailable, match=r"no answer within 0\.2 s") as caught:
+            await ask(services)
     assert caught.value.maybe_done
     assert services.requests.total() == 1
 

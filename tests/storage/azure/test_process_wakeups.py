@@ -13,6 +13,7 @@ import pytest
 from airflow_provider_taskhub.storage.azure import process_wakeups
 from airflow_provider_taskhub.storage.azure.local_wakeups import Listener, LocalWakeups, Waiter
 from airflow_provider_taskhub.storage.azure.process_wakeups import ProcessWakeups
+from tests.waiting import PATIENCE
 
 ACCOUNT = "https://account"
 
@@ -60,7 +61,7 @@ async def test_who_waits_is_woken_by_another_process(folder: Path) -> None:
     made = "import sys; from tests.storage.azure.test_process_wakeups import *"
     code = f"{made}; ProcessWakeups(ACCOUNT, LocalWakeups(), folder=Path(sys.argv[1]))"
     await asyncio.to_thread(subprocess.run, [sys.executable, "-c", f"{code}.notify('a')", str(folder)], check=True)
-    assert await house.is_woken("a", within=10)
+    assert await house.is_woken("a", within=PATIENCE)
     house.process_wakeups.close()
 
 
@@ -72,10 +73,10 @@ async def test_who_waits_for_a_name_is_woken_by_another_process(folder: Path) ->
     house.wakeups.enter(("=two",), two)
     waiting = asyncio.ensure_future(one.wait(3600.0))
     other.process_wakeups.notify("=two")
-    await asyncio.wait_for(two.wait(3600.0), 10)
+    await asyncio.wait_for(two.wait(3600.0), PATIENCE)
     assert not waiting.done()
     other.process_wakeups.notify("=one")
-    await asyncio.wait_for(waiting, 10)
+    await asyncio.wait_for(waiting, PATIENCE)
     for end in (house, other):
         end.process_wakeups.close()
 
@@ -86,7 +87,7 @@ async def test_only_the_queues_and_the_account_that_one_waits_for(folder: Path) 
     other.hears("a")
     House(folder).process_wakeups.notify("b")
     House(folder).process_wakeups.notify("a")
-    assert await house.is_woken("a", within=10)
+    assert await house.is_woken("a", within=PATIENCE)
     assert house.wakeups.count("b", now=0.0) == 0
     assert other.wakeups.count("a", now=0.0) == 0
     house.process_wakeups.close()
@@ -98,7 +99,7 @@ async def test_a_process_sends_no_wakeup_to_itself(folder: Path) -> None:
     house.hears("a")
     house.process_wakeups.notify("a")
     House(folder).process_wakeups.notify("a")
-    assert await house.is_woken("a", within=10)
+    assert await house.is_woken("a", within=PATIENCE)
     assert house.wakeups.count("a", now=0.0) == 1
     house.process_wakeups.close()
 
@@ -114,7 +115,7 @@ async def test_what_the_killed_and_the_closed_leave_is_cleared(folder: Path) -> 
         killed.bind(str(place / "0-killed"))
     assert len(children(place)) == 2
     House(folder).process_wakeups.notify("a")
-    assert await house.is_woken("a", within=10)
+    assert await house.is_woken("a", within=PATIENCE)
     assert len(children(place)) == 1
     house.process_wakeups.close()
     assert not children(place)
@@ -134,5 +135,5 @@ async def test_a_deaf_neighbour_holds_nobody_up(folder: Path) -> None:
     house.hears("a")
     for _ in range(5_000):  # far more than a socket takes
         teller.process_wakeups.notify("a")
-    assert await house.is_woken("a", within=10)
+    assert await house.is_woken("a", within=PATIENCE)
     house.process_wakeups.close()

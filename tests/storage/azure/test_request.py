@@ -21,7 +21,7 @@ from airflow_provider_taskhub.storage.azure.rest.account import (
 )
 from airflow_provider_taskhub.storage.azure.rest.request import Request, Response, Wire
 from airflow_provider_taskhub.storage.azure.rest.tokens import SCOPE, Tokens
-from tests.storage.azure.servers import KEY, FakeCredential, Token, account, ok, serving
+from tests.storage.azure.servers import KEY, FakeCredential, Token, account, ok, serving, silent_until_late
 
 READ = Request(kind="table.get", service="table", method="GET", path="/T", what="row of table 'T'", safe=True)
 WRITE = Request(kind="table.update", service="table", method="PUT", path="/T", what="row of table 'T'", body=b"{}")
@@ -43,12 +43,9 @@ def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("request_", [READ, WRITE], ids=["read", "write"])
 async def test_a_server_that_never_answers_meets_the_deadline(request_: Request) -> None:
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        async with opened(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.2) as (wire, requests):
-            with pytest.raises(Unavailable, match=r"no answer within 0\.2 s") as caught:
-                await wire.send(request_)
+    async with silent_until_late(0.2) as origin, opened(origin, timeout=0.2) as (wire, requests):
+        with pytest.raises(Unavailable, match=r"no answer within 0\.2 s") as caught:
+            await wire.send(request_)
     assert caught.value.maybe_done
     assert requests[request_.kind] == 1
 

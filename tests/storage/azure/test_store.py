@@ -235,7 +235,7 @@ async def test_what_is_under_way_ends_before_an_error_is_raised_and_nothing_new_
 
 async def test_a_put_of_this_process_wakes_who_waits(azurite: str, store: AzureStore, name: str) -> None:
     assert await store.receive(name, limit=1, visibility=timedelta(seconds=1)) == []
-    waiting = asyncio.create_task(store.arrival([name], 60))
+    waiting = asyncio.create_task(store.arrival([name], 3600))
     async with AzureStore(azurite, timeout=TIMEOUT) as other:
         await other.execute(PutMessage(queue=name, text="x"))
     assert await waiting

@@ -61,6 +61,12 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+async def a_few_requests(store: Store) -> None:
+    """Let a task that waits in the store run. What must not end its wait must not have ended it after this."""
+    for _ in range(5):
+        await store.list_queues("none")
+
+
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)

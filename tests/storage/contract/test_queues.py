@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from uuid import UUID
 
 import pytest
 
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import Conflict, InputError, NotFound, PayloadTooLarge
 from airflow_provider_taskhub.storage.primitives import (
     DeleteMessage,
@@ -20,10 +22,13 @@ from airflow_provider_taskhub.storage.primitives import (
     UpdateMessage,
 )
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
+from tests.storage.contract.conftest import a_few_requests
+from tests.waiting import PATIENCE, until_async
 
 Elapse = Callable[[float], Awaitable[None]]
 LONG = timedelta(minutes=5)
 SECOND = timedelta(seconds=1)
+HOUR = 3600.0
 
 
 async def put(store: Store, queue: str, text: str = "hello", visibility: timedelta = timedelta(0)) -> Receipt:
@@ -49,6 +54,20 @@ async def receive_one(store: Store, queue: str, visibility: timedelta = LONG) ->
     return message
 
 
+async def soon_received(store: Store, queue: str, elapse: Elapse) -> Message:
+    """Receive again and again, from now on and while more than a second passes, until there is a message."""
+    look = partial(store.receive, queue, limit=1, visibility=LONG)
+    receiving = asyncio.ensure_future(until_async("a message is visible", look))
+    await elapse(1.3)
+    (message,) = await receiving
+    return message
+
+
+def received_at(message: Message) -> Timestamp:
+    """The time of a receive with the visibility :data:`LONG`, by the clock of the storage service."""
+    return message.receipt.next_visible + -LONG
+
+
 async def test_queues_are_created_listed_by_prefix_and_deleted(store: Store, fresh: str) -> None:
     assert await store.create_queue(f"{fresh}-b") is True
     assert await store.create_queue(f"{fresh}-a") is True
@@ -70,12 +89,13 @@ async def test_deleting_a_queue_deletes_its_messages(store: Store, queue: str) -
 async def test_a_message_is_received_as_it_was_put_with_a_new_receipt(store: Store, queue: str) -> None:
     receipt = await put(store, queue, "one")
     message = await receive_one(store, queue)
+    after = await put(store, queue, "two")
     assert message.text == "one"
     assert message.dequeue_count == 1
     assert message.receipt.message_id == receipt.message_id
     assert UUID(message.receipt.message_id)
     assert message.receipt.pop_receipt != receipt.pop_receipt
-    assert timedelta(minutes=4) < message.receipt.next_visible - message.inserted <= timedelta(minutes=5, seconds=2)
+    assert message.inserted <= received_at(message) <= after.next_visible
 
 
 @pytest.mark.parametrize(
@@ -110,9 +130,8 @@ async def test_at_most_32_at_once(store: Store, queue: str) -> None:
 async def test_a_message_comes_back_after_its_visibility(store: Store, queue: str, elapse: Elapse) -> None:
     await put(store, queue)
     first = await receive_one(store, queue, SECOND)
-    assert await store.receive(queue, limit=1, visibility=SECOND) == []
-    await elapse(1.3)
-    second = await receive_one(store, queue)
+    second = await soon_received(store, queue, elapse)
+    assert received_at(second) >= first.receipt.next_visible
     assert (second.dequeue_count, second.text) == (2, "hello")
     assert second.inserted == first.inserted
     assert second.receipt.message_id == first.receipt.message_id
@@ -133,11 +152,11 @@ async def test_an_expired_receipt_is_good_until_somebody_else_receives(
 
 
 async def test_a_delayed_put_is_seen_later(store: Store, queue: str, elapse: Elapse) -> None:
-    await put(store, queue, visibility=SECOND)
-    assert await store.receive(queue, limit=1, visibility=SECOND) == []
+    receipt = await put(store, queue, visibility=SECOND)
     assert await store.count(queue) == 1
-    await elapse(1.3)
-    assert (await receive_one(store, queue)).dequeue_count == 1
+    message = await soon_received(store, queue, elapse)
+    assert received_at(message) >= receipt.next_visible > message.inserted
+    assert message.dequeue_count == 1
 
 
 async def test_an_invisible_put_is_a_claim(store: Store, queue: str) -> None:
@@ -291,40 +310,45 @@ async def test_arrival_times_out_on_an_empty_queue(store: Store, queue: str, ela
 
 async def test_arrival_wakes_on_a_put(store: Store, queue: str, fresh: str) -> None:
     await store.create_queue(f"{fresh}-other")
-    waiting = asyncio.ensure_future(store.arrival([f"{fresh}-other", queue], 20.0))
-    await asyncio.sleep(0.05)
+    waiting = asyncio.ensure_future(store.arrival([f"{fresh}-other", queue], HOUR))
+    await a_few_requests(store)
     assert not waiting.done()
     await put(store, queue)
-    assert await asyncio.wait_for(waiting, 5) is True
+    assert await asyncio.wait_for(waiting, PATIENCE) is True
 
 
 async def test_arrival_sees_a_put_made_before_it(store: Store, queue: str) -> None:
     await store.receive(queue, limit=1, visibility=SECOND)
     await put(store, queue)
-    assert await asyncio.wait_for(store.arrival([queue], 20.0), 5) is True
+    assert await asyncio.wait_for(store.arrival([queue], HOUR), PATIENCE) is True
 
 
 async def test_arrival_wakes_when_a_message_is_given_back(store: Store, queue: str) -> None:
     await put(store, queue)
     message = await receive_one(store, queue)
     await store.receive(queue, limit=1, visibility=SECOND)  # what was heard of the put is consumed
-    waiting = asyncio.ensure_future(store.arrival([queue], 20.0))
-    await asyncio.sleep(0.05)
+    waiting = asyncio.ensure_future(store.arrival([queue], HOUR))
+    await a_few_requests(store)
     assert not waiting.done()
     await update(store, queue, message.receipt, timedelta(0))
-    assert await asyncio.wait_for(waiting, 5) is True
+    assert await asyncio.wait_for(waiting, PATIENCE) is True
 
 
-async def test_arrival_wakes_when_a_delayed_message_is_due(store: Store, queue: str, elapse: Elapse) -> None:
-    await store.receive(queue, limit=1, visibility=SECOND)
-    await put(store, queue, visibility=SECOND)
-    waiting = asyncio.ensure_future(store.arrival([queue], 20.0))
-    await elapse(0.5)
-    assert not waiting.done()
-    await elapse(0.7)
-    assert await asyncio.wait_for(waiting, 5) is True
-    await elapse(0.1)
-    assert len(await store.receive(queue, limit=1, visibility=SECOND)) == 1
+async def test_arrival_wakes_when_a_delayed_message_is_due(
+    store: Store, queue: str, fresh: str, elapse: Elapse
+) -> None:
+    await store.create_queue(f"{fresh}-other")
+    await store.receive(queue, limit=1, visibility=LONG)
+    delayed = await put(store, queue, visibility=SECOND)
+
+    async def woken() -> Timestamp:
+        assert await store.arrival([queue], HOUR) is True
+        return (await put(store, f"{fresh}-other")).next_visible
+
+    waiting = asyncio.ensure_future(woken())
+    await elapse(1.3)
+    assert await asyncio.wait_for(waiting, PATIENCE) >= delayed.next_visible, "by the clock of the storage service"
+    await soon_received(store, queue, elapse)
 
 
 async def test_each_queue_request_is_counted_by_its_kind(store: Store, queue: str) -> None:
@@ -396,8 +420,8 @@ async def test_a_release_tells_who_waits_for_the_queue(store: Store, queue: str)
         return
     await put(store, queue)
     await receive_one(kept(store), queue)
-    waiting = asyncio.create_task(store.arrival([queue], 60.0))
+    waiting = asyncio.create_task(store.arrival([queue], HOUR))
     await asyncio.sleep(0)
     assert await store.release_claims(["dead@host/1"]) == 1
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         assert await waiting

@@ -24,6 +24,7 @@ from airflow_provider_taskhub.storage.sqlite.shared_file import SharedFile
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.storage.sqlite.transactions import Change
 from airflow_provider_taskhub.storage.wakeups import WakeupReceiver
+from tests.waiting import PATIENCE
 
 
 class SkewedClock(SystemClock):
@@ -273,11 +274,12 @@ async def test_without_sockets_a_waiter_looks_once_a_second(tmp_path: Path, monk
     monkeypatch.setattr(SharedFile, "fallback", 0.02)
     async with SqliteStore(tmp_path / "hub.db") as store:
         await store.create_queue("abc")
-        waiting = asyncio.ensure_future(store.arrival(["abc"], 60.0))
-        await asyncio.sleep(0.05)
+        waiting = asyncio.ensure_future(store.arrival(["abc"], 3600.0))
+        for _ in range(5):
+            assert await store.count("abc") == 0
         assert not waiting.done()
         await store.execute(PutMessage(queue="abc", text="x"))
-        assert await asyncio.wait_for(waiting, 15) is True
+        assert await asyncio.wait_for(waiting, PATIENCE) is True
 
 
 # --- time
@@ -309,7 +311,7 @@ async def test_time_goes_on_through_every_change_of_the_wall_clock(tmp_path: Pat
     path = tmp_path / "hub.db"
     times = [await service_time(path, timedelta(hours=hours)) for hours in (0, -5, 7, 0)]
     assert times == sorted(times)
-    assert times[-1] - times[0] < timedelta(seconds=30)
+    assert times[-1] - times[0] < timedelta(hours=1)
 
 
 @pytest.fixture

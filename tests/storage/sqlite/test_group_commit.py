@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable
 from datetime import timedelta
 from pathlib import Path
@@ -35,6 +34,8 @@ from airflow_provider_taskhub.storage.primitives import (
 )
 from airflow_provider_taskhub.storage.sqlite import blobs, rows, writer_thread
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
+from airflow_provider_taskhub.storage.sqlite.writer_thread import Writer
+from tests.waiting import PATIENCE, until_async
 
 
 def insert(key: str, partition_key: str = "p") -> Transact:
@@ -49,10 +50,29 @@ async def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def store(path: Path) -> AsyncIterator[SqliteStore]:
-    async with SqliteStore(path, timeout=timedelta(seconds=10)) as opened:
+    async with SqliteStore(path, timeout=timedelta(seconds=PATIENCE)) as opened:
         await opened.create_queue("abc")
         await opened.create_table("Rows")
         yield opened
+
+
+@pytest.fixture
+def begun(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """It is set once the writer thread has taken a job and begins a transaction for it."""
+    begin, event = Writer._begin, threading.Event()
+
+    def tell(writer: Writer) -> None:
+        event.set()
+        begin(writer)
+
+    monkeypatch.setattr(Writer, "_begin", tell)
+    return event
+
+
+async def jobs_wait(store: SqliteStore, count: int) -> None:
+    """Wait until so many jobs wait behind the one that the writer thread has taken."""
+    jobs = store._access._current().writer._jobs  # type: ignore[union-attr]  # the only way to see them
+    await until_async(f"{count} jobs wait", lambda: jobs.qsize() == count)
 
 
 async def test_what_arrives_together_shares_a_commit(store: SqliteStore) -> None:
@@ -108,15 +128,16 @@ async def test_what_changes_nothing_commits_nothing(store: SqliteStore) -> None:
     assert store.commits == before
 
 
-async def test_a_foreign_lock_is_waited_for(store: SqliteStore, path: Path) -> None:
+async def test_a_foreign_lock_is_waited_for(store: SqliteStore, path: Path, begun: threading.Event) -> None:
     with sqlite3.connect(path, isolation_level=None, check_same_thread=False) as foreign:
         foreign.execute("BEGIN IMMEDIATE")
         waiting = asyncio.ensure_future(store.execute(PutMessage(queue="abc", text="x")))
-        await asyncio.sleep(0.1)
+        await until_async("the writer has it", begun.is_set)
+        for _ in range(5):
+            assert await store.count("abc") == 0  # reads do not wait
         assert not waiting.done()
-        assert await store.count("abc") == 0  # reads do not wait
         foreign.execute("ROLLBACK")
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, PATIENCE)
     assert await store.count("abc") == 1
 
 
@@ -125,36 +146,40 @@ async def test_a_foreign_lock_is_not_waited_for_longer_than_the_deadline(path: P
         await store.create_queue("abc")
         with sqlite3.connect(path, isolation_level=None) as foreign:
             foreign.execute("BEGIN IMMEDIATE")
-            begun = time.monotonic()
-            outcomes = await asyncio.gather(
-                *(store.execute(PutMessage(queue="abc", text="x")) for _ in range(3)), return_exceptions=True
-            )
-            assert time.monotonic() - begun < 3
+            async with asyncio.timeout(PATIENCE):  # the lock is held until all have their outcomes
+                outcomes = await asyncio.gather(
+                    *(store.execute(PutMessage(queue="abc", text="x")) for _ in range(3)), return_exceptions=True
+                )
             assert all(isinstance(outcome, Unavailable) for outcome in outcomes)
             foreign.execute("ROLLBACK")
         await store.execute(PutMessage(queue="abc", text="y"))
 
 
 async def test_too_many_waiting_operations_are_throttled(
-    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+    store: SqliteStore, path: Path, begun: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer_thread, "MAX_WAITING", 5)
     with sqlite3.connect(path, isolation_level=None) as foreign:
         foreign.execute("BEGIN IMMEDIATE")
-        waiting = [asyncio.ensure_future(store.execute(PutMessage(queue="abc", text=str(n)))) for n in range(10)]
-        await asyncio.sleep(0.05)
+        waiting = [asyncio.ensure_future(store.execute(PutMessage(queue="abc", text="0")))]
+        await until_async("the writer has it", begun.is_set)
+        waiting += [asyncio.ensure_future(store.execute(PutMessage(queue="abc", text=str(n)))) for n in range(1, 10)]
+        await jobs_wait(store, 5)
         refused = [task for task in waiting if task.done() and isinstance(task.exception(), Throttled)]
-        assert 4 <= len(refused) <= 5  # the thread holds one already
+        assert len(refused) == 4
         foreign.execute("ROLLBACK")
         await asyncio.wait(waiting)
-    assert await store.count("abc") == 10 - len(refused)
+    assert await store.count("abc") == 6
 
 
-async def test_a_cancelled_caller_leaves_the_writer_well(store: SqliteStore, path: Path) -> None:
+async def test_a_cancelled_caller_leaves_the_writer_well(
+    store: SqliteStore, path: Path, begun: threading.Event
+) -> None:
     with sqlite3.connect(path, isolation_level=None) as foreign:
         foreign.execute("BEGIN IMMEDIATE")
         waiting = [asyncio.ensure_future(store.execute(PutMessage(queue="abc", text=str(n)))) for n in range(3)]
-        await asyncio.sleep(0.02)
+        await until_async("the writer has the first one", begun.is_set)
+        await jobs_wait(store, 2)
         waiting[2].cancel()
         await asyncio.sleep(0)
         foreign.execute("ROLLBACK")
@@ -217,12 +242,12 @@ async def test_a_listing_delays_no_history_and_no_payload(
     def slow_query(connection: sqlite3.Connection, table: str, filter: Filter | None, **more: Any) -> Page:
         if filter is None:
             begun.set()
-            assert go_on.wait(10)
+            go_on.wait()
         return query(connection, table, filter, **more)
 
     def slow_names(connection: sqlite3.Connection, container: str, prefix: str) -> list[BlobInfo]:
         begun.set()
-        assert go_on.wait(10)
+        go_on.wait()
         return names(connection, container, prefix)
 
     monkeypatch.setattr(rows, "query", slow_query)
@@ -230,8 +255,8 @@ async def test_a_listing_delays_no_history_and_no_payload(
     wanted: Awaitable[object] = store.query("Rows") if listing == "instances" else store.list_blobs("payloads")
     listed = asyncio.ensure_future(wanted)
     try:
-        assert await asyncio.to_thread(begun.wait, 10)
-        async with asyncio.timeout(5):
+        assert await asyncio.to_thread(begun.wait, PATIENCE)
+        async with asyncio.timeout(PATIENCE):
             history = await store.query("Rows", Compare("PartitionKey", "eq", "p"))
             payload = await store.get_blob("payloads", "large")
         assert not listed.done()

@@ -19,7 +19,8 @@ from airflow_provider_taskhub.workers.executors import process_session
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome
 from airflow_provider_taskhub.workers.executors.pool import ExecutorPool, ExecutorTimes
 from airflow_provider_taskhub.workers.executors.spawn import launch
-from tests.workers.conftest import Logs, PoolMaker, alive, request, started, until
+from tests.waiting import PATIENCE, until_async
+from tests.workers.conftest import Logs, PoolMaker, alive, request, started
 
 SOON = timedelta(seconds=0.3)
 BAD = "raise RuntimeError('edited badly, password=hunter2')\n"
@@ -55,7 +56,7 @@ async def test_a_crash_is_told_with_its_last_words_and_costs_nothing_else(
 
 async def test_a_crash_ends_its_neighbours_as_crashed_too(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
     neighbour = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "n"])))
-    await until(lambda: started(tmp_path, "n"), "the neighbour runs")
+    await until_async("the neighbour runs", lambda: started(tmp_path, "n"))
     culprit = await pool.run(request("crash", "kill"))
     outcome = await neighbour
     assert outcome.crashed
@@ -67,7 +68,7 @@ async def test_a_crash_ends_its_neighbours_as_crashed_too(pool: ExecutorPool, tm
 async def test_suspects_run_one_at_a_time(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
     """Each has the executor for itself: it waits for those on board, and others wait for it."""
     neighbour = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "n"])))
-    await until(lambda: started(tmp_path, "n"), "the neighbour runs")
+    await until_async("the neighbour runs", lambda: started(tmp_path, "n"))
     suspects = [asyncio.create_task(pool.run(request("crash", "exit", alone=True))) for _ in range(3)]
     await asyncio.sleep(0)
     other = asyncio.create_task(pool.run(request("greet", "you")))
@@ -85,7 +86,7 @@ async def test_suspects_run_one_at_a_time(pool: ExecutorPool, tmp_path: pathlib.
 async def test_beside_suspects_the_other_work_goes_on(make_pool: PoolMaker, tmp_path: pathlib.Path) -> None:
     pool = await make_pool(processes=2)
     suspect = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "s"], alone=True)))
-    await until(lambda: started(tmp_path, "s"), "the suspect runs")
+    await until_async("the suspect runs", lambda: started(tmp_path, "s"))
     for number in range(4):
         assert (await pool.run(request("greet", str(number)))).executor == "plain-2.1"
     crash = asyncio.create_task(pool.run(request("crash", "kill")))
@@ -100,7 +101,7 @@ async def test_a_suspect_that_gives_up_waiting_leaves_the_place_to_others(
     pool: ExecutorPool, tmp_path: pathlib.Path
 ) -> None:
     neighbour = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "n"])))
-    await until(lambda: started(tmp_path, "n"), "the neighbour runs")
+    await until_async("the neighbour runs", lambda: started(tmp_path, "n"))
     suspect = asyncio.create_task(pool.run(request("greet", "suspect", alone=True)))
     other = asyncio.create_task(pool.run(request("greet", "other")))
     await asyncio.sleep(0)
@@ -121,7 +122,7 @@ async def test_nothing_of_a_dead_executor_is_left_when_its_outcome_is_told(
     pool: ExecutorPool, tmp_path: pathlib.Path
 ) -> None:
     run = asyncio.create_task(pool.run(request("children", [str(tmp_path), "c"])))
-    pids = [int(pid) for pid in (await until(lambda: started(tmp_path, "c"), "children")).split()]
+    pids = [int(pid) for pid in (await until_async("children", lambda: started(tmp_path, "c"))).split()]
     assert all(alive(pid) for pid in pids)
     assert len({os.getpgid(pid) for pid in pids}) == 2, "one of them has made a group of its own"
     os.kill(pids[0], signal.SIGKILL)
@@ -141,7 +142,7 @@ async def test_a_timeout_asks_first(pool: ExecutorPool, tmp_path: pathlib.Path) 
 async def test_a_timeout_kills_who_does_not_listen(make_pool: PoolMaker, tmp_path: pathlib.Path) -> None:
     pool = await make_pool(times=ExecutorTimes(grace=SOON))
     neighbour = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "n"])))
-    await until(lambda: started(tmp_path, "n"), "the neighbour runs")
+    await until_async("the neighbour runs", lambda: started(tmp_path, "n"))
     outcome = await pool.run(request("stubborn", [str(tmp_path), "s"], timeout=SOON))
     assert outcome.failure is not None
     assert outcome.failure.error_message == (
@@ -158,7 +159,7 @@ async def test_a_timeout_kills_who_does_not_listen(make_pool: PoolMaker, tmp_pat
 
 async def test_an_async_activity_is_cancelled(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
     run = asyncio.create_task(pool.run(request("sleepy", [str(tmp_path), "s"])))
-    await until(lambda: started(tmp_path, "s"), "it runs")
+    await until_async("it runs", lambda: started(tmp_path, "s"))
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
@@ -171,7 +172,7 @@ async def test_a_cancelled_activity_runs_no_more_when_the_cancellation_is_throug
 ) -> None:
     pool = await make_pool(times=ExecutorTimes(grace=SOON))
     run = asyncio.create_task(pool.run(request("stubborn", [str(tmp_path), "s"])))
-    pid = int(await until(lambda: started(tmp_path, "s"), "it runs"))
+    pid = int(await until_async("it runs", lambda: started(tmp_path, "s")))
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
@@ -179,14 +180,15 @@ async def test_a_cancelled_activity_runs_no_more_when_the_cancellation_is_throug
     assert pool.free == 4
 
 
-async def test_a_second_cancellation_kills_at_once(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
+async def test_a_second_cancellation_kills_at_once(make_pool: PoolMaker, tmp_path: pathlib.Path) -> None:
+    pool = await make_pool(times=ExecutorTimes(grace=timedelta(hours=1)))
     run = asyncio.create_task(pool.run(request("stubborn", [str(tmp_path), "s"])))
-    pid = int(await until(lambda: started(tmp_path, "s"), "it runs"))
+    pid = int(await until_async("it runs", lambda: started(tmp_path, "s")))
     run.cancel()
     await asyncio.sleep(0)
     assert not run.done()
     run.cancel()
-    async with asyncio.timeout(10):  # the grace of this pool is 20 s
+    async with asyncio.timeout(PATIENCE):
         with pytest.raises(asyncio.CancelledError):
             await run
     assert not alive(pid)
@@ -197,7 +199,7 @@ async def test_nobody_is_put_beside_an_activity_that_is_being_stopped(
 ) -> None:
     pool = await make_pool(times=ExecutorTimes(grace=timedelta(seconds=1)))
     run = asyncio.create_task(pool.run(request("stubborn", [str(tmp_path), "s"])))
-    await until(lambda: started(tmp_path, "s"), "it runs")
+    await until_async("it runs", lambda: started(tmp_path, "s"))
     run.cancel()
     await asyncio.sleep(0)
     outcome = await pool.run(request("greet", "x"))
@@ -209,7 +211,7 @@ async def test_nobody_is_put_beside_an_activity_that_is_being_stopped(
 async def test_cancelling_who_still_waits_runs_nothing(make_pool: PoolMaker, tmp_path: pathlib.Path) -> None:
     pool = await make_pool(size=1)
     first = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "first"])))
-    await until(lambda: started(tmp_path, "first"), "the only slot is taken")
+    await until_async("the only slot is taken", lambda: started(tmp_path, "first"))
     second = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "second"])))
     third = asyncio.create_task(pool.run(request("greet", "third")))
     await asyncio.sleep(0)
@@ -224,15 +226,26 @@ async def test_cancelling_who_still_waits_runs_nothing(make_pool: PoolMaker, tmp
 
 
 async def test_a_held_gil_stops_neither_host_nor_others(make_pool: PoolMaker, tmp_path: pathlib.Path) -> None:
-    """The interpreter of one executor stands still; the host kills it for its silence, and nothing else happens."""
-    times = ExecutorTimes(ping=timedelta(seconds=0.1), silence=timedelta(seconds=1))
+    """The interpreter of one executor stands still."""
+    times = ExecutorTimes(ping=timedelta(seconds=0.1), silence=timedelta(hours=1))
     pool = await make_pool(processes=2, times=times)
     held = asyncio.create_task(pool.run(request("hold_gil", [str(tmp_path), "g"])))
-    pid = int(await until(lambda: started(tmp_path, "g"), "it holds"))
+    pid = int(await until_async("it holds", lambda: started(tmp_path, "g")))
     for number in range(20):  # on the other executor, since this one is busier
         assert (await pool.run(request("greet", str(number)))).executor == "plain-2.1"
     assert not held.done()
-    outcome = await held
+    await pool.stop(timedelta(0))
+    assert (await held).crashed
+    assert not alive(pid)
+
+
+async def test_an_executor_that_holds_its_gil_is_killed_for_its_silence(
+    make_pool: PoolMaker, tmp_path: pathlib.Path
+) -> None:
+    times = ExecutorTimes(ping=timedelta(seconds=0.1), silence=timedelta(seconds=1))
+    pool = await make_pool(times=times)
+    outcome = await pool.run(request("hold_gil", [str(tmp_path), "g"]))
+    pid = int(started(tmp_path, "g") or 0)
     assert outcome.crashed
     assert outcome.failure is not None
     assert "was killed because it gave no sign of life for 1 s" in outcome.failure.error_message
@@ -242,7 +255,7 @@ async def test_a_held_gil_stops_neither_host_nor_others(make_pool: PoolMaker, tm
 async def test_stop_ends_what_runs_and_leaves_nothing(make_pool: PoolMaker, tmp_path: pathlib.Path) -> None:
     pool = await make_pool()
     run = asyncio.create_task(pool.run(request("stubborn", [str(tmp_path), "s"])))
-    pid = int(await until(lambda: started(tmp_path, "s"), "it runs"))
+    pid = int(await until_async("it runs", lambda: started(tmp_path, "s")))
     await pool.stop(SOON)
     outcome = await run
     assert outcome.crashed
@@ -256,7 +269,7 @@ async def test_stop_ends_what_runs_and_leaves_nothing(make_pool: PoolMaker, tmp_
 async def test_stop_waits_for_what_runs(make_pool: PoolMaker, tmp_path: pathlib.Path) -> None:
     pool = await make_pool()
     run = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "m"])))
-    await until(lambda: started(tmp_path, "m"), "it runs")
+    await until_async("it runs", lambda: started(tmp_path, "m"))
     stop = asyncio.create_task(pool.stop(timedelta(seconds=60)))
     await asyncio.sleep(0)
     (tmp_path / "m.go").touch()
@@ -280,9 +293,8 @@ async def test_an_activity_waits_for_an_app_that_is_mended(make_pool: PoolMaker,
     assert (await pool.run(request("crash", "exit"))).crashed
     with capture_logs() as logs:
         waiting = asyncio.create_task(pool.run(request("greet", "x")))
-        failed = await until(
-            lambda: [line for line in logs if line["event"] == "executor_failed_to_start"][1:],
-            what="a second failed start",
+        failed = await until_async(
+            "a second failed start", lambda: [line for line in logs if line["event"] == "executor_failed_to_start"][1:]
         )
         assert "RuntimeError: edited badly" in failed[0]["error"]
         assert "brittle_app.py" in failed[0]["stack_trace"]
@@ -322,7 +334,7 @@ async def test_a_suspect_does_not_wait_for_an_executor_that_does_not_come(
     pool = await make_pool(apps=["fragile_app:app"], processes=2)
     module.write_text("raise RuntimeError('edited badly')\n")
     assert (await pool.run(request("crash", "exit"))).crashed
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         assert (await pool.run(request("greet", "x", alone=True))).executor == "plain-2.1"
 
 
@@ -334,8 +346,8 @@ async def test_an_executor_that_is_not_ready_in_time_is_killed(make_pool: PoolMa
 async def test_a_start_that_is_cancelled_leaves_nothing(make_pool: PoolMaker) -> None:
     before = {child.pid for child in psutil.Process().children()}
     start = asyncio.create_task(make_pool(processes=2))
-    await until(
-        lambda: len({child.pid for child in psutil.Process().children()} - before) == 3, "reaper, two executors"
+    await until_async(
+        "reaper, two executors", lambda: len({child.pid for child in psutil.Process().children()} - before) == 3
     )
     begun = {child.pid for child in psutil.Process().children()} - before
     start.cancel()
@@ -395,8 +407,8 @@ async def test_a_killed_host_takes_its_executors_along_and_frees_its_lock(tmp_pa
         env={**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)},
     )
     try:
-        children = await until(lambda: started(tmp_path, "c"), "an executor with children")
-        held = await until(lambda: started(tmp_path, "g"), "an executor with a held GIL")
+        children = await until_async("an executor with children", lambda: started(tmp_path, "c"))
+        held = await until_async("an executor with a held GIL", lambda: started(tmp_path, "g"))
         pids = [int(pid) for pid in (*children.split(), held)]
         executors = [child.pid for child in psutil.Process(host.pid).children()]
         assert all(holds(pid, lock) for pid in executors), "each executor inherited the lock"
@@ -404,7 +416,7 @@ async def test_a_killed_host_takes_its_executors_along_and_frees_its_lock(tmp_pa
         host.kill()
         host.wait()
         os.close(descriptor)
-    await until(lambda: not any(alive(pid) for pid in [*pids, *executors]), "all of them are gone")
+    await until_async("all of them are gone", lambda: not any(alive(pid) for pid in [*pids, *executors]))
     assert not any(process_session.members(pid) for pid in executors)
 
 
@@ -414,7 +426,7 @@ def holds(pid: int, path: pathlib.Path) -> bool:
 
 async def test_the_host_is_told_why_a_deaf_executor_died(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
     run: asyncio.Task[ActivityOutcome] = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "m"])))
-    pid = int(await until(lambda: started(tmp_path, "m"), "it runs"))
+    pid = int(await until_async("it runs", lambda: started(tmp_path, "m")))
     os.kill(pid, signal.SIGTERM)
     outcome = await run
     assert outcome.crashed
@@ -427,7 +439,7 @@ async def test_only_an_executor_that_still_runs_activities_is_killed_by_a_stop(
 ) -> None:
     idle, busy = await make_pool(), await make_pool()
     attempt = asyncio.create_task(busy.run(request("stubborn", [str(tmp_path), "a"])))
-    await until(lambda: started(tmp_path, "a"), "it runs")
+    await until_async("it runs", lambda: started(tmp_path, "a"))
     with capture_logs() as logs:
         await idle.stop(timedelta(0))
         await busy.stop(timedelta(0))

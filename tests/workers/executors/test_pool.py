@@ -17,7 +17,8 @@ from airflow_provider_taskhub.workers.executors.attempt_values import ActivityPr
 from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorPool
 from airflow_provider_taskhub.workers.executors.process import ExecutorProcess
 from tests.breaking import Breaker
-from tests.workers.conftest import Logs, PoolMaker, request, started, until
+from tests.waiting import PATIENCE, until_async
+from tests.workers.conftest import Logs, PoolMaker, request, started
 
 
 async def test_results_travel_as_json(pool: ExecutorPool) -> None:
@@ -145,7 +146,7 @@ async def test_an_input_and_a_result_of_5_mb_arrive_whole(pool: ExecutorPool) ->
 async def test_output_goes_to_the_log_of_its_attempt(pool: ExecutorPool, logs: Logs, tmp_path: pathlib.Path) -> None:
     both = [asyncio.create_task(pool.run(request("talk", [str(tmp_path), name], log=f"{name}.log"))) for name in "ab"]
     for name in "ab":
-        await until(lambda name=name: started(tmp_path, name), f"{name} talks")
+        await until_async(f"{name} talks", lambda name=name: started(tmp_path, name))
     for name in "ab":
         (tmp_path / f"{name}.go").touch()
     outcomes = await asyncio.gather(*both)
@@ -206,7 +207,7 @@ async def test_what_one_of_several_attempts_wrote_is_in_the_executors_log(
     pool: ExecutorPool, logs: Logs, tmp_path: pathlib.Path
 ) -> None:
     waiting = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "a"], log="a.log")))
-    await until(lambda: started(tmp_path, "a"), "a has begun")
+    await until_async("a has begun", lambda: started(tmp_path, "a"))
     assert (await pool.run(request("shell", input=None))).failure is None
     (tmp_path / "a.go").touch()
     await waiting
@@ -247,15 +248,15 @@ async def test_no_more_at_once_than_asked_for_and_every_instance_gets_its_turn(
 
     names = ["w1", "w2", "w3", "w4"]
     runs = [asyncio.create_task(run(name, "wide")) for name in names]
-    await until(lambda: started(tmp_path, "w1") and started(tmp_path, "w2"), "both slots are taken")
+    await until_async("both slots are taken", lambda: started(tmp_path, "w1") and started(tmp_path, "w2"))
     runs.append(asyncio.create_task(run("small", "small")))
     await asyncio.sleep(0)
     assert pool.free == 0
     assert not started(tmp_path, "w3")
     (tmp_path / "w1.go").touch()
-    await until(lambda: started(tmp_path, "w3"), "the next of the wide one")
+    await until_async("the next of the wide one", lambda: started(tmp_path, "w3"))
     (tmp_path / "w2.go").touch()
-    await until(lambda: started(tmp_path, "small"), "the small one goes before the rest of the wide one")
+    await until_async("the small one goes before the rest of the wide one", lambda: started(tmp_path, "small"))
     assert not started(tmp_path, "w4")
     for name in (*names, "small"):
         (tmp_path / f"{name}.go").touch()
@@ -288,7 +289,7 @@ async def test_each_loop_of_the_pool_is_started_again_when_it_breaks(
     for name in tuple(breaker.fuses):
         before = breaker.starts[name]
         breaker.blow(name)
-        await until(lambda name=name, before=before: breaker.starts[name] > before, name)
+        await until_async(name, lambda name=name, before=before: breaker.starts[name] > before)
         assert json.loads((await pool.run(request("greet", name))).result or "") == f"Hello, {name}!"
     assert {name.split()[0] for name in breaker.fuses} == {"executor", "output", "watch"}
 
@@ -300,7 +301,7 @@ async def test_an_attempt_ends_when_its_worker_meets_a_defect_while_it_kills_wha
         raise RuntimeError("odd")
 
     monkeypatch.setattr(ExecutorProcess, "_kill_leftovers", broken)
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(PATIENCE):
         outcome = await pool.run(request("crash", "kill"))
     assert outcome.crashed
     monkeypatch.undo()
