@@ -19,13 +19,16 @@ app = App("connecttests")
 
 
 def _slow(spark: SparkSession, folder: str, tasks: int = 2) -> int:
-    """A job whose tasks do not end by themselves. Each task writes a file when it begins, and again and again."""
+    """A job whose tasks do not end by themselves. Each task writes a file when it begins, and again and again.
+
+    The name of the file has the process id of Spark's Python worker.
+    """
     from pyspark.sql.functions import udf
 
     def tick(number: int) -> int:
         import time
 
-        file = pathlib.Path(folder, f"task-{number}.ticks")
+        file = pathlib.Path(folder, f"task-{number}.{os.getpid()}.ticks")
         while True:
             with file.open("a") as out:
                 out.write(".")

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import pathlib
-import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 
@@ -17,7 +16,7 @@ from airflow_provider_taskhub.workers.executors.attempt_values import ActivityPr
 from airflow_provider_taskhub.workers.executors.pool import ExecutorPool, ExecutorTimes
 from tests.spark.conftest import CONNECT_APP, spark_pool
 from tests.spark.servers import Servers, active_tasks
-from tests.spark.test_connect import spark, ticks, value
+from tests.spark.test_connect import spark, ticking, ticks, value
 from tests.waiting import until_async
 
 pytestmark = pytest.mark.process
@@ -55,7 +54,7 @@ async def test_attempts_run_on_a_cluster_are_cancelled_there_and_leave_nothing_w
     with pytest.raises(asyncio.CancelledError):
         await run
     await until_async("no task runs", lambda: not active_tasks(page))
-    await until_async("the Python workers have ended too", lambda: stands_still(tmp_path))
+    await until_async("the Python workers have ended too", lambda: not ticking(tmp_path))
     again = tmp_path / "again"
     again.mkdir()
     first = await pool.run(spark("dies_once", str(again), action_id="a"))
@@ -63,13 +62,6 @@ async def test_attempts_run_on_a_cluster_are_cancelled_there_and_leave_nothing_w
     second = await pool.run(spark("dies_once", str(again), action_id="a", attempt=2), progress=heard.append)
     assert value(second) == ticks(again) > 0, "nothing of the first attempt ran beside the second one"
     await until_async("the first application has ended", lambda: cluster.applications() == [heard[-1].application_id])
-
-
-def stands_still(folder: pathlib.Path) -> bool:
-    """Return True if no task has ticked for 0.3 s. A task ticks each 0.05 s."""
-    before = ticks(folder)
-    time.sleep(0.3)
-    return ticks(folder) == before
 
 
 async def test_a_cluster_that_does_not_answer_is_named_in_seconds() -> None:

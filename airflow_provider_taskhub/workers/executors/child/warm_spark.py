@@ -154,7 +154,8 @@ class WarmSpark:
         self._context._jsc.sc().cancelJobGroupAndFutureJobs(job_group)
         time.sleep(_STOPPING)
         with self._lock:
-            if [*self._slots.values()] == [job_group]:  # and no attempt can begin while this thread has the lock
+            # The cancelled attempt may have ended already. No attempt can begin while this thread has the lock.
+            if not set(self._slots.values()) - {job_group}:
                 _kill_python_workers()
 
     def _take_slot(self, job_group: str) -> int:
