@@ -11,12 +11,13 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from typing import TypeAlias, TypeVar
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.errors import StorageError, Throttled, Unavailable
+from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.storage import rules
 from airflow_provider_taskhub.storage.primitives import (
     MAX_RECEIVE,
@@ -228,7 +229,9 @@ class FaultyStore(Paged):
         :param do: function that calls the inner store.
         """
         self._calls += 1
-        fault = self._plan(Call(number=self._calls, kind=kind, what=what)) or Fault()
+        fault = self._plan(Call(number=self._calls, kind=kind, what=what))
+        if fault is None:
+            return await do()
         if fault.delay:
             await self._clock.sleep(fault.delay)
         if fault.before is not None:

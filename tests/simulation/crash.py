@@ -23,7 +23,19 @@ from airflow_provider_taskhub.settings import AZURE_LEASE
 from airflow_provider_taskhub.storage.azure.store import AzureStore
 from airflow_provider_taskhub.virtual_time import VirtualClock
 from tests.simulation.azurite_clock import Still, still_azurite
-from tests.simulation.lives import CREWS, Crew, Damage, Kind, Run, Trouble, compare, live, trouble, troubles
+from tests.simulation.lives import (
+    CREWS,
+    Crew,
+    Damage,
+    Kind,
+    Run,
+    Trouble,
+    compare,
+    live,
+    trouble,
+    troubles,
+    undisturbed,
+)
 from tests.simulation.scenarios import SCENARIOS, Scenario
 from tests.simulation.world import MEMORY, WHOLE, Place
 
@@ -51,14 +63,17 @@ class Count:
 HEAD = f"{'store':<13} {'what':<10} {'scenarios':>9} {'crash points':>13}" + "".join(f"{d:>9}" for d in Damage)
 
 
-def damages_of(scenario: Scenario, undisturbed: Run, wrong: Trouble, place: Place) -> Iterator[tuple[Damage, str]]:
-    """What one trouble damaged. What does not end, or leaves messages, is lost."""
+def damages_of(scenario: Scenario, whole: Run, wrong: Trouble, place: Place) -> Iterator[tuple[Damage, str]]:
+    """What one trouble damaged. What does not end, or leaves messages, is lost.
+
+    :param whole: the life in which nothing goes wrong.
+    """
     try:
         found = live(scenario, wrong, place=place)
     except Exception as error:
         yield Damage.LOST, f"{type(error).__name__}: {error}"[:2000]
         return
-    for difference in compare(scenario, undisturbed, found, wrong):
+    for difference in compare(scenario, whole, found, wrong):
         yield difference.damage, difference.text
 
 
@@ -80,19 +95,15 @@ def go_through(
 
     :param sample: so many points of each kind, instead of all. :param only: these points, whatever there are.
     """
-    undisturbed = live(scenario, place=place)
-    crews: dict[Crew, Run] = {Crew.ALONE: undisturbed}
     for kind in kinds:
-        crew = CREWS.get(kind, Crew.ALONE)
-        if crew not in crews:
-            crews[crew] = live(scenario, place=place, crew=crew)
         count, began = Count({scenario.name}), time.monotonic()
         chosen = [wrong for wrong in only or () if wrong.kind is kind]
         if only is None:
-            chosen = points(kind, crews[crew], sample=sample, seed=f"{scenario} {place}")
+            run = undisturbed(scenario, place, CREWS.get(kind, Crew.ALONE))
+            chosen = points(kind, run, sample=sample, seed=f"{scenario} {place}")
         for wrong in chosen:
             count.points += 1
-            for damage, text in damages_of(scenario, undisturbed, wrong, place):
+            for damage, text in damages_of(scenario, undisturbed(scenario, place), wrong, place):
                 count.damages[damage] += 1
                 line = f"{MODULE} --store {place} --scenario {scenario} --only {wrong}"
                 count.told.append(f"{damage} ({line}): {text}")
@@ -172,7 +183,7 @@ def azurite_at(open: Callable[[VirtualClock], AzureStore]) -> Place:
 def _once(scenario: Scenario, wrong: Trouble, store: str) -> int:
     with ExitStack() as stack:
         place = _place(store, stack)
-        found = list(damages_of(scenario, live(scenario, place=place), wrong, place))
+        found = list(damages_of(scenario, undisturbed(scenario, place), wrong, place))
     print("\n".join(f"{damage}: {text}" for damage, text in found) or "nothing lost, nothing doubled")
     return 1 if found else 0
 

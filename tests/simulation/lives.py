@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from airflow_provider_taskhub.hub.history.load import load
@@ -157,6 +157,12 @@ def live(scenario: Scenario, wrong: Trouble | None = None, *, place: Place = MEM
     return found
 
 
+@cache
+def undisturbed(scenario: Scenario, place: Place = MEMORY, crew: Crew = Crew.ALONE) -> Run:
+    """The scenario with nothing going wrong. It is lived once, because it always ends the same."""
+    return live(scenario, place=place, crew=crew)
+
+
 def _options(wrong: Trouble | None) -> dict[str, Any]:
     """How the first worker is made."""
     if wrong is None:
@@ -188,7 +194,9 @@ def nth(number: int, happens: Callable[[], Fault | None], calls: Iterator[int] |
 async def _crew(world: World, first: Machine, crew: Crew, wrong: Trouble | None) -> None:
     await world.clock.sleep(1.0)
     second = await world.join("second")
-    await world.clock.sleep(60.0 if crew is Crew.NEIGHBOURS else 1.0)
+    await world.clock.sleep(1.0)
+    while crew is Crew.NEIGHBOURS and not (first.owner.tenures and second.owner.tenures):
+        await world.clock.sleep(1.0)
     if crew is Crew.TWINS:
         share(first, second)
     if wrong is None or not isinstance(wrong.point, int):

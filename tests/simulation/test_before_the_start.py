@@ -18,7 +18,7 @@ from airflow_provider_taskhub.storage.faults import Call, Fault, lost, stragglin
 from airflow_provider_taskhub.storage.primitives import Transact
 from airflow_provider_taskhub.tags import WATCH_TAG
 from tests.simulation.scenarios import app_of
-from tests.simulation.world import AFTER, Death, Effects, World, simulate
+from tests.simulation.world import AFTER, RARE_RENEWALS, Death, Effects, World, simulate
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 """When the worlds begin."""
@@ -83,7 +83,7 @@ def test_a_first_checkpoint_that_arrives_after_the_terminate_has_made_its_own_is
 @pytest.mark.rows("K36", "K41")
 def test_a_terminate_before_the_start_of_a_later_run_leaves_the_earlier_one_in_the_list() -> None:
     async def play() -> Any:
-        async with World(app_of(Effects()), partitions=1) as hub:
+        async with World(app_of(Effects()), partitions=1, lease=RARE_RENEWALS) as hub:
             await hub.join("only")
             runs = []
             for number in range(3):

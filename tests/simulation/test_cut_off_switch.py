@@ -22,8 +22,8 @@ EVENTS, AT_ONCE = 150, 10
 HOUR = timedelta(hours=1)
 
 
-def draining() -> App:
-    """Each generation takes ten events, and carries the others over."""
+def draining(at_once: int = AT_ONCE) -> App:
+    """Each generation takes so many events, and carries the others over."""
     app = App("carry", version="1")
 
     @app.activity
@@ -32,7 +32,7 @@ def draining() -> App:
 
     @app.orchestrator
     async def drain(ctx: OrchestrationContext, seen: list[int]) -> list[int]:
-        numbers = [await ctx.wait_for_external_event("n", int) for _ in range(AT_ONCE)]
+        numbers = [await ctx.wait_for_external_event("n", int) for _ in range(at_once)]
         seen.extend([await ctx.call_activity("note", number) for number in numbers])
         if len(seen) < EVENTS:
             ctx.continue_as_new(seen)
@@ -116,7 +116,7 @@ def test_no_carried_event_is_lost_if_the_next_worker_dies_too(place: Place, poin
     large = "x" * 25_000  # so that the rest needs two transactions
 
     async def play() -> Any:
-        async with World(draining(), place=place, partitions=1) as world:
+        async with World(draining(50), place=place, partitions=1) as world:
             await begin(world)
             for _ in range(80):
                 await world.client.raise_event("one", "nobody takes this", large)

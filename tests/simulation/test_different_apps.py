@@ -251,7 +251,7 @@ def test_workers_whose_apps_differ_warn_once_of_each_other() -> None:
         await world.clock.sleep(60.0)
         alone = told(world)
         await world.join("two", app=app_with("a", title="orders"))
-        await world.clock.sleep(600.0)
+        await world.clock.sleep(180.0)
         return alone, told(world), len(world.said("apps_differ"))
 
     assert play(drive) == (

@@ -16,7 +16,7 @@ from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE
 from airflow_provider_taskhub.storage.faults import Call, Fault, Plan, late, lost, unsent
 from airflow_provider_taskhub.storage.primitives import Transact
 from tests.simulation.lives import move
-from tests.simulation.world import AFTER, Death, World, seen_in_spark, simulate
+from tests.simulation.world import AFTER, RARE_RENEWALS, Death, World, seen_in_spark, simulate
 
 
 def app() -> App:
@@ -341,7 +341,7 @@ async def left(world: World) -> tuple[int, int, list[str]]:
 
 
 @pytest.mark.rows("K27", "K30", "K46")
-@pytest.mark.parametrize("seconds", [10.4, 600.0], ids=["ends before its holder looks", "is ended"])
+@pytest.mark.parametrize("seconds", [10.4, 120.0], ids=["ends before its holder looks", "is ended"])
 @pytest.mark.parametrize("name", ["recorded", "plain"])
 def test_what_runs_when_its_instance_is_purged_is_not_run_again_and_leaves_nothing(name: str, seconds: float) -> None:
     async def play() -> Any:
@@ -353,7 +353,7 @@ def test_what_runs_when_its_instance_is_purged_is_not_run_again_and_leaves_nothi
             await hub.client.terminate("one", "enough")
             await hub.wait("one")
             assert await hub.client.purge("one")
-            await hub.clock.sleep(900.0)
+            await hub.clock.sleep(180.0)
             assert not hub.defects()
             return lab.did, await left(hub)
 
@@ -369,7 +369,7 @@ def test_what_runs_when_its_instance_is_purged_is_not_run_again_and_leaves_nothi
 def test_what_has_waited_for_a_slot_since_its_instance_ended_is_not_begun(name: str, purged: bool) -> None:
     async def play() -> Any:
         lab = Lab()
-        async with World(lab.app) as hub:
+        async with World(lab.app, lease=RARE_RENEWALS) as hub:
             await hub.join("one", roles=("orchestrator",))
             await hub.client.start("once", [name, 600.0], instance_id="one")
             await hub.clock.sleep(100.0)

@@ -109,37 +109,36 @@ def no_check_of_ages(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("broken", "caught"),
+    ("broken", "found_before", "caught"),
     [
-        pytest.param(
-            ages_from_answers,
-            r"is served by .* and .* \(T86\)",
-            marks=[pytest.mark.rows("T16"), pytest.mark.long],
-        ),
-        pytest.param(ages_by_wall_clocks, r"is (served|read) by .* and .*", marks=pytest.mark.rows("T17")),
-        pytest.param(
-            no_watchdog, r"is read by .* and .* \(T20\)", marks=[pytest.mark.rows("T20", "E25"), pytest.mark.long]
-        ),
-        pytest.param(no_check_of_ages, r"is served by .* and .* \(T86\)", marks=pytest.mark.rows("T21")),
+        pytest.param(ages_from_answers, 149, r"is served by .* and .* \(T86\)", marks=pytest.mark.rows("T16")),
+        pytest.param(ages_by_wall_clocks, 1, r"is (served|read) by .* and .*", marks=pytest.mark.rows("T17")),
+        pytest.param(no_watchdog, 11, r"is read by .* and .* \(T20\)", marks=pytest.mark.rows("T20", "E25")),
+        pytest.param(no_check_of_ages, 1, r"is served by .* and .* \(T86\)", marks=pytest.mark.rows("T21")),
     ],
 )
-def test_a_broken_promise_is_caught(broken: Break, caught: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_promise_is_caught(
+    broken: Break, found_before: int, caught: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken(monkeypatch)
-    story = first_violation()
+    story = first_violation(found_before)
     assert re.search(caught, story)
     assert "python -m tests.simulation.partitions --seed" in story
 
 
-def first_violation() -> str:
+def first_violation(found_before: int) -> str:
     """What the simulation says, of hubs with few partitions and late answers, which are quick to play.
 
     Every other seed is one in which an age that is counted wrongly kills soonest: others look often, and take right
     after a worker must have given up.
+
+    :param found_before: the seed that the search found last time. It is played first, because a whole search may take
+        20 s. If a change of the code makes it play otherwise, the search finds another one.
     """
     late = [seed for seed in range(1, 400) if is_late(shape_of(seed, 0.4))]
     sharp = [seed for seed in late if is_sharp(shape_of(seed, 0.4).times)]
     blunt = [seed for seed in late if seed not in sharp]
-    for seed in chain.from_iterable(zip(sharp, blunt, strict=False)):
+    for seed in (found_before, *chain.from_iterable(zip(sharp, blunt, strict=False))):
         try:
             simulate(seed, 0.4)
         except Violation as violation:

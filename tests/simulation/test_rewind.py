@@ -34,7 +34,7 @@ from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, Pl
 from airflow_provider_taskhub.storage.primitives import PutMessage, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.virtual_time import VirtualClock
 from tests.hub.by_hand import NOW, start
-from tests.simulation.world import World, simulate
+from tests.simulation.world import RARE_RENEWALS, World, simulate
 
 
 class Lab:
@@ -319,7 +319,7 @@ def play(drive: Drive, *, skew: timedelta = timedelta(0)) -> Any:
 
     async def main() -> Any:
         lab = Lab()
-        async with World(lab.app) as world:
+        async with World(lab.app, lease=RARE_RENEWALS) as world:
             await world.join("one", skew=skew)
             found = await drive(world, lab)
             assert not world.defects(), world.defects()

@@ -14,7 +14,7 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import Conflict, Unavailable
 from airflow_provider_taskhub.storage.faults import Call, Fault
 from airflow_provider_taskhub.storage.primitives import Transact
-from tests.simulation.world import MEMORY, Place, World, simulate
+from tests.simulation.world import MEMORY, RARE_RENEWALS, Place, World, simulate
 
 STALL = 150.0
 """Seconds that the worker waits in vain for the answer to the child's last history."""
@@ -99,7 +99,7 @@ def test_a_rewind_waits_for_the_last_checkpoint_of_a_failed_child(place: Place, 
 def test_a_child_that_was_rewound_before_its_parent_and_runs_does_not_hold_the_rewind_up() -> None:
     async def play() -> tuple[bool, str | None, int]:
         runs = list[int]()
-        async with World(family(runs), place=MEMORY, partitions=1) as world:
+        async with World(family(runs), place=MEMORY, partitions=1, lease=RARE_RENEWALS) as world:
             await world.join("only")
             await world.client.start("nested", (1, 3600.0), instance_id="depth-1")
             await until(world, "depth-1", Status.FAILED)

@@ -41,7 +41,7 @@ from airflow_provider_taskhub.storage.primitives import Entity, Message, PutBlob
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.tags import OWNER_TAG, WATCH_TAG
 from tests.simulation.scenarios import app_of
-from tests.simulation.world import AFTER, Death, Effects, Place, World, simulate
+from tests.simulation.world import AFTER, RARE_RENEWALS, Death, Effects, Place, World, simulate
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 """When the worlds begin."""
@@ -475,7 +475,7 @@ def test_what_no_store_takes_is_refused_before_it_is_sent() -> None:
 
 @pytest.mark.rows("K41", "K57")
 @pytest.mark.parametrize(
-    "days", [1, pytest.param(30, marks=pytest.mark.long)], ids=["a day", "longer than a message can hide"]
+    "days", [1, pytest.param(8, marks=pytest.mark.long)], ids=["a day", "longer than a message can hide"]
 )
 def test_what_is_sent_to_a_scheduled_instance_waits_for_it(days: int) -> None:
     """Events, and a suspension with its end, are kept for as long as it takes, and are no failures."""
@@ -497,7 +497,7 @@ def test_what_is_sent_to_a_scheduled_instance_waits_for_it(days: int) -> None:
         await world.wait("two")
         return before, took, held, (await world.ended()).states
 
-    hour = timedelta(hours=1)  # nothing else happens in this month, so that it can be played
+    hour = timedelta(hours=1)  # nothing else happens in these days, so that they can be played
     times = LeaseTimes(renew=hour, give_up=2 * hour, take=3 * hour, scan=hour, visibility=hour)
     before, took, held, states = play(drive, lease=times, max_polling=hour, session_idle=hour)
     assert before == (Status.PENDING, Status.PENDING)
@@ -683,7 +683,7 @@ def test_a_terminate_of_a_scheduled_start_that_comes_again_does_not_end_the_next
     async def drive() -> Any:
         async with World(app_of(Effects()), lease=LONG) as world:
             first = await world.join("first")
-            await world.client.start("chain", 1, instance_id="one", start_at=START + timedelta(hours=1))
+            await world.client.start("chain", 1, instance_id="one", start_at=START + timedelta(minutes=10))
             await world.clock.sleep(2.0)
             first.death = Death(point="instance", side=AFTER, count=first.points["after-instance"] + 1)
             await world.client.terminate("one", "enough")
@@ -845,7 +845,7 @@ def test_what_is_sent_to_a_start_that_is_not_due_yet_is_not_taken_for_the_run_be
         return before, row.status, row.output
 
     assert (
-        play(drive)
+        play(drive, lease=RARE_RENEWALS)
         == {
             "event": (Status.PENDING, Status.COMPLETED, "2"),
             "suspend": (Status.PENDING, Status.SUSPENDED, "held"),
@@ -1078,4 +1078,4 @@ def test_many_are_purged_by_what_they_are_in_pages_with_a_limit_a_rate_and_a_tim
         assert (one.purged, one.complete) == (1, False), "one is left"
         return {row.instance_id for row in (await client.list()).instances}
 
-    assert play(drive) == {"b-terminated", "a-runs"}
+    assert play(drive, lease=RARE_RENEWALS) == {"b-terminated", "a-runs"}

@@ -397,7 +397,7 @@ def test_more_slots_than_one_receive_can_fill(slots: int) -> None:
             await hub.join("decider", roles=["orchestrator"])
             await hub.client.start("fan", {"width": 150, "seconds": 600.0}, instance_id="one")
             worker = await hub.join("worker", roles=["activity"])
-            await hub.clock.sleep(300.0)
+            await hub.clock.sleep(60.0)
             return worker.backend.work_items.slots.busy, hub.defects()
 
     assert simulate(play) == (slots, [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import OrchestrationInstance, SubOrchestrationInstanceCompleted
 from airflow_provider_taskhub.hub.admission.rules import PARENT_STARTS
-from tests.simulation.world import Death, Place, World, simulate
+from tests.simulation.world import RARE_RENEWALS, Death, Place, World, simulate
 
 
 def app_of(*, middle: bool) -> App:
@@ -37,14 +38,16 @@ def app_of(*, middle: bool) -> App:
     return app
 
 
-async def cut_off(place: Place, *, rounds: int, gap: float, suspended: float = 0.0) -> tuple[str | None, list[str]]:
+async def cut_off(
+    place: Place, *, rounds: int, gap: float, suspended: float = 0.0, **settings: Any
+) -> tuple[str | None, list[str]]:
     """Let a worker die in the checkpoint that has started the child. Only after a gap a worker has the parent's code.
 
     :param rounds: 0: a client starts the parent. 1: an instance starts the parent. 2: the parent's id has an ended run.
     :param suspended: how long the instance ``one`` is suspended when that worker comes, in seconds.
     :returns: the result, and the causes of what is in quarantine.
     """
-    async with World(app_of(middle=True), place=place, partitions=1) as world:
+    async with World(app_of(middle=True), place=place, partitions=1, **settings) as world:
         first = await world.join("first", death=Death(point="history", count=max(1, 2 * rounds)))
         if rounds:
             await world.client.start("top", rounds, instance_id="one")
@@ -77,13 +80,14 @@ def test_the_answer_of_a_child_waits_as_long_as_its_parent_waits_for_code(place:
 @pytest.mark.rows("K31", "K35")
 def test_the_answer_of_a_child_waits_for_a_parent_that_is_suspended(place: Place) -> None:
     """The parent's first checkpoint is that of the suspension: it does not have the child's start."""
-    assert simulate(lambda: cut_off(place, rounds=0, gap=120.0, suspended=1800.0)) == ("7", [])
+    settings = {} if place.shared else {"lease": RARE_RENEWALS}
+    assert simulate(lambda: cut_off(place, rounds=0, gap=120.0, suspended=1800.0, **settings)) == ("7", [])
 
 
 @pytest.mark.rows("K30", "K46")
 def test_the_answer_of_a_child_whose_parent_was_purged_is_discarded_with_its_payload_after_an_hour() -> None:
     async def play() -> tuple[bool, int, tuple[str, ...]]:
-        async with World(app_of(middle=True), partitions=1) as world:
+        async with World(app_of(middle=True), partitions=1, lease=RARE_RENEWALS) as world:
             await world.join("only")
             hub, began = world.client.hub, world.clock.monotonic()
             now = hub.clock.utc_now()

@@ -15,7 +15,7 @@ import pytest
 
 from tests.simulation.azurite_clock import still_azurite
 from tests.simulation.crash import azurite_at, go_through, main
-from tests.simulation.lives import DEATHS, Damage, Kind, Trouble, live, troubles
+from tests.simulation.lives import DEATHS, Damage, Kind, Trouble, troubles, undisturbed
 from tests.simulation.scenarios import SCENARIOS, Scenario
 from tests.simulation.world import MEMORY, WHOLE, Place
 
@@ -35,7 +35,7 @@ def sample(scenario: Scenario) -> list[Trouble] | None:
     """Every named point once, and some of all others; None: everything."""
     if os.environ.get("TASKHUB_DEATHS") == "all":
         return None
-    run = live(scenario)
+    run = undisturbed(scenario)
     every = [wrong for kind in DEATHS for wrong in troubles(kind, run)]
     named = [wrong for wrong in every if not isinstance(wrong.point, int) and wrong.count == 1]
     return named + random.Random(scenario.name).sample(every, min(len(every), max(0, SAMPLE - len(named))))
@@ -95,18 +95,18 @@ def test_the_scenarios_end_as_they_should() -> None:
         "cancel": ("Terminated", "enough"),
         "family": ("Terminated", "enough"),
     }
-    assert ends == {name: live(SCENARIOS[name]).ended.states["one"][:2] for name in ends}
+    assert ends == {name: undisturbed(SCENARIOS[name]).ended.states["one"][:2] for name in ends}
 
 
 def test_a_watched_instance_is_announced_once_it_has_ended() -> None:
-    assert live(SCENARIOS["chain"]).hints == ("one",)
+    assert undisturbed(SCENARIOS["chain"]).hints == ("one",)
 
 
 def test_the_command_counts_what_it_goes_through(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--store", "sqlite", "--scenario", "raising", "--kind", "before", "--kind", "twice"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split()[-3:] == [str(damage) for damage in Damage]
-    run = live(SCENARIOS["raising"])
+    run = undisturbed(SCENARIOS["raising"])
     before = len(list(troubles(Kind.BEFORE, run)))
     assert before > run.calls, "each call, and each time of each named point"
     assert [line.split()[:7] for line in lines[:1]] == [["sqlite", "before", "1", str(before), "0", "0", "0"]]

@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from structlog.testing import LogCapture
@@ -41,7 +41,7 @@ from airflow_provider_taskhub.hub.partitions import administration, app_lease
 from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost
 from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.partitions.owner import PartitionOwner
-from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes, Settings
+from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE, LeaseTimes, Settings
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, Plan
 from airflow_provider_taskhub.storage.primitives import (
     Message,
@@ -62,10 +62,16 @@ from airflow_provider_taskhub.workers.backend import POLLS_MISSED, Backend
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.peers import Peers
 
+T = TypeVar("T")
+
 BEFORE, AFTER = "before", "after"
 POLLS = ("queue.receive", "admin")
 """Calls that are not numbered."""
 _hubs = itertools.count(1)
+RARE_RENEWALS = AZURE_LEASE.model_copy(update={"visibility": EMBEDDED_LEASE.visibility})
+"""Lease times for plays of many minutes in which no partition moves. A worker renews a tenth as often as with the times
+of the embedded store, and the play costs a tenth, because an idle worker does little else. A received message is hidden
+for as short a time as there."""
 QUIET = timedelta(hours=2)
 """Virtual time within which nothing may be left in any queue once everything has ended."""
 
@@ -156,13 +162,16 @@ class Tape(FaultyStore):
         super().__init__(inner, lambda call: None)
         self._machine, self._done = machine, done
 
+    async def _through(self, kind: str, what: object, do: Callable[[], Awaitable[T]]) -> T:
+        return await do()
+
     async def execute(self, operation: Operation) -> Result:
-        result = await super().execute(operation)
+        result = await self._inner.execute(operation)
         self._done.append(Done(machine=self._machine, operation=operation))
         return result
 
     async def commit(self, unit: Unit) -> Results:
-        results = await super().commit(unit)
+        results = await self._inner.commit(unit)
         done = [operation for step in unit.steps for operation in step.operations]
         self._done.extend(Done(machine=self._machine, operation=operation) for operation in done)
         return results

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
@@ -83,6 +84,19 @@ class _Listing:
     take: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Functions:
+    """The functions that a worker declares, as in :class:`.model.Member`."""
+
+    apps: Mapping[str, str] = field(default_factory=dict)
+    orchestrators: tuple[str, ...] = ()
+    activities: tuple[str, ...] = ()
+    accepts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+_NO_FUNCTIONS = _Functions()
+
+
 class Members:
     """Write and read the members table.
 
@@ -99,6 +113,9 @@ class Members:
         self._clock = clock
         self._sightings = Sightings()
         self._known: dict[str, float] = {}
+        self._listings: dict[str, _Listing] = {}
+        """The last reading of the table, by the key of the row. A row with the same ETag is not decoded again: workers
+        scan more often than they renew their rows."""
         self.watching: tuple[Member, ...] | None = None
         """The live watchers as the last :meth:`watch` or :meth:`prove` found them.
 
@@ -225,7 +242,9 @@ class Members:
     # methods that read and write rows of the table
 
     async def _read(self) -> list[_Listing]:
-        return [listing async for row in self._store.rows(self._table) if (listing := self._decoded(row)) is not None]
+        found = [listing async for row in self._store.rows(self._table) if (listing := self._decoded(row)) is not None]
+        self._listings = {listing.key: listing for listing in found}
+        return found
 
     def _decoded(self, row: Entity) -> _Listing | None:
         """Return the member in a row. None: the row names no worker.
@@ -233,12 +252,15 @@ class Members:
         If the names of its functions cannot be read, the member is returned without them: it may be alive and own
         partitions.
         """
-        names: Mapping[str, Any] = {}
+        known = self._listings.get(row.row_key)
+        if known is not None and known.etag == row.etag:
+            return known
+        functions = _NO_FUNCTIONS
         try:
-            names = _names(row.properties)
+            functions = _functions(_names(row.properties))
         except InputError as error:
             unreadable(self._table, row.row_key, f"its names cannot be read: {error}")
-        listing = _decode(row, names)
+        listing = _decode(row, functions)
         if listing is None:
             unreadable(self._table, row.row_key, "it names no worker")
         return listing
@@ -298,11 +320,8 @@ def _names_columns(member: Member) -> dict[str, Property | None]:
     return {f"Names{index}": part for index, part in enumerate(parts)}
 
 
-def _decode(entity: Entity, names: Mapping[str, Any]) -> _Listing | None:
-    """Return the member in a row. None: the row names no worker.
-
-    :param names: the names of the worker's functions, decoded.
-    """
+def _decode(entity: Entity, functions: _Functions) -> _Listing | None:
+    """Return the member in a row. None: the row names no worker."""
     columns = entity.properties
     worker = columns.get("Worker")
     if not isinstance(worker, str):
@@ -312,16 +331,12 @@ def _decode(entity: Entity, names: Mapping[str, Any]) -> _Listing | None:
         worker=worker,
         started=started if isinstance(started, Timestamp) else Timestamp(0),
         roles=tuple(role for role in str(columns.get("Roles") or "").split(",") if role),
-        apps={str(app): str(version) for app, version in _of(names, "apps", dict).items()},
-        orchestrators=tuple(map(str, _of(names, "orchestrators", list))),
-        activities=tuple(map(str, _of(names, "activities", list))),
+        apps=functions.apps,
+        orchestrators=functions.orchestrators,
+        activities=functions.activities,
         running=int(_number(columns.get("Running"), 0)),
         weight=max(1, int(_number(columns.get("Weight"), 1))),
-        accepts={
-            str(name): tuple(map(str, versions))
-            for name, versions in _of(names, "accepts", dict).items()
-            if isinstance(versions, list)
-        },
+        accepts=functions.accepts,
         awaited=change_hints.decode(columns.get("Awaited")),
     )
     return _Listing(
@@ -340,21 +355,38 @@ def _decode(entity: Entity, names: Mapping[str, Any]) -> _Listing | None:
     )
 
 
-def _names(columns: Mapping[str, Property | None]) -> dict[str, Any]:
-    """Return the names of a worker's functions, decoded from its columns.
-
-    :raises InputError: the columns do not contain a JSON object, plain or compressed.
-    """
+def _names(columns: Mapping[str, Property | None]) -> str | bytes:
+    """Return the names of a worker's functions as its columns have them: JSON, or compressed JSON."""
     text = columns.get("Names")
-    if not isinstance(text, str):
-        parts: list[bytes] = []
-        while isinstance(part := columns.get(f"Names{len(parts)}"), bytes):
-            parts.append(part)
-        text = decompress(b"".join(parts)) if parts else "{}"
+    if isinstance(text, str):
+        return text
+    parts: list[bytes] = []
+    while isinstance(part := columns.get(f"Names{len(parts)}"), bytes):
+        parts.append(part)
+    return b"".join(parts) or "{}"
+
+
+@lru_cache(maxsize=64)
+def _functions(names: str | bytes) -> _Functions:
+    """Decode the names of a worker's functions. Cached: each renewal writes the row again, but not with other names.
+
+    :param names: JSON, or compressed JSON.
+    :raises InputError: the value is not a JSON object, plain or compressed.
+    """
+    text = names if isinstance(names, str) else decompress(names)
     found = loads(text, what="what stands there")
     if not isinstance(found, dict):
         raise InputError(f"the value is not a JSON object: {text[:60]!r}")
-    return found
+    return _Functions(
+        apps={str(app): str(version) for app, version in _of(found, "apps", dict).items()},
+        orchestrators=tuple(map(str, _of(found, "orchestrators", list))),
+        activities=tuple(map(str, _of(found, "activities", list))),
+        accepts={
+            str(name): tuple(map(str, versions))
+            for name, versions in _of(found, "accepts", dict).items()
+            if isinstance(versions, list)
+        },
+    )
 
 
 def _of(names: Mapping[str, Any], key: str, kind: type[T]) -> T:

@@ -8,8 +8,10 @@ from datetime import timedelta
 
 import pytest
 
+from airflow_provider_taskhub.codec import loads
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.hub.model import HubNames, Member
+from airflow_provider_taskhub.hub.partitions import members as members_module
 from airflow_provider_taskhub.hub.partitions.members import Members, Roster
 from airflow_provider_taskhub.settings import AZURE_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
@@ -78,6 +80,31 @@ def test_thousands_of_names_fit_and_too_many_are_refused() -> None:
             await table.announce(member(orchestrators=noise))
 
     run(main())
+
+
+def test_names_are_decoded_once_however_often_a_row_is_renewed_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker reads the rows twice a second, and an app may have thousands of names."""
+    decoded = list[str]()
+
+    def counted(text: str, **options: str) -> object:
+        decoded.append(text)
+        return loads(text, **options)
+
+    async def main() -> None:
+        store = await opened()
+        writer, reader = members(store), members(store)
+        names = tuple(f"orchestrator_of_this_test_{number:05d}" for number in range(3_000))
+        for worker in ("a@host/1", "b@host/1"):
+            await writer.announce(member(worker, orchestrators=names))
+        monkeypatch.setattr(members_module, "loads", counted)
+        for number in range(5):
+            await writer.renew(member("a@host/1", orchestrators=names, running=number))
+            for _ in range(2):
+                assert [one.running for one in await reader.live()] == [number, 0]
+                assert all(one.orchestrators == names for one in await reader.live())
+
+    run(main())
+    assert len(decoded) == 1, "both workers have the same app"
 
 
 @pytest.mark.rows("E59", "T17", "T88", "E49")
