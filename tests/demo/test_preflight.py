@@ -144,6 +144,7 @@ def test_the_makefile_says_what_it_can() -> None:
         "demo-kill",
         "env",
         "test",
+        "test-all",
         "quick",
         "check",
         "format",
