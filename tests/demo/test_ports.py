@@ -11,9 +11,7 @@ import pytest
 
 from airflow_provider_taskhub.demo.ports import HOST, free_port
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="only Linux lets a server share the kept port"
-)
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a server share the kept port")
 
 
 def test_another_program_cannot_take_it() -> None:
