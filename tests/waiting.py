@@ -15,7 +15,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-PATIENCE = 120.0
+PATIENCE = 240.0
 """Seconds that a test waits for something that takes a few, on a machine that may stop for many."""
 TELL_EVERY = 30.0
 """Seconds after which a wait says what it waits for, again and again."""

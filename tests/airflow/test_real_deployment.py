@@ -24,7 +24,7 @@ from tests.airflow.test_real_page import (
     test_an_administrator_steers_partitions_and_workers,
 )
 from tests.airflow.test_real_zero_slot import test_a_task_succeeds_without_any_worker
-from tests.browser.conftest import browser
+from tests.browser.conftest import PATIENCE, browser
 from tests.waiting import until
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.process]
@@ -114,23 +114,23 @@ def test_the_page_in_a_browser(real: Deployment, instances: dict[str, str], brow
     context = browser.new_context(locale="en-GB")
     try:
         page = context.new_page()
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(PATIENCE)
         task = f"{real.url}/dags/told/runs/{quote(run, safe='')}/tasks/hub"
         page.goto(f"{task}/plugin/taskhub-instance")
         page.fill("#username", "uma")  # Airflow has sent the browser to the login of FAB, and sends it back
         page.fill("#password", "uma")
         page.locator("input[type=submit], button[type=submit]").click()
         inner = page.frame_locator("iframe")
-        expect(inner.locator("h1")).to_have_text(told, timeout=60_000)
+        expect(inner.locator("h1")).to_have_text(told)
         page.goto(f"{task}/details")
         page.get_by_role("link", name="TaskHub instance").click()
-        expect(inner.locator("h1")).to_have_text(told, timeout=60_000)
+        expect(inner.locator("h1")).to_have_text(told)
         inner.get_by_role("link", name="Instances").first.click()
-        expect(inner.locator("tr", has_text=told)).to_be_visible(timeout=20_000)
+        expect(inner.locator("tr", has_text=told)).to_be_visible()
         inner.get_by_role("link", name=told).click()
-        expect(inner.locator("h1")).to_have_text(told, timeout=20_000)
+        expect(inner.locator("h1")).to_have_text(told)
         inner.get_by_role("link", name="Workers").click()
-        expect(inner.locator("tbody")).to_contain_text("first", timeout=20_000)
+        expect(inner.locator("tbody")).to_contain_text("first")
         inner.get_by_role("link", name="Instances").first.click()
         inner.get_by_role("link", name=told).click()
         inner.get_by_role("link", name=run).click()  # a page of Airflow

@@ -11,6 +11,7 @@ import pytest
 
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
 from airflow_provider_taskhub.triggers.shared_requests import _SHARED, shared_settings, state_of
+from tests.waiting import PATIENCE
 
 
 def task(name: str, *, map_index: int = -1, run_id: str = "r") -> SimpleNamespace:
@@ -34,14 +35,14 @@ class Airflow:
         self.asked.append((run_ids[0], task_ids, map_index))
         number = len(self.asked)
         self.loop.call_soon_threadsafe(self.arrived.release)
-        assert self.may_answer.acquire(timeout=20)
+        assert self.may_answer.acquire(timeout=PATIENCE)
         if self.error is not None:
             raise self.error
         return {run_ids[0]: dict.fromkeys(task_ids, number)}
 
     async def request(self) -> None:
         """Wait until the next request has arrived."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             await self.arrived.acquire()
 
 

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.airflow.real import RealAirflow, started
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+PATIENCE = 120_000.0
+"""Milliseconds that a test waits for what a page must show."""
 PICTURES = os.environ.get("PICTURES")
 """A folder for screenshots of every test's last page, to be looked at."""
 
@@ -26,6 +28,7 @@ def real() -> RealAirflow:
 def browser() -> Iterator[Browser]:
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     assert program, "no Chromium on this machine: apt-get install chromium"
+    expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser
@@ -49,7 +52,7 @@ def login(real: RealAirflow, browser: Browser, request: pytest.FixtureRequest) -
         context.add_cookies([{"name": "_token", "value": real.token(user), "url": real.url}])
         context.add_init_script(f"localStorage.setItem('theme', '{'dark' if dark else 'light'}')")
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(PATIENCE)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda sent: complaints.append(sent.url) if outside(sent.url) else None)
         page.goto(real.url + path)

@@ -17,7 +17,7 @@ from tests.airflow.fake import NOW, FakeHub
 from tests.airflow.test_page_actions import TAGS, audit_log, entries
 from tests.airflow.test_page_actions import page as app
 from tests.airflow.test_page_tabs import full
-from tests.browser.conftest import PICTURES
+from tests.browser.conftest import PATIENCE, PICTURES
 
 __all__ = ["app", "audit_log", "entries", "full", "hub"]  # the fixtures
 
@@ -45,7 +45,7 @@ def shown(browser: Browser, app: Any, request: pytest.FixtureRequest) -> Iterato
             route.fulfill(status=got.status_code, body=got.content, headers=dict(got.headers))
 
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(PATIENCE)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.clock.install()
         page.route("**", answer)

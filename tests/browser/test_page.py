@@ -92,7 +92,7 @@ def test_the_list_in_airflows_navigation(login: Login, runs: Runs) -> None:
     failed = inner.locator("tr", has_text=f"fails:hub:{runs.fails}:g1")
     expect(failed).to_contain_text("41 of 8,760 rows rejected")
     first = inner.locator("tbody tr").first
-    expect(first).to_contain_text("Failed", timeout=30_000)
+    expect(first).to_contain_text("Failed")
     expect(inner.locator("#bar .hub")).to_contain_text("hub TaskHub · embedded · updated")
     expect(inner.locator("main")).to_contain_text("without-airflow")
 
@@ -208,7 +208,7 @@ def test_the_tab_of_a_task_whose_author_chose_the_instances_id(login: Login, rea
     real.reaches("named", run, "success")
     page = login("admin", f"/dags/named/runs/{quote(run, safe='')}/tasks/hub/plugin/taskhub-instance")
     # the page asks Airflow for the task's XCom first
-    expect(frame(page).locator("h1")).to_have_text(f"named-{run}", timeout=30_000)
+    expect(frame(page).locator("h1")).to_have_text(f"named-{run}")
     page = login("admin", f"/dags/named/runs/{quote(run, safe='')}/tasks/hub/details")
     page.get_by_role("link", name="TaskHub instance").click()
     expect(frame(page).locator("h1")).to_have_text(f"named-{run}")

@@ -10,6 +10,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from tests.browser.conftest import PATIENCE
+
 PLACE = "http://airflow.test"
 TAB = f"{PLACE}/taskhub/page/instance?dag_id=d&run_id=r&task_id=t&map_index=-1"
 LINK = "/plugin/taskhub/taskhub/page/instance?dag_id=d&run_id=r&task_id=t&map_index=-1&conn=other"
@@ -38,7 +40,7 @@ def tab(browser: Browser) -> Iterator[Open]:
                 route.fulfill(status=status, body=json.dumps(body), content_type="application/json")
 
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(PATIENCE)
         page.route("**", answer)
         page.goto(TAB)
         return page

@@ -59,7 +59,7 @@ def _killed(process: str, real: RealAirflow, waits: Sequence[Wait]) -> Iterator[
     else:
         found = real.processes[process]
         found.signal(signal.SIGKILL)
-        found.process.wait(20)
+        found.process.wait(PATIENCE)
         time.sleep(DOWN)
         found.start()
         until("a healthy Airflow", lambda: _healthy(real), seconds=PATIENCE)

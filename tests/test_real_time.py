@@ -1,0 +1,194 @@
+"""No verdict of a test rests on real time: sleeps and measured durations are found in the source, and the list of
+those that may stay gives a reason for each.
+
+Not found, because it looks the same in virtual time: ``asyncio.sleep`` in a module that uses virtual time.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+CLOCKS = {"time.monotonic", "time.perf_counter", "time.time"}
+WORDS = re.compile(r"sleep|Event\(\)|wait_for_timeout|monotonic|perf_counter|time\.time")
+"""Modules without any of these are not parsed, since that takes long."""
+VIRTUAL = "airflow_provider_taskhub.virtual_time"
+
+WAIT = "the wait itself"
+POLL = "asks again; more than a condition must be watched, or tests.waiting cannot be imported in its process"
+WORK = "work of a user's function, which may take longer"
+PACE = "the pace of disturbances or of new work; the verdict counts what is lost, and asks for no number in a time"
+MEASURE = "measures: it prints what a make target reports, and no test asserts the duration"
+
+ALLOWED: dict[str, dict[str, str]] = {
+    "airflow/crashes/deeds.py": {"_killed": PACE},
+    "airflow/crashes/verdict.py": {"_follow": MEASURE},
+    "airflow/hub_app.py": {"rest": WORK},
+    "airflow/kills.py": {"down": PACE, "kills": MEASURE, "mapped": MEASURE},
+    "benchmarks/front/stage.py": {"Stage._ended": MEASURE},
+    "benchmarks/growth.py": {"_idle": MEASURE, "_waiting": MEASURE, "_watch": MEASURE},
+    "benchmarks/page.py": {"_change": MEASURE, "_measured": MEASURE},
+    "benchmarks/stage.py": {"Stage._wait_until_ready": POLL, "Stage.settled": POLL},
+    "benchmarks/workloads.py": {"_all_ended": POLL, "_idle": MEASURE},
+    "demo/test_processes.py": {"test_a_second_ctrl_c_does_not_stop_the_cleaning": PACE},
+    "docs/blocks.py": {"Runner._console": "a page says how long a reader repeats a command; longer is as good"},
+    "e2e/deadly_app.py": {"_run": WORK},
+    "e2e/explore/app.py": {"_carry_out": WORK},
+    "e2e/explore/driver.py": {"_give": PACE, "_kill": PACE, "_settle": POLL},
+    "e2e/house_app.py": {"held": POLL, "kept": WORK, "tick": WORK},
+    "e2e/publish_kills.py": {"kills": PACE},
+    "e2e/publishing_app.py": {"load": WORK},
+    "e2e/refuse.py": {"refuse": PACE},
+    "e2e/soak.py": {
+        "Crew.disturb": PACE,
+        "Crew.drain": PACE,
+        "Crew.kill": PACE,
+        "Crew.stop": PACE,
+        "_work": PACE,
+        "moves": MEASURE,
+        "soak": PACE,
+    },
+    "e2e/storm.py": {"_kill": PACE, "still": MEASURE, "storm": PACE},
+    "e2e/storm_app.py": {"kept": WORK, "tick": WORK},
+    "e2e/telling_app.py": {"tells": POLL},
+    "engine/test_episodes.py": {
+        "Test_code.test_a_foreign_awaitable_is_named_with_its_line": "what an orchestrator must not do; it is refused"
+    },
+    "hub/partitions/test_virtual_time.py": {
+        "test_time_stands_still_while_a_thread_works": "a thread that works for a moment, which may take longer"
+    },
+    "spark/apps.py": {"_meet": POLL, "endless": WORK, "in_two_stages": POLL},
+    "spark/connect_apps.py": {"_slow": WORK, "dies_once": POLL, "settings": POLL},
+    "spark/test_cluster.py": {"stands_still": "tells when to go on; going on too early makes nothing fail"},
+    "waiting.py": {"until": WAIT, "until_async": WAIT},
+    "workers/apps.py": {"_wait": POLL},
+}
+"""Why a function may sleep in real time or assert a duration, by the path of its module and its name."""
+
+
+def found_in(source: str, *, virtual: bool = False) -> set[str]:
+    """The functions of a module that sleep in real time or assert a duration. :param virtual: it uses virtual time."""
+    return {name for name, function in _functions(ast.parse(source)) if _is_timed(function, virtual=virtual)}
+
+
+def _functions(tree: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    """The functions of a module and the methods of its classes, each with what it contains, and the rest as ``""``."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, node
+        elif isinstance(node, ast.ClassDef):
+            yield from ((f"{node.name}.{name}".rstrip("."), inner) for name, inner in _functions(node))
+        else:
+            yield "", node
+
+
+def _is_timed(function: ast.AST, *, virtual: bool) -> bool:
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+    return any(_sleeps(call, virtual=virtual) for call in calls) or _asserts_a_duration(function)
+
+
+def _sleeps(call: ast.Call, *, virtual: bool) -> bool:
+    match ast.unparse(call.func), call.args:
+        case "time.sleep", _:
+            return True
+        case "asyncio.sleep", [ast.Constant(value=0)]:
+            return False
+        case "asyncio.sleep", _:
+            return not virtual
+        case "threading.Event().wait", args:
+            return bool(args)
+    return ast.unparse(call.func).endswith(".wait_for_timeout")
+
+
+def _asserts_a_duration(function: ast.AST) -> bool:
+    """Tell whether an assertion compares what comes from a real clock, directly or through variables."""
+    from_clock: set[str] = set()
+
+    def measures(node: ast.AST) -> bool:
+        return any(
+            (isinstance(part, ast.Call) and ast.unparse(part.func) in CLOCKS)
+            or (isinstance(part, ast.Name) and part.id in from_clock)
+            for part in ast.walk(node)
+        )
+
+    assigned = [node for node in ast.walk(function) if isinstance(node, ast.Assign | ast.AugAssign)]
+    before: set[str] | None = None
+    while from_clock != before:  # a variable may depend on one that is assigned further down, in a loop
+        before = set(from_clock)
+        for node in assigned:
+            if measures(node.value):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                from_clock |= {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+    asserts = [node for node in ast.walk(function) if isinstance(node, ast.Assert)]
+    return any(measures(node.test) for node in asserts)
+
+
+@cache
+def _is_virtual(path: Path) -> bool:
+    """Tell whether a module uses virtual time, itself or through modules of the tests that it imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ImportFrom) or node.module is None:
+            continue
+        if node.module == VIRTUAL:
+            return True
+        imported = ROOT.joinpath(*node.module.split(".")).with_suffix(".py")
+        if node.module.startswith("tests.") and imported.exists() and _is_virtual(imported):
+            return True
+    return False
+
+
+def test_no_test_sleeps_or_asserts_a_duration_in_real_time_without_a_reason() -> None:
+    found = {
+        str(path.relative_to(TESTS)): functions
+        for path in sorted(TESTS.rglob("*.py"))
+        if WORDS.search(text := path.read_text()) and (functions := found_in(text, virtual=_is_virtual(path)))
+    }
+    allowed = {module: set(functions) for module, functions in ALLOWED.items()}
+    more = {module: functions - allowed.get(module, set()) for module, functions in found.items()}
+    gone = {module: functions - found.get(module, set()) for module, functions in allowed.items()}
+    assert not {module: names for module, names in more.items() if names}, "wait with tests.waiting, or give a reason"
+    assert not {module: names for module, names in gone.items() if names}, "take it off the list"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "time.sleep(1)",
+        "await asyncio.sleep(0.1)",
+        "threading.Event().wait(0.1)",
+        "page.wait_for_timeout(100)",
+        "assert time.monotonic() - began < 3",
+        "took = time.perf_counter() - began; assert 0 < took < 3",
+        "began = time.time(); now = began + 1; assert later - now < 3",
+    ],
+)
+def test_a_sleep_and_an_asserted_duration_are_found(line: str) -> None:
+    assert found_in(f"async def test():\n    {line}") == {"test"}
+    assert found_in(f"class Some:\n    async def test(self):\n        {line}") == {"Some.test"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "await asyncio.sleep(0)",
+        "threading.Event().wait()",
+        "event.wait(60)",
+        "assert clock.monotonic() - began < 3",
+        "began = time.monotonic(); print(time.monotonic() - began)",
+    ],
+)
+def test_waits_for_conditions_and_virtual_time_are_not_found(line: str) -> None:
+    assert found_in(f"async def test():\n    {line}") == set()
+
+
+def test_a_sleep_of_the_event_loop_is_not_found_where_time_is_virtual() -> None:
+    assert found_in("async def test():\n    await asyncio.sleep(5)", virtual=True) == set()
+    assert _is_virtual(TESTS / "simulation" / "test_dead_workers.py")
+    assert not _is_virtual(TESTS / "e2e" / "house.py")
