@@ -66,7 +66,6 @@ ALLOWED: dict[str, dict[str, str]] = {
     },
     "spark/apps.py": {"_meet": POLL, "endless": WORK, "in_two_stages": POLL},
     "spark/connect_apps.py": {"_slow": WORK, "dies_once": POLL, "settings": POLL},
-    "spark/test_cluster.py": {"stands_still": "tells when to go on; going on too early makes nothing fail"},
     "waiting.py": {"until": WAIT, "until_async": WAIT},
     "workers/apps.py": {"_wait": POLL},
 }
