@@ -15,6 +15,7 @@ almost no code.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -192,10 +193,24 @@ class Message:
 
 
 class ReceiptHolder(Protocol):
-    """An object that knows the newest receipt of a message. Each update of the message makes its old receipt stale."""
+    """The one object of a process that knows the newest receipt of a message.
+
+    Each update of the message makes its old receipt stale. So code that changes the message holds :attr:`changing` from
+    reading the receipt until it has stored the new one. A store does the same for a deletion: it waits for the update
+    that is under way, and then uses the receipt that this update has returned.
+    """
 
     @property
     def receipt(self) -> Receipt: ...
+
+    @property
+    def changing(self) -> asyncio.Lock: ...
+
+    def deletion_answered(self, *, deleted: bool) -> None:
+        """Note the answer of the store to a deletion. The store calls this before it frees :attr:`changing`.
+
+        :param deleted: False: nothing was deleted, because the receipt is stale or the message does not exist.
+        """
 
 
 # --- classes for operations: all kinds of writes ------------------------------------------------------------------
@@ -236,7 +251,7 @@ class UpdateMessage:
     """
 
     queue: str
-    message: Receipt | ReceiptHolder
+    message: Receipt
     visibility: timedelta
     text: str | None = None
     claimed: bool = False
@@ -247,9 +262,9 @@ class UpdateMessage:
 class DeleteMessage:
     """Delete a received message. Result: the message's id; None if ``quiet`` is set and nothing was deleted.
 
-    :param message: receipt of the message.
-    :param quiet: True if a stale receipt or a missing message is not an error. This is right for a message that is
-        already processed: a worker that received it again finds that out and deletes it.
+    :param message: receipt of the message, or the object that holds it. The holder learns the answer.
+    :param quiet: True if a stale receipt or a missing message is not an error, so that the other operations of the unit
+        are carried out.
     :raises Conflict: if the receipt is stale, because another worker has received the message.
     :raises NotFound: if the message does not exist any more.
     """

@@ -41,9 +41,11 @@ from airflow_provider_taskhub.hub.partitions import administration, app_lease
 from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost
 from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.partitions.owner import PartitionOwner
+from airflow_provider_taskhub.hub.queues.delivery import Delivery, renew
 from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE, LeaseTimes, Settings
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, Plan
 from airflow_provider_taskhub.storage.primitives import (
+    DeleteMessage,
     Message,
     Operation,
     PutMessage,
@@ -56,6 +58,7 @@ from airflow_provider_taskhub.storage.primitives import (
 )
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.storage.steps import one_by_one
+from airflow_provider_taskhub.supervision import owned
 from airflow_provider_taskhub.testing import InProcess
 from airflow_provider_taskhub.virtual_time import VirtualClock
 from airflow_provider_taskhub.workers.backend import POLLS_MISSED, Backend
@@ -65,6 +68,8 @@ from airflow_provider_taskhub.workers.peers import Peers
 T = TypeVar("T")
 
 BEFORE, AFTER = "before", "after"
+ANSWER = 0.4
+"""Seconds between a renewal and its answer, where :attr:`Network.renewing` is True."""
 POLLS = ("queue.receive", "admin")
 """Calls that are not numbered."""
 _hubs = itertools.count(1)
@@ -183,14 +188,18 @@ class Network(FaultyStore):
     :ivar unheard: number of the receive, of those that found something, whose answer is lost.
     :ivar twice: number of the delivery (a message received, or put and claimed) that comes again at once, as when its
         visibility had run out in the worker's hands.
+    :ivar renewing: True: at each deletion a renewal of the message is under way. The store has carried it out, and its
+        answer comes :data:`ANSWER` seconds later.
     """
 
     def __init__(self, inner: Store, plan: Plan, *, claim: timedelta, **options: Any) -> None:
         super().__init__(inner, plan, **options)
         self._claim = claim
-        self.receives = self.deliveries = 0
+        self.receives = self.deliveries = self.renewals = 0
         self.twice: int | None = None
         self.unheard: int | None = None
+        self.renewing = False
+        self._renewed: dict[str, asyncio.Event] = {}
 
     async def receive(self, queue: str, *, limit: int, visibility: timedelta) -> list[Message]:
         messages = await super().receive(queue, limit=limit, visibility=visibility)
@@ -202,10 +211,33 @@ class Network(FaultyStore):
         return messages
 
     async def execute(self, operation: Operation) -> Result:
+        if isinstance(operation, DeleteMessage):
+            await self._renew(operation)
         result = await super().execute(operation)
         if isinstance(operation, PutMessage) and isinstance(result, Receipt) and operation.visibility == self._claim:
             await self._delivered(operation.queue, result)
+        if isinstance(operation, UpdateMessage) and operation.message.message_id in self._renewed:
+            self._renewed.pop(operation.message.message_id).set()
+            await self._clock.sleep(ANSWER)
         return result
+
+    async def commit(self, unit: Unit) -> Results:
+        if not self._stepwise:
+            for operation in (operation for step in unit.steps for operation in step.operations):
+                if isinstance(operation, DeleteMessage):
+                    await self._renew(operation)
+        return await super().commit(unit)
+
+    async def _renew(self, deletion: DeleteMessage) -> None:
+        """Begin a renewal as the worker does it, and return when the store has carried it out."""
+        held = deletion.message
+        if not self.renewing or not isinstance(held, Delivery) or held.gone or held.changing.locked():
+            return
+        done = self._renewed[held.message_id] = asyncio.Event()
+        self.renewals += 1
+        async with owned() as start:
+            under_way = self._under_way.spawn(renew(self, held, self._claim, self._clock))
+            await asyncio.wait((under_way, start(done.wait())), return_when=asyncio.FIRST_COMPLETED)
 
     async def _delivered(self, queue: str, receipt: Receipt) -> None:
         self.deliveries += 1
@@ -229,6 +261,7 @@ class Machine:
         twice: int | None = None,
         unheard: int | None = None,
         proves: bool = False,
+        renewing: bool = False,
     ) -> None:
         """:param proves: it finds the dead by their lock files, as workers of one machine do."""
         self.name, self.world, self.death, self.plan = name, world, death, plan
@@ -255,7 +288,7 @@ class Machine:
             together=self._together,
             claim=world.settings.lease_times.visibility,
         )
-        self.store.twice, self.store.unheard = twice, unheard
+        self.store.twice, self.store.unheard, self.store.renewing = twice, unheard, renewing
         self.lease_store = FaultyStore(world.store, self._lease_plan, clock=self.clock)
         self.leases: Plan = lambda call: None
         registry = Registry.of([app or world.app])

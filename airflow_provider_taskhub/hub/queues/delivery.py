@@ -44,8 +44,11 @@ class Delivery:
     :param size: number of characters of the message's text in the queue.
     :param claimed: monotonic time, in seconds, at which the request for the newest pop receipt was sent.
     :param gone: True if the message is deleted or visible again. The pop receipt is then useless.
-    :param changing: a lock that allows one change of the pop receipt at a time. Without the lock a message could be
-        given back under a pop receipt that a running renewal replaces. The message would then stay invisible.
+    :param deleted: the answer of the store to the deletion of the message. False: the store has not deleted the
+        message. None: there is no answer.
+    :param changing: a lock that allows one renewal, return or deletion of the message at a time. Each of them needs the
+        pop receipt that the one before has left. Without the lock a running renewal could replace the pop receipt of a
+        deletion on its way, and the message would come again.
     """
 
     queue: str
@@ -56,6 +59,7 @@ class Delivery:
     size: int
     claimed: float
     gone: bool = False
+    deleted: bool | None = None
     changing: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
     _identity: str | None = field(default=None, init=False, repr=False)
 
@@ -104,8 +108,16 @@ class Delivery:
         return True
 
     def deletion(self) -> DeleteMessage:
-        """Return the operation that deletes the message. With an outdated pop receipt the operation does nothing."""
+        """Return the operation that deletes the message.
+
+        The store carries it out when no renewal is under way. With an outdated pop receipt the operation does nothing;
+        :meth:`Reader.release` then takes care of the message.
+        """
         return DeleteMessage(queue=self.queue, message=self, quiet=True)
+
+    def deletion_answered(self, *, deleted: bool) -> None:
+        self.deleted = deleted or self.deleted is True
+        self.gone = self.gone or deleted
 
     def returning(
         self,
@@ -250,6 +262,7 @@ class VisibilityRenewer:
         self._held: dict[str, Delivery] = {}
         self._outage = Outage(log, "renewal_failed", clock.monotonic)
         self._gate, self._busy = asyncio.Semaphore(GIVE_BACK_PARALLEL), set[Delivery]()
+        self._running = False
 
     def __len__(self) -> int:
         return len(self._held)
@@ -272,7 +285,7 @@ class VisibilityRenewer:
         A renewal that fails is tried again, and does not stop the renewals of other messages.
         """
         interval = self._visibility.total_seconds() / 4
-        renewals = Supervisor(self._clock)
+        renewals, self._running = Supervisor(self._clock), True
         try:
             while True:
                 await self._clock.sleep(interval)
@@ -282,11 +295,14 @@ class VisibilityRenewer:
                         self._busy.add(held)
                         renewals.spawn(self._renew(held), name=f"renew {held.message_id}")
         finally:
-            await renewals.close()
+            self._running = False
+            # A renewal that the store has carried out must bring its pop receipt, with which the message is given back.
+            await renewals.close(interval)
 
     async def _renew(self, held: Delivery) -> None:
         try:
             async with self._gate:
-                await renew(self._store, held, self._visibility, self._clock, self._outage)
+                if self._running:
+                    await renew(self._store, held, self._visibility, self._clock, self._outage)
         finally:
             self._busy.discard(held)

@@ -9,7 +9,9 @@ The module has more than 400 lines because receiving, waiting and quarantine sha
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -46,6 +48,8 @@ _RECEIVES = Retries(after=(StorageError,), first=1.0, factor=1.0)
 """The reader pauses after an error of the store: 1 s, or as long as the store asks for."""
 RETRY_DELAY = timedelta(seconds=1)
 """Delay before a message is delivered again if it could not be processed or could not be put into quarantine."""
+MAX_LEFT = 1000
+"""The most messages that a reader remembers because the store has refused their deletion."""
 CONTROL_EVENTS = frozenset(HAPPENINGS)
 """Types of the events that a control queue carries: events for orchestrations."""
 WORK_EVENTS = frozenset({EventType.TaskScheduled})
@@ -151,6 +155,8 @@ class Reader:
         self._room, self._deliver, self._check, self._runs = room, deliver, check, runs
         self._count = context.quarantined
         self._renewer = VisibilityRenewer(store, clock, visibility)
+        self._left = OrderedDict[str, Delivery]()
+        """Messages whose work is done, and whose deletion the store has refused, by message id."""
         self._backoff = PollingBackoff(ceiling=context.max_polling.total_seconds())
         self._draw = random.Random()  # for jitter; it does no harm if somebody can predict it
         self._space = asyncio.Event()
@@ -187,11 +193,45 @@ class Reader:
         self._deliver(held)
 
     def release(self, messages: Iterable[Delivery]) -> None:
-        """Stop renewing the visibility of messages that were deleted or are given back. This makes room for others."""
+        """Stop renewing the visibility of messages that were deleted or are given back. This makes room for others.
+
+        If the store has refused to delete a message, the message comes again, although its work is done. This reader
+        then deletes it, and does not deliver it.
+        """
         for held in messages:
             self._renewer.remove(held)
+            if held.deleted is False:
+                self._left[held.message_id] = held
+                if len(self._left) > MAX_LEFT:
+                    self._left.popitem(last=False)
+                self._supervisor.spawn(self._delete_again(held), name=f"delete {held.message_id}")
             held.settle(True)
         self.freed()
+
+    async def _delete_again(self, held: Delivery) -> None:
+        """Delete a message whose deletion the store has refused, with the newest receipt.
+
+        The receipt is newer if this reader has received the message again meanwhile. If it is not newer, the store
+        refuses again. Then either another worker has received the message, or the answer of a renewal was lost, and
+        with it the valid receipt. The message becomes visible again in both cases.
+        """
+        work = self._carries == WORK_EVENTS
+        try:
+            async with held.changing:
+                await self._store.execute(DeleteMessage(queue=held.queue, message=held.receipt))
+        except NotFound:
+            pass
+        except StorageError as error:
+            log.log(
+                logging.WARNING if work else logging.INFO,
+                "deletion_refused",
+                queue=held.queue,
+                message_id=held.message_id,
+                instance_id=held.message.instance.instance_id,
+                error=str(error),
+            )
+            return
+        self._left.pop(held.message_id, None)
 
     def freed(self) -> None:
         """Tell the reader that there may be room again.
@@ -424,6 +464,11 @@ class Reader:
         known = self._renewer.known(message.receipt.message_id)
         if known is not None:
             known.receipt, known.claimed, known.gone = message.receipt, sent, False
+            return None
+        left = self._left.get(message.receipt.message_id)
+        if left is not None:
+            left.receipt = message.receipt
+            await self._delete_again(left)
             return None
         try:
             held = await decode_message(self._store, self._names, self.queue, message, sent)

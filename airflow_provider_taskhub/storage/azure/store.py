@@ -31,6 +31,7 @@ from airflow_provider_taskhub.storage.azure.sdk.blobs import BlobService
 from airflow_provider_taskhub.storage.azure.sdk.clients import Clients
 from airflow_provider_taskhub.storage.azure.sdk.queues import QueueService
 from airflow_provider_taskhub.storage.azure.sdk.tables import TableService
+from airflow_provider_taskhub.storage.deletions import answered, holders_of, receipts_kept
 from airflow_provider_taskhub.storage.primitives import (
     MAX_RECEIVE,
     Blob,
@@ -138,7 +139,10 @@ class AzureStore(Paged):
             case UpdateMessage():
                 return await self._update(operation)
             case DeleteMessage():
-                return await self._messages.delete(operation)
+                async with receipts_kept(holders_of((operation,))):
+                    deleted = await self._messages.delete(operation)
+                    answered((operation,), (deleted,))
+                return deleted
             case Transact():
                 etags = await self._rows.transact(operation)
                 if operation.topic:

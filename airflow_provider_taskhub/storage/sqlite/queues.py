@@ -22,7 +22,6 @@ from airflow_provider_taskhub.storage.primitives import (
     Message,
     PutMessage,
     Receipt,
-    ReceiptHolder,
     UpdateMessage,
 )
 from airflow_provider_taskhub.storage.sqlite.transactions import Change, absent, identifier
@@ -74,7 +73,7 @@ def delete(change: Change, operation: DeleteMessage) -> str | None:
     if deleted.rowcount:
         return held.message_id
     try:
-        _claimed(change, operation.queue, operation.message)
+        _claimed(change, operation.queue, held)
     except (Conflict, NotFound):
         identifier(change.connection, "queues", operation.queue)  # raises NotFound if the queue does not exist
         if not operation.quiet:
@@ -82,13 +81,12 @@ def delete(change: Change, operation: DeleteMessage) -> str | None:
     return None
 
 
-def _claimed(change: Change, queue: str, message: Receipt | ReceiptHolder) -> tuple[int, int]:
+def _claimed(change: Change, queue: str, held: Receipt) -> tuple[int, int]:
     """Return the number and the insertion time of a message.
 
     :raises NotFound: if the queue does not have the message.
     :raises Conflict: if the receipt is stale.
     """
-    held = message if isinstance(message, Receipt) else message.receipt
     number = _number(change.identity, held.message_id)
     row = change.connection.execute(
         "SELECT receipt, inserted FROM messages WHERE number = ? AND queue = (SELECT id FROM queues WHERE name = ?)",

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.errors import NotFound
 from airflow_provider_taskhub.storage import rules
+from airflow_provider_taskhub.storage.deletions import answered, holders_of, receipts_kept
 from airflow_provider_taskhub.storage.primitives import (
     MAX_RECEIVE,
     Blob,
@@ -125,6 +126,14 @@ class SqliteStore(Paged):
         await self.packed((operation,))
         rules.check_alone(operation)
         self.requests[rules.kind_of(operation)] += 1
+        if holders := holders_of((operation,)):
+            async with receipts_kept(holders):
+                result = await self._perform(operation)
+                answered((operation,), (result,))
+                return result
+        return await self._perform(operation)
+
+    async def _perform(self, operation: Operation) -> Result:
         result: Result = await self._access.write(lambda change: perform(change, operation, (), self._holder))
         return result
 
@@ -134,8 +143,16 @@ class SqliteStore(Paged):
         rules.check_unit(unit)
         if self._stepwise:
             return await carry_out(unit, self.execute, self._crash)
-        for step in unit.steps:
-            self._count(step.operations)
+        operations = [operation for step in unit.steps for operation in step.operations]
+        self._count(operations)
+        if holders := holders_of(operations):
+            async with receipts_kept(holders):
+                results = await self._perform_unit(unit)
+                answered(operations, [result for step in results for result in step])
+                return results
+        return await self._perform_unit(unit)
+
+    async def _perform_unit(self, unit: Unit) -> Results:
         results: Results = await self._access.write(lambda change: perform_unit(change, unit, self._holder))
         return results
 

@@ -33,7 +33,14 @@ from airflow_provider_taskhub.hub.queues.delivery import (
 from airflow_provider_taskhub.hub.queues.pacing import Load, PollingBackoff, admit
 from airflow_provider_taskhub.hub.queues.reader import CONTROL_EVENTS, WORK_EVENTS, ControlReader, Reader, ReaderContext
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, at, late, lost, refused, throttled
-from airflow_provider_taskhub.storage.primitives import DeleteBlob, DeleteMessage, Message, PutMessage, Store
+from airflow_provider_taskhub.storage.primitives import (
+    DeleteBlob,
+    DeleteMessage,
+    Message,
+    PutMessage,
+    Store,
+    UpdateMessage,
+)
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.virtual_time import VirtualClock
 from tests.hub.by_hand import NAMES, Stay, held, raised
@@ -120,17 +127,27 @@ class Desk:
 
 
 def play(work: Callable[[Desk], Awaitable[Any]], plan: Any = lambda call: None, **options: Any) -> Any:
+    return _played(work, plan, **options)[0]
+
+
+def said(work: Callable[[Desk], Awaitable[Any]], plan: Any = lambda call: None) -> list[Any]:
+    """Play, and return what was logged."""
+    return list(_played(work, plan)[1])
+
+
+def _played(work: Callable[[Desk], Awaitable[Any]], plan: Any, **options: Any) -> tuple[Any, list[Any]]:
     async def main() -> Any:
-        with structlog.testing.capture_logs():
+        with structlog.testing.capture_logs() as logs:
             async with SqliteStore(None, clock=VirtualClock()) as inner:
                 await create_hub(inner, NAMES, 1, clock=VirtualClock())
                 desk = Desk(FaultyStore(inner, plan, clock=VirtualClock()), **options)
                 try:
-                    return await work(desk)
+                    return await work(desk), logs
                 finally:
                     await desk.end()
 
-    return virtual_time.run(main(), limit=timedelta(hours=3))
+    played: tuple[Any, list[Any]] = virtual_time.run(main(), limit=timedelta(hours=3))
+    return played
 
 
 @pytest.mark.rows("K14", "K58")
@@ -392,6 +409,104 @@ def test_a_renewal_that_is_answered_behind_the_redelivery_does_not_replace_its_n
     play(work, at(1, Fault(pause=VISIBILITY.total_seconds() + 2.0), kind="queue.update"))
 
 
+@pytest.mark.rows("K37", "K39")
+@pytest.mark.parametrize("pause", [Fault(pause=0.6), late(0.6)], ids=["answer on the way", "request on the way"])
+def test_what_is_deleted_during_its_renewal_does_not_come_again(pause: Fault) -> None:
+    begun: list[Call] = []
+
+    def slow(call: Call) -> Fault | None:
+        if call.kind != "queue.update" or begun:
+            return None
+        begun.append(call)
+        return pause
+
+    async def work(desk: Desk) -> None:
+        await desk.put(held(raised()))
+        while not begun:  # noqa: ASYNC110  # virtual time
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)
+        sent = desk.store.requests["queue.update"]
+        await desk.store.execute(desk.got[0].deletion())
+        desk.reader.release(desk.got)
+        assert await desk.store.count(QUEUE) == 0
+        await asyncio.sleep(60.0)
+        assert desk.store.requests["queue.update"] - sent <= 1, "what is deleted is not renewed again"
+
+    assert not [one for one in said(work, slow) if one["event"] == "deletion_refused"]
+
+
+@pytest.mark.rows("K37", "K39")
+@pytest.mark.parametrize("comes_again", ["before the deletion", "after the deletion"])
+def test_a_message_whose_work_is_done_is_deleted_when_it_comes_again(comes_again: str) -> None:
+    """The answer of its renewal was lost, and with it the valid receipt."""
+
+    async def work(desk: Desk) -> None:
+        await desk.put(held(raised()))
+        await asyncio.sleep(0.5)
+        (message,) = desk.got
+        await desk.store.execute(
+            UpdateMessage(queue=QUEUE, message=message.receipt, visibility=timedelta(seconds=2), claimed=True)
+        )
+        if comes_again == "before the deletion":
+            await desk.reader.stop()  # it is received, and the reader has not heard of it
+            await asyncio.sleep(2.5)
+            (again,) = await desk.store.receive(QUEUE, limit=1, visibility=VISIBILITY)
+            await desk.store.execute(message.deletion())
+            message.receipt = again.receipt
+            desk.reader.release([message])
+            await asyncio.sleep(0.5)
+        else:
+            await desk.store.execute(message.deletion())
+            desk.reader.release([message])
+            await asyncio.sleep(60.0)
+        assert (len(desk.got), await desk.store.count(QUEUE)) == (1, 0)
+
+    refused = [one for one in said(work) if one["event"] == "deletion_refused"]
+    assert len(refused) == (comes_again == "after the deletion")
+
+
+def test_the_deletions_that_were_refused_are_not_remembered_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "MAX_LEFT", 2)
+
+    async def work(desk: Desk) -> None:
+        for _ in range(3):
+            await desk.put(held(raised()))
+        await asyncio.sleep(0.5)
+        for message in desk.got:
+            await desk.store.execute(
+                UpdateMessage(queue=QUEUE, message=message.receipt, visibility=timedelta(seconds=2), claimed=True)
+            )
+            await desk.store.execute(message.deletion())
+        desk.reader.release(desk.got)
+        await asyncio.sleep(60.0)
+        assert len(desk.got) == 4, "the first one was forgotten, and is delivered again"
+
+    play(work)
+
+
+@pytest.mark.rows("K58", "K39")
+def test_a_reader_that_ends_hears_the_answers_of_its_renewals() -> None:
+    """Without the receipt of a renewal the message could not be given back."""
+    begun: list[Call] = []
+
+    def slow(call: Call) -> Fault | None:
+        if call.kind != "queue.update" or begun:
+            return None
+        begun.append(call)
+        return Fault(pause=0.6)
+
+    async def work(desk: Desk) -> None:
+        await desk.put(held(raised()))
+        while not begun:  # noqa: ASYNC110  # virtual time
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)
+        desk.task.cancel()
+        await desk.reader.give_back(desk.got)
+        assert await _all(desk.store) == [0]
+
+    play(work, slow)
+
+
 @pytest.mark.rows("K37")
 def test_a_redelivery_of_what_is_held_replaces_the_receipt() -> None:
     async def work(desk: Desk) -> None:
@@ -410,8 +525,6 @@ def test_a_redelivery_of_what_is_held_replaces_the_receipt() -> None:
 
 
 def _visible(message: Delivery) -> Any:
-    from airflow_provider_taskhub.storage.primitives import UpdateMessage
-
     return UpdateMessage(queue=QUEUE, message=message.receipt, visibility=timedelta(0))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from uuid import UUID
@@ -18,7 +18,9 @@ from airflow_provider_taskhub.storage.primitives import (
     Message,
     PutMessage,
     Receipt,
+    Step,
     Store,
+    Unit,
     UpdateMessage,
 )
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
@@ -209,11 +211,55 @@ async def test_a_quiet_delete_with_a_stale_receipt_leaves_the_message(store: Sto
     assert await delete(store, queue, message.receipt, quiet=True) is True
 
 
-async def test_a_holder_is_asked_when_the_operation_is_carried_out(store: Store, queue: str) -> None:
-    @dataclass
-    class Holder:
-        receipt: Receipt
+@dataclass
+class Holder:
+    """As a worker holds a message."""
 
+    receipt: Receipt
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    answers: list[bool] = field(default_factory=list)
+
+    def deletion_answered(self, *, deleted: bool) -> None:
+        assert self.changing.locked()
+        self.answers.append(deleted)
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["operation", "unit"])
+async def test_a_deletion_waits_for_the_update_under_way_and_uses_its_receipt(
+    store: Store, queue: str, alone: bool
+) -> None:
+    holder = Holder(await put(store, queue, visibility=LONG))
+    deletion = DeleteMessage(queue=queue, message=holder, quiet=True)
+
+    async def renew() -> None:
+        async with holder.changing:
+            renewed = await update(store, queue, holder.receipt, LONG)
+            await asyncio.sleep(0)  # the answer is there, and its receipt is not stored yet
+            holder.receipt = renewed
+
+    async def delete() -> None:
+        await asyncio.sleep(0)
+        if alone:
+            await store.execute(deletion)
+        else:
+            await store.commit(Unit(steps=(Step(name="delete", operations=(deletion,)),)))
+
+    await asyncio.gather(renew(), delete())
+    assert (holder.answers, await store.count(queue)) == ([True], 0)
+
+
+async def test_a_holder_learns_that_its_deletion_was_refused(store: Store, queue: str) -> None:
+    stale = await put(store, queue, visibility=LONG)
+    newer = await update(store, queue, stale, LONG)
+    holder = Holder(stale)
+    deletion = DeleteMessage(queue=queue, message=holder, quiet=True)
+    assert await store.execute(deletion) is None
+    holder.receipt = newer
+    assert await store.execute(deletion) == newer.message_id
+    assert holder.answers == [False, True]
+
+
+async def test_a_holder_is_asked_when_the_operation_is_carried_out(store: Store, queue: str) -> None:
     holder = Holder(await put(store, queue, visibility=LONG))
     operation = DeleteMessage(queue=queue, message=holder)
     holder.receipt = await update(store, queue, holder.receipt, LONG)

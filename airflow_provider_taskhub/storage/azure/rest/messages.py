@@ -24,21 +24,12 @@ from airflow_provider_taskhub.storage.primitives import (
     Message,
     PutMessage,
     Receipt,
-    ReceiptHolder,
     UpdateMessage,
 )
 
 _FOREVER = ("messagettl", "-1")
 _XML = {"content-type": "application/xml"}
 _ABSENT = frozenset({404})
-
-
-def receipt_of(message: Receipt | ReceiptHolder) -> Receipt:
-    """Return the newest receipt of a message.
-
-    Call this function right before the request, because each renewal of the message's visibility replaces the receipt.
-    """
-    return message if isinstance(message, Receipt) else message.receipt
 
 
 def _body(text: str) -> bytes:
@@ -114,7 +105,7 @@ class Messages:
         return [_message(element) for element in _elements(answer)]
 
     async def update(self, operation: UpdateMessage) -> Receipt:
-        receipt = receipt_of(operation.message)
+        receipt = operation.message
         answer = await self._wire.send(
             Request(
                 kind="queue.update",
@@ -134,7 +125,8 @@ class Messages:
         )
 
     async def delete(self, operation: DeleteMessage) -> str | None:
-        receipt = receipt_of(operation.message)
+        message = operation.message
+        receipt = message if isinstance(message, Receipt) else message.receipt
         request = Request(
             kind="queue.delete",
             service="queue",
