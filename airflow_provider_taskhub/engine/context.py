@@ -310,8 +310,9 @@ class OrchestrationContext:
     def wait_for_external_event(self, name: str, data_type: Any = None) -> CancellableTask[Any]:
         """Wait for an external event. Awaiting the returned task gives the event's data.
 
-        An event that came before this call counts too, if no earlier wait has taken it. If the data do not fit
-        ``data_type``, awaiting the task raises :class:`InputError`.
+        An event that came before this call counts too, if no earlier wait has taken it. A wait that lost in
+        ``when_any`` takes no event, unless the code comes back to it. If the data do not fit ``data_type``, awaiting
+        the task raises :class:`InputError`.
 
         :param name: name of the event; upper and lower case are the same.
         :param data_type: type to which the data are decoded, such as a dataclass; None: plain JSON.

@@ -46,6 +46,11 @@ class Driver:
         self._body: Body | None = None
         self._awaited: Task[Any] | None = None
 
+    @property
+    def awaited(self) -> Task[Any] | None:
+        """The task that the function awaits; None if it has not begun or was closed."""
+        return self._awaited
+
     def start(self, made: Any) -> Returned | None:
         """Run the orchestrator function for the first time.
 
@@ -67,7 +72,7 @@ class Driver:
             more than :data:`MAX_STEPS` times.
         """
         steps = 0
-        while (body := self._body) is not None and ((task := self._awaited) is None or task.is_complete):
+        while (body := self._body) is not None and ((task := self._awaited) is None or task._done):
             steps += 1
             if steps > MAX_STEPS:
                 raise self._closed_error(
@@ -88,6 +93,8 @@ class Driver:
                     "e.g. ctx.create_timer(...) instead of asyncio.sleep(...)"
                 )
             self._awaited = yielded
+            if yielded.claims:
+                yielded.claim()
         return None
 
     def close(self) -> None:

@@ -206,7 +206,7 @@ class Generation:
     def awaits(self) -> Awaits:
         """Return what the orchestrator waits for now."""
         named, child_ids, timer = self._actions.awaited()
-        events = self._events.awaited()
+        events = self._events.awaited(self._driver.awaited)
         activities, children = named[EventType.TaskScheduled], named[EventType.SubOrchestrationInstanceCreated]
         return Awaits(
             activities=tuple(islice(activities, MAX_NAMES)),
@@ -264,7 +264,7 @@ class Generation:
         :param name: name of the event; upper and lower case are the same.
         :param annotation: type to which the event's data are decoded; None: plain JSON.
         """
-        task = EventWait(name, annotation, self.time, self.wait_changes)
+        task = EventWait(name, annotation, self.time, self.wait_changes, self._events.claim)
         self.wait_changes.begin(task)
         self._events.wait(task)
         return task
@@ -289,7 +289,7 @@ class Generation:
             if self._wants_generation:
                 self._carried.append(event)
             else:
-                self._events.offer(event)
+                self._events.offer(event, self._driver.awaited)
         elif isinstance(event, _FAILURES) and entry:
             recorded = self.recorded and entry.identity is not None
             entry.waiter.failed(error_of(event, entry.action.name), recorded=recorded)
