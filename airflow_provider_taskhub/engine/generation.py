@@ -145,7 +145,7 @@ class Generation:
         :param event: the event of the decision in the history, such as TaskScheduled.
         :raises NonDeterminismError: the code has not made this decision, or has made another one.
         """
-        self._actions.confirm(event, self.numbers, self._driver)
+        self._actions.confirm(event, self.numbers, self._driver, self.instance, self._past.rewinds)
 
     def episode(self, time: Timestamp) -> None:
         """Begin an episode. The history must have all decisions that the code made in earlier episodes.

@@ -7,11 +7,13 @@ from itertools import islice
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.actions import Action, Decided, Scope, decide
 from airflow_provider_taskhub.engine.awaitables import Answerable, Timer
+from airflow_provider_taskhub.engine.comparison import difference
 from airflow_provider_taskhub.engine.driver import Driver
 from airflow_provider_taskhub.engine.events import (
     EventSent,
     EventType,
     HistoryEvent,
+    OrchestrationInstance,
     SubOrchestrationInstanceCompleted,
     SubOrchestrationInstanceCreated,
     SubOrchestrationInstanceFailed,
@@ -98,12 +100,16 @@ class OpenActions:
         if waiter is not None:
             self._open[action.number] = OpenAction(action, waiter)
 
-    def confirm(self, event: Scheduling, numbers: int, driver: Driver) -> None:
+    def confirm(
+        self, event: Scheduling, numbers: int, driver: Driver, instance: OrchestrationInstance, rewinds: int
+    ) -> None:
         """Check that the replayed code has made a decision that is in the history.
 
         :param event: the event of the decision in the history, such as TaskScheduled.
         :param numbers: how many actions the code has decided so far.
         :param driver: driver of the orchestrator function, for the text of an error.
+        :param instance: the instance, with its current execution id.
+        :param rewinds: number of rewinds in the history.
         :raises NonDeterminismError: the code has not made this decision, or has made another one.
         """
         action = self.unrecorded.pop(event.event_id, None)
@@ -116,6 +122,13 @@ class OpenActions:
         if action.kind is not event.event_type or action.name.casefold() != name.casefold():
             raise NonDeterminismError(
                 f"the history has {_named(event)}, but the code decided {action} at {action.where}. {ADVICE}"
+            )
+        different = difference(event, action, instance, rewinds)
+        if different is not None:
+            recorded, decided = different
+            raise NonDeterminismError(
+                f"the history has {_named(event)} with {recorded}, but the code decided it with {decided} "
+                f"at {action.where}. {ADVICE}"
             )
         entry = self._open.get(event.event_id)
         if entry is not None:

@@ -21,7 +21,12 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.events import EventRaised, HistoryEvent, OrchestrationInstance, Status
+from airflow_provider_taskhub.engine.events import (
+    EventRaised,
+    HistoryEvent,
+    OrchestrationInstance,
+    Status,
+)
 from airflow_provider_taskhub.hub.formats.message_envelope import encode
 from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.hub.queues.quarantine import MAX_FAILURES
@@ -129,6 +134,27 @@ async def test_a_worker_that_is_told_to_stop_leaves_nothing_standing(house: Hous
             assert (end.status, end.output) == (Status.COMPLETED, "40")
             assert _gap(await client.instance(f"paced-{number}").history()) < 3.0
     assert two.end() == 0
+
+
+@pytest.mark.parametrize("seed", [None, "7"])
+async def test_an_orchestrator_that_goes_through_a_set_is_replayed_by_another_worker(
+    embedded: House, monkeypatch: pytest.MonkeyPatch, seed: str | None
+) -> None:
+    """Without a fixed hash seed, the second worker would decide in another order. A seed of the user stays."""
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    environment = {} if seed is None else {"PYTHONHASHSEED": seed}
+    names = [f"name-{number}" for number in range(12)]
+    async with embedded.client() as client:
+        first = embedded.worker("first", "--no-warm", **environment).ready()
+        await client.start("over_a_set", names, instance_id="s")
+        until(lambda: "asks s" in embedded.effects(), what="the end of the loop")
+        first.kill()
+        second = embedded.worker("second", "--no-warm", **environment).ready()
+        await client.raise_event("s", "go")
+        ended = await client.wait("s", timeout=LIMIT)
+        assert ended.status is Status.COMPLETED, ended.output
+        assert json.loads(ended.output or "") == {name: [name.upper(), seed or "0"] for name in names}
+        assert second.end() == 0
 
 
 @pytest.mark.rows("K06", "K10")
