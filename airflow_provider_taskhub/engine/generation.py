@@ -34,6 +34,7 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.engine.external_events import ExternalEvents
 from airflow_provider_taskhub.engine.failures import error_of, failure_of, message_of
 from airflow_provider_taskhub.engine.lifecycle import HAPPENINGS, Happening, Reaction, react_instance
+from airflow_provider_taskhub.engine.no_event_loop import reworded
 from airflow_provider_taskhub.engine.open_actions import Answer, OpenAction, OpenActions, Scheduling
 from airflow_provider_taskhub.engine.pending_waits import CHILD_IDS, MAX_EXAMINED, MAX_NAMES, Awaits
 from airflow_provider_taskhub.engine.recorded import Recorded
@@ -351,7 +352,7 @@ class Generation:
             if returned is not None:
                 self._return(returned.value)
         except BaseException as error:  # also SystemExit: an orchestrator must not end its worker
-            self._raise(error)
+            self._raise(reworded(error))
 
     def _return(self, value: Any) -> None:
         self._closed = True

@@ -21,12 +21,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.events import (
-    EventRaised,
-    HistoryEvent,
-    OrchestrationInstance,
-    Status,
-)
+from airflow_provider_taskhub.engine.events import EventRaised, HistoryEvent, OrchestrationInstance, Status
 from airflow_provider_taskhub.hub.formats.message_envelope import encode
 from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.hub.queues.quarantine import MAX_FAILURES

@@ -880,8 +880,9 @@ class Test_code:
         play = Play(own)
         play.start("sleepy")
         output = play.last.output or ""
-        assert output.startswith("OrchestrationError: orchestrator 'sleepy' awaited Future at ")
-        assert "ctx.create_timer(...) instead of asyncio.sleep(...)" in output
+        at = f"test_episodes.py:{nap.__code__.co_firstlineno + 1} in nap: `await asyncio.sleep(1)`"
+        assert output.startswith(f"OrchestrationError: asyncio.sleep cannot be used in an orchestrator (at {at})")
+        assert "Use `await ctx.create_timer(...)`" in output
         assert play.last.completed is not None
         assert play.last.completed.failure is not None
         assert play.last.completed.failure.is_non_retriable
