@@ -121,7 +121,7 @@ class Driver:
         :returns: "" for the function if it is unknown.
         """
         frames = [*_waiting(self._body)]
-        if isinstance(yielded, CoroutineType):  # a generator function yields a coroutine, which has not begun
+        if isinstance(yielded, CoroutineType) and yielded.cr_frame is not None:  # a generator function has yielded it
             frames.append(yielded.cr_frame)
             yielded.close()
         where, called = called_at(frames)

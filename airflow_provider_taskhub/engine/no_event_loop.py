@@ -158,24 +158,8 @@ def _callers() -> Iterator[FrameType]:
 _BOUNDARY = next(code for code in without_event_loop.__code__.co_consts if getattr(code, "co_name", "") == "inner")
 
 
-class _RefusingLoop(asyncio.AbstractEventLoop):
-    """The running loop of orchestrator code: it answers that it runs, and refuses everything else by name."""
-
-    def is_running(self) -> bool:
-        return True
-
-    def is_closed(self) -> bool:
-        return False
-
-    def get_debug(self) -> bool:
-        return False
-
-    def call_exception_handler(self, context: Any) -> None:
-        """Do nothing: objects of asyncio call this method when they are deleted, and a refusal could not be raised."""
-
-
 def _refusing(name: str) -> Callable[..., Any]:
-    def refused(self: _RefusingLoop, *args: Any, **kwargs: Any) -> Any:
+    def refused(*args: Any, **kwargs: Any) -> Any:
         for arg in args:
             if iscoroutine(arg):
                 arg.close()  # else Python warns that it was never awaited
@@ -185,8 +169,15 @@ def _refusing(name: str) -> Callable[..., Any]:
     return refused
 
 
-for _name in dir(asyncio.AbstractEventLoop):
-    if not _name.startswith("_") and _name not in vars(_RefusingLoop):
-        setattr(_RefusingLoop, _name, _refusing(_name))
-_RefusingLoop.__abstractmethods__ = frozenset()
-_REFUSING = _RefusingLoop()
+_NAMES = [name for name in dir(asyncio.AbstractEventLoop) if not name.startswith("_")]
+_ANSWERS: dict[str, Callable[..., Any]] = {
+    "is_running": lambda self: True,
+    "is_closed": lambda self: False,
+    "get_debug": lambda self: False,
+    # Objects of asyncio call it when they are deleted, and an error could not be raised there.
+    "call_exception_handler": lambda self, context: None,
+}
+_REFUSING: asyncio.AbstractEventLoop = type(
+    "RefusingLoop", (asyncio.AbstractEventLoop,), {name: _refusing(name) for name in _NAMES} | _ANSWERS
+)()
+"""The running loop of orchestrator code: it answers that it runs, and refuses everything else by name."""

@@ -122,8 +122,8 @@ class Orchestrations:
             self._sessions.keep(session, None)
             if not self.stopping:  # a reader that stops gives back the messages that it still has
                 log.error("episode_cancelled", instance_id=session.instance_id)
-                error = TaskHubError("the episode of the instance was cancelled")
-                await self._settler.give_back(session, batch, error)
+                cause = TaskHubError("the episode of the instance was cancelled")
+                await self._settler.give_back(session, batch, cause)
             raise
         except Exception as error:
             log.exception("episode_defect", instance_id=session.instance_id)
