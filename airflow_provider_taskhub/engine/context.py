@@ -319,7 +319,7 @@ class OrchestrationContext:
         :raises InputError: the name cannot be stored.
         """
         check_event(name, "wait_for_external_event")
-        return self._generation.wait(name, data_type)
+        return self._generation.wait(name, data_type, CallSite.of(sys._getframe(1)))
 
     def send_event(self, instance_id: str, name: str, data: Any = None) -> None:
         """Send an external event to another instance, without waiting for its arrival.

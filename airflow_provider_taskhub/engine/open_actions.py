@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import islice
 
 from airflow_provider_taskhub.codec import Timestamp
@@ -158,18 +159,17 @@ class OpenActions:
         """Do what :meth:`allow_again` does, for all actions that the history does not have now."""
         self._allowed_again.update(self.unrecorded)
 
-    def flush(self, scope: Scope, *, ended: bool) -> list[Decided]:
+    def flush(self, scope: Scope, dropped: Collection[EventType] = ()) -> list[Decided]:
         """Make events and messages for the actions that the history does not have, sorted by their numbers.
 
         :param scope: the situation in which the actions were decided.
-        :param ended: whether the code has ended or continues as new. Activities and timers are then dropped, because
-            their answers have no receiver; children and sent events are kept.
+        :param dropped: the types of the events, such as TimerCreated, of the actions that are dropped.
         """
         decided = []
         runs = self._runs() if any(one.kind is EventType.EventSent for one in self.unrecorded.values()) else {}
         for number in sorted(self.unrecorded):
             action = self.unrecorded[number]
-            if ended and action.kind in (EventType.TaskScheduled, EventType.TimerCreated):
+            if action.kind in dropped:
                 continue
             action.run = runs.get(action.instance_id or "")
             pair = decide(action, scope)
@@ -237,7 +237,7 @@ class OpenActions:
         child_ids: list[str] = []
         for entry in islice(self._open.values(), MAX_EXAMINED):
             if isinstance(entry.waiter, Timer):
-                if not entry.waiter.is_complete:
+                if not entry.waiter._done:
                     timer = min(timer or entry.waiter.fire_at, entry.waiter.fire_at)
             else:
                 named[entry.action.kind][entry.action.name] = None

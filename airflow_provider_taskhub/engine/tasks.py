@@ -29,7 +29,7 @@ class Task(Generic[T_co]):
     :class:`SubOrchestrationFailedError` for a child orchestration.
     """
 
-    __slots__ = ("_done", "_error", "_groups", "_result")
+    __slots__ = ("_done", "_error", "_groups", "_result", "_seen", "_used")
 
     claims = False
     """Whether :meth:`claim` can complete the task: True for a wait for an external event, and for a group with one."""
@@ -39,10 +39,13 @@ class Task(Generic[T_co]):
         self._result: Any = None
         self._error: BaseException | None = None
         self._groups: list[Group[Any]] | None = None
+        self._used = False  # whether the code has awaited the task, given it to a group, or asked it for anything
+        self._seen = False  # whether the code has looked at the result or error
 
     @property
     def is_complete(self) -> bool:
         """Whether the task has a result or has failed."""
+        self._used = True
         if self.claims and not self._done:
             self.claim()
         return self._done
@@ -50,7 +53,10 @@ class Task(Generic[T_co]):
     @property
     def is_failed(self) -> bool:
         """Whether the task has failed."""
-        return self.is_complete and self._error is not None
+        if not self.is_complete:
+            return False
+        self.look()
+        return self._error is not None
 
     def get_result(self) -> T_co:
         """Return the result of a completed task.
@@ -60,6 +66,7 @@ class Task(Generic[T_co]):
         """
         if not self.is_complete:
             raise ValueError("the task is not complete: await it first")
+        self.look()
         if self._error is not None:
             raise self._error
         result: T_co = self._result
@@ -72,6 +79,7 @@ class Task(Generic[T_co]):
         """
         if not self.is_complete:
             raise ValueError("the task is not complete: await it first")
+        self.look()
         return self._error
 
     def __await__(self) -> Generator[Any, Any, T_co]:
@@ -104,6 +112,7 @@ class Task(Generic[T_co]):
 
         :param group: the group that depends on this task, such as ``when_all``.
         """
+        self._used = True
         if self.claims and not self._done:
             self.claim()
         if self._done:
@@ -118,6 +127,20 @@ class Task(Generic[T_co]):
 
     def claim(self) -> None:
         """For the engine: the code comes back to this task. Take what came while the task was left behind."""
+
+    def look(self) -> None:
+        """For the engine: remember that the code has looked at the result or error of this task."""
+        self._seen = True
+
+    @property
+    def is_forgotten(self) -> bool:
+        """For the engine: whether the code has never awaited the task, given it to a group or asked it for anything."""
+        return not self._used
+
+    @property
+    def unseen_error(self) -> BaseException | None:
+        """For the engine: the error of the task if the code has not looked at it; else None."""
+        return None if self._seen else self._error
 
     def is_left_behind(self, awaited: Task[Any] | None) -> bool:
         """For the engine: return whether the code has gone on without this task.
@@ -177,10 +200,11 @@ class _Combined(Group[T_co]):
 class WhenAll(_Combined[list[Any]]):
     """The task of ``when_all``: it gives the results of all tasks in their order, or fails with the first failure."""
 
-    __slots__ = ("_children", "_open")
+    __slots__ = ("_children", "_failed", "_open")
 
     def __init__(self, children: Sequence[Task[Any]]) -> None:
         super().__init__(children)
+        self._failed: Task[Any] | None = None
         self._children = children
         self._open = len(children)
         if not children:
@@ -191,9 +215,15 @@ class WhenAll(_Combined[list[Any]]):
     def settled(self, child: Task[Any]) -> None:
         self._open -= 1
         if child._error is not None:
+            self._failed = self._failed or child
             self.fail(child._error)
         elif self._open == 0 and not self._done:
             self.complete([done._result for done in self._children])
+
+    def look(self) -> None:
+        super().look()
+        if self._failed is not None:
+            self._failed.look()
 
 
 class WhenAny(_Combined[Task[Any]]):
@@ -220,6 +250,7 @@ class CancellableTask(Task[T_co]):
 
         A cancelled timer has no effect when it fires. A later external event goes to the next wait for its name.
         """
+        self._used = self._seen = True
         self.fail(TaskFailedError("the task was cancelled by the orchestrator"))
 
 
