@@ -107,6 +107,7 @@ class Generation:
         self._past = past or Recorded()
         self._actions = OpenActions()
         self._drops_unrecorded = False  # True if a suspended instance was terminated: its unsent actions are dropped
+        self._floods = False  # True if the code has decided more than MAX_ACTIONS actions without awaiting
         self._events = ExternalEvents()
         self._held: list[tuple[OpenAction | None, HistoryEvent]] = []
         self._forgotten = Forgotten()
@@ -203,11 +204,12 @@ class Generation:
 
         What the code has started is sent, also if the code has ended, failed or continues as new since. Only its new
         timers are then dropped: nothing is done when they fire. If the instance was terminated, its new activities are
-        dropped too; if it was suspended before, all its new decisions are dropped, as in DurableTask.
+        dropped too; if it was suspended before, all its new decisions are dropped, as in DurableTask. Code in an endless
+        loop without an await has all its new decisions dropped.
 
         :param time: the orchestrator's time.
         """
-        if self._drops_unrecorded:
+        if self._drops_unrecorded or (self._floods and self.is_decided):
             self._actions.unrecorded.clear()
         if self.status is Status.SUSPENDED or not self._actions.unrecorded:
             return []
@@ -252,6 +254,7 @@ class Generation:
         if self._closed:
             return
         if self.numbers >= self._limit:
+            self._floods = True
             raise OrchestrationError(
                 f"more than {MAX_ACTIONS} actions without awaiting, last {action.name!r} at {action.where}: "
                 "await tasks, or split the work into child orchestrations",

@@ -159,6 +159,7 @@ class Execution:
             generations += 1
             if generations > self._max_generations + len(new):
                 generation = self._fail_endless(generation)
+                outbound.clear()  # the loop has decided the same again and again
                 break
             decided = generation.flush(time)
             outbound += [message for _, message in decided]

@@ -146,7 +146,7 @@ class Test_activities:
 
     @pytest.mark.rows("K60")
     def test_an_orchestrator_that_raises_or_returns_is_complete_at_once(self) -> None:
-        """Its timers and activities decided in the same breath never leave; children and events do."""
+        """Its timers decided in the same breath never leave; activities, children and events do."""
         own = App("own")
 
         @own.orchestrator
@@ -160,12 +160,13 @@ class Test_activities:
         play = Play(own)
         play.start("hasty")
         assert play.names()[2:] == [
+            "TaskScheduled",
             "SubOrchestrationInstanceCreated",
             "EventSent",
             "ExecutionCompleted",
             "OrchestratorCompleted",
         ]
-        assert [type(o.event) for o in play.outbound] == [ExecutionStarted, EventRaised]
+        assert [type(o.event) for o in play.outbound] == [TaskScheduled, ExecutionStarted, EventRaised]
         assert play.last.completed is not None
         assert play.last.completed.event_id == 4
         assert play.last.completed.failure is not None
