@@ -95,7 +95,6 @@ class Driver:
                     f"{advice(called)}"
                 )
             self._awaited = yielded
-            yielded._used = True
             if yielded.claims:
                 yielded.claim()
         return None

@@ -204,8 +204,8 @@ class Generation:
 
         What the code has started is sent, also if the code has ended, failed or continues as new since. Only its new
         timers are then dropped: nothing is done when they fire. If the instance was terminated, its new activities are
-        dropped too; if it was suspended before, all its new decisions are dropped, as in DurableTask. Code in an endless
-        loop without an await has all its new decisions dropped.
+        dropped too; if it was suspended before, all its new decisions are dropped, as in DurableTask. All new decisions
+        of an endless loop without an await are dropped.
 
         :param time: the orchestrator's time.
         """

@@ -109,11 +109,16 @@ def test_nothing_is_said_of_tasks_that_the_code_has_used() -> None:
         unused = ctx.create_timer(HOUR)
         unused.cancel()
         assert not ctx.create_timer(HOUR).is_complete
+        await ctx.wait_for_external_event("more")
+        await ctx.create_timer(HOUR)
         ctx.call_sub_orchestrator("child")
         ctx.call_activity("retried", retry=RetryPolicy(max_attempts=2, first_retry_interval=HOUR)).is_complete  # noqa: B018
 
     play, said = played(uses)
-    play.take(play.raised("go"))
+    play.take(play.raised("go"), play.raised("more"))
+    fire = play.outbound[-1]
+    play.wait(hours=1)
+    play.take(play.done(fire))
     assert play.last.status is Status.COMPLETED
     assert said == []
 
