@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import gzip
 import json
+import operator
 import re
 import zlib
+from collections.abc import Iterable, Iterator
+from copy import copy
+from dataclasses import fields as dataclass_fields
+from dataclasses import is_dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, get_args
 
-from pydantic import PydanticSchemaGenerationError, PydanticUndefinedAnnotation, TypeAdapter, ValidationError
+from pydantic import BaseModel, PydanticSchemaGenerationError, PydanticUndefinedAnnotation, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from airflow_provider_taskhub.errors import InputError
@@ -128,7 +133,8 @@ def ticks_of(value: timedelta) -> int:
 def dumps(value: Any, *, what: str = "value") -> str:
     """Return a value as compact JSON text. The text has only ASCII characters, so it is valid in a queue message's XML.
 
-    Dataclasses, pydantic models, dates, UUIDs, enums, sets and paths are written as pydantic writes them.
+    Dataclasses, pydantic models, dates, UUIDs, enums, sets and paths are written as pydantic writes them. The elements
+    of a set are sorted, because the order of a set differs from process to process.
 
     :param what: the name of the value in error texts, such as ``input of orchestrator 'flights'``.
     :raises InputError: if JSON cannot express the value (NaN and infinities, for example), or if the value is nested
@@ -152,7 +158,59 @@ def _text(value: Any) -> str:
     try:
         return _encode(value)
     except (TypeError, ValueError, RecursionError):
-        return _encode(to_jsonable_python(value, inf_nan_mode="constants"))
+        return _encode(to_jsonable_python(_with_sorted_sets(value), inf_nan_mode="constants"))
+
+
+class _SortedSet(set[Any]):
+    """A set that gives its elements in the order in which they are written."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(_sorted(set.__iter__(self)))
+
+
+class _SortedFrozenSet(frozenset[Any]):
+    """A frozenset that gives its elements in the order in which they are written."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(_sorted(frozenset.__iter__(self)))
+
+
+def _sorted(elements: Iterable[Any]) -> list[Any]:
+    """Return the elements of a set in an order that is the same in each process."""
+    listed = list(elements)
+    kinds = set(map(type, listed))
+    if kinds == {str} or kinds <= {int, float}:
+        return sorted(listed)
+    return sorted(listed, key=lambda element: _encode(to_jsonable_python(element, inf_nan_mode="constants")))
+
+
+def _with_sorted_sets(value: Any) -> Any:
+    """Return a value in which each set is a sorted one. The value itself does not change.
+
+    A set stays a set, because pydantic writes the field of a model by the field's annotation.
+    """
+    if isinstance(value, set | frozenset):
+        kind = _SortedSet if isinstance(value, set) else _SortedFrozenSet
+        return kind(map(_with_sorted_sets, value))
+    if type(value) in (list, tuple):
+        items = [_with_sorted_sets(item) for item in value]
+        return value if all(map(operator.is_, items, value)) else type(value)(items)
+    if type(value) is dict:
+        items = [_with_sorted_sets(item) for item in value.values()]
+        return value if all(map(operator.is_, items, value.values())) else dict(zip(value, items, strict=True))
+    if is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name, None) for field in dataclass_fields(value)}
+    elif isinstance(value, BaseModel):
+        fields = dict(value.__dict__)
+    else:
+        return value
+    changed = {name: new for name, old in fields.items() if (new := _with_sorted_sets(old)) is not old}
+    if not changed:
+        return value
+    changed_copy = copy(value)
+    for name, new in changed.items():
+        object.__setattr__(changed_copy, name, new)  # also if the class is frozen
+    return changed_copy
 
 
 def _is_deep(text: str) -> bool:

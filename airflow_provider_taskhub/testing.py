@@ -40,6 +40,8 @@ from airflow_provider_taskhub.workers.peers import Peers
 __all__ = ["Event", "run"]
 
 _TIME_LIMIT = timedelta(days=3650)
+_LAST = timedelta(minutes=1)
+"""Longest virtual time that activities have after the end of the orchestration."""
 _ALONE = LeaseTimes(
     renew=timedelta(days=1),
     give_up=timedelta(days=2),
@@ -276,6 +278,7 @@ async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ..
             async with owned() as start:
                 start(_raise(client, clock, state.instance_id, events))
                 ended = await client.wait(state.instance_id, longest=86_400.0)
+                await _last_activities(client, clock)
         finally:
             await backend.drain(0.0)
             backend.lost(only, "the run is over")
@@ -289,6 +292,13 @@ async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ..
                 error.add_note(f"{head}\n{failure.stack_trace.rstrip()}")
         raise error
     return None if ended.output is None else loads(ended.output)
+
+
+async def _last_activities(client: Client, clock: virtual_time.VirtualClock) -> None:
+    """Let the activities run that the orchestration has started and not awaited, for at most :data:`_LAST`."""
+    until = clock.monotonic() + _LAST.total_seconds()
+    while clock.monotonic() < until and await client.hub.store.count(client.hub.names.work_items):
+        await clock.sleep(1.0)
 
 
 async def _raise(client: Client, clock: virtual_time.VirtualClock, instance_id: str, events: tuple[Event, ...]) -> None:

@@ -14,6 +14,7 @@ import typer
 from airflow_provider_taskhub import telemetry
 from airflow_provider_taskhub.cli.options import HubName, settings_of
 from airflow_provider_taskhub.cli.output import run
+from airflow_provider_taskhub.cli.program import fix_hash_seed
 from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.workers.host import Host, Options
@@ -80,6 +81,7 @@ def worker(
         warm=warm,
         strict=strict,
     )
+    fix_hash_seed()  # here too, because `airflow taskhub worker` does not begin in the module `program`
     run(_serve(settings, options))
 
 

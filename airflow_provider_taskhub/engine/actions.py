@@ -162,10 +162,19 @@ def child_tags(own: Mapping[str, str] | None, parent: Mapping[str, str] | None) 
     return {**merged, **(own or {})} or None
 
 
+def default_child_id(instance: OrchestrationInstance, number: int) -> str:
+    """Return the instance id of a child whose call gives none.
+
+    :param instance: the parent, with its current execution id.
+    :param number: number of the action that starts the child.
+    """
+    return f"{instance.execution_id}:{number}"
+
+
 def _child(action: Action, scope: Scope, name: str) -> Decided:
     started = scope.started
     child = OrchestrationInstance(
-        instance_id=action.instance_id or f"{scope.instance.execution_id}:{action.number}",
+        instance_id=action.instance_id or default_child_id(scope.instance, action.number),
         execution_id=child_execution_id(name),
     )
     tags = child_tags(action.tags, started.tags)

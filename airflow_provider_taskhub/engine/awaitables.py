@@ -7,6 +7,7 @@ attempt or the next part of a long timer. A task uses its generation only throug
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Protocol
@@ -178,13 +179,27 @@ class EventWait(CancellableTask[Any]):
     :param annotation: type to which the event's data are decoded; None: plain JSON.
     :param since: the orchestrator's time when the wait began.
     :param wait_changes: recorder that is notified when the wait ends.
+    :param claim: function that gives a wait what came while it was left behind.
+    :ivar left_place: place among the waits, if an event has come and gone by because the wait was left behind; else
+        None.
     """
 
-    __slots__ = ("_annotation", "_wait_changes", "name", "since")
+    __slots__ = ("_annotation", "_claim", "_wait_changes", "left_place", "name", "since")
 
-    def __init__(self, name: str, annotation: Any, since: Timestamp, wait_changes: WaitRecorder) -> None:
+    claims = True
+
+    def __init__(
+        self,
+        name: str,
+        annotation: Any,
+        since: Timestamp,
+        wait_changes: WaitRecorder,
+        claim: Callable[[EventWait], None],
+    ) -> None:
         super().__init__()
         self._wait_changes = wait_changes
+        self._claim = claim
+        self.left_place: int | None = None
         self.name = name
         self.since = since
         self._annotation = annotation
@@ -192,6 +207,9 @@ class EventWait(CancellableTask[Any]):
     def _notify_groups(self) -> None:
         self._wait_changes.end(self)
         super()._notify_groups()
+
+    def claim(self) -> None:
+        self._claim(self)
 
     def raised(self, input: str | None) -> None:
         what = f"data of event {self.name!r}"

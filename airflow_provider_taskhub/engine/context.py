@@ -310,15 +310,16 @@ class OrchestrationContext:
     def wait_for_external_event(self, name: str, data_type: Any = None) -> CancellableTask[Any]:
         """Wait for an external event. Awaiting the returned task gives the event's data.
 
-        An event that came before this call counts too, if no earlier wait has taken it. If the data do not fit
-        ``data_type``, awaiting the task raises :class:`InputError`.
+        An event that came before this call counts too, if no earlier wait has taken it. A wait that lost in
+        ``when_any`` takes no event, unless the code comes back to it. If the data do not fit ``data_type``, awaiting
+        the task raises :class:`InputError`.
 
         :param name: name of the event; upper and lower case are the same.
         :param data_type: type to which the data are decoded, such as a dataclass; None: plain JSON.
         :raises InputError: the name cannot be stored.
         """
         check_event(name, "wait_for_external_event")
-        return self._generation.wait(name, data_type)
+        return self._generation.wait(name, data_type, CallSite.of(sys._getframe(1)))
 
     def send_event(self, instance_id: str, name: str, data: Any = None) -> None:
         """Send an external event to another instance, without waiting for its arrival.

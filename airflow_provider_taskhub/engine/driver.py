@@ -6,12 +6,13 @@ and nothing else about the task. The module ``generation`` decides what a result
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine, Generator, Iterator
 from contextlib import suppress
 from types import CoroutineType, FrameType, GeneratorType
 from typing import Any
 
 from airflow_provider_taskhub.engine.actions import CallSite
+from airflow_provider_taskhub.engine.no_event_loop import advice, called_at
 from airflow_provider_taskhub.engine.tasks import Task
 from airflow_provider_taskhub.errors import OrchestrationError
 from airflow_provider_taskhub.fast_dataclass import dataclass
@@ -46,6 +47,11 @@ class Driver:
         self._body: Body | None = None
         self._awaited: Task[Any] | None = None
 
+    @property
+    def awaited(self) -> Task[Any] | None:
+        """The task that the function awaits; None if it has not begun or was closed."""
+        return self._awaited
+
     def start(self, made: Any) -> Returned | None:
         """Run the orchestrator function for the first time.
 
@@ -67,7 +73,7 @@ class Driver:
             more than :data:`MAX_STEPS` times.
         """
         steps = 0
-        while (body := self._body) is not None and ((task := self._awaited) is None or task.is_complete):
+        while (body := self._body) is not None and ((task := self._awaited) is None or task._done):
             steps += 1
             if steps > MAX_STEPS:
                 raise self._closed_error(
@@ -83,11 +89,14 @@ class Driver:
                 self._body = None
                 raise
             if not isinstance(yielded, Task):
+                where, called = self._called(yielded)
                 raise self._closed_error(
-                    f"awaited {type(yielded).__name__} at {self.line()}: only tasks of its context can be awaited, "
-                    "e.g. ctx.create_timer(...) instead of asyncio.sleep(...)"
+                    f"awaited {called or type(yielded).__name__} at {where}: only tasks of its context can be awaited. "
+                    f"{advice(called)}"
                 )
             self._awaited = yielded
+            if yielded.claims:
+                yielded.claim()
         return None
 
     def close(self) -> None:
@@ -100,12 +109,23 @@ class Driver:
 
     def line(self) -> CallSite | str:
         """Return the line of user code at which the function waits; a text if the line is unknown."""
-        frame = _innermost(self._body)
-        return CallSite.of(frame) if frame is not None else "an unknown line"
+        return called_at(_waiting(self._body))[0] or "an unknown line"
 
     def doing(self) -> str:
         """Return a text for errors that says whether the function had ended, or at which line it waited."""
         return "had ended" if self._body is None else f"waited at {self.line()}"
+
+    def _called(self, yielded: object) -> tuple[CallSite | str, str]:
+        """Return the line that awaits an object of another library, and the function of asyncio that made the object.
+
+        :returns: "" for the function if it is unknown.
+        """
+        frames = [*_waiting(self._body)]
+        if isinstance(yielded, CoroutineType) and yielded.cr_frame is not None:  # a generator function has yielded it
+            frames.append(yielded.cr_frame)
+            yielded.close()
+        where, called = called_at(frames)
+        return where or "an unknown line", called
 
     def _closed_error(self, text: str) -> OrchestrationError:
         self.close()
@@ -122,16 +142,11 @@ def _resumed(body: Body, task: Task[Any] | None) -> Any:
     return body.throw(error.with_traceback(None))
 
 
-def _innermost(body: Any) -> FrameType | None:
-    """Return the innermost frame of user code that waits. It looks through nested coroutines and ``yield from``.
-
-    :returns: None if no user code waits.
-    """
-    found: FrameType | None = None
+def _waiting(body: Any) -> Iterator[FrameType]:
+    """Yield the frames that wait, the outermost first. It looks through nested coroutines and ``yield from``."""
     while body is not None:
         frame = getattr(body, "cr_frame", None) or getattr(body, "gi_frame", None)
         if frame is None or frame.f_code is Task.__await__.__code__:
-            return found
-        found = frame
+            return
+        yield frame
         body = getattr(body, "cr_await", None) or getattr(body, "gi_yieldfrom", None)
-    return found

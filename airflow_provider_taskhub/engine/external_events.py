@@ -1,25 +1,33 @@
 """The external events of a live instance: waits that have no event yet, and events that no wait has taken yet.
 
 Upper and lower case of event names are the same, as in DurableTask.
+
+A wait that the code has left behind takes no event: after ``when_any([got, timer])`` was won by the timer, the next
+event is for the next wait of its name. If the code comes back to the old wait (it awaits it, gives it to a group, or
+asks whether it is complete), the old wait takes an event that no other wait has taken meanwhile.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from itertools import islice
+from typing import Any
 
 from airflow_provider_taskhub.engine.awaitables import EventWait
 from airflow_provider_taskhub.engine.events import EventRaised
 from airflow_provider_taskhub.engine.pending_waits import MAX_EXAMINED, AwaitedEvent
+from airflow_provider_taskhub.engine.tasks import Task
 
 
 class ExternalEvents:
-    """Matches events with waits of the same name: the oldest event goes to the oldest wait."""
+    """Matches events with waits of the same name: the oldest event goes to the oldest wait that is not left behind."""
 
-    __slots__ = ("_by_name", "_raised", "_unclaimed", "_waits")
+    __slots__ = ("_by_name", "_numbers", "_raised", "_unclaimed", "_waits")
 
     def __init__(self) -> None:
-        self._waits: dict[str, deque[EventWait]] = {}
+        self._waits: dict[str, deque[tuple[int, EventWait]]] = {}
+        self._numbers = 0
         self._unclaimed: dict[int, EventRaised] = {}
         self._by_name: dict[str, deque[int]] = {}
         self._raised = 0
@@ -35,32 +43,57 @@ class ExternalEvents:
 
     def wait(self, task: EventWait) -> None:
         """Give a wait the oldest unused event of its name. If there is none, the wait gets the next one that comes."""
-        key = task.name.casefold()
-        numbers = self._by_name.get(key)
-        if numbers:
-            event = self._unclaimed.pop(numbers.popleft())
-            task.raised(event.input)
-        else:
-            self._waits.setdefault(key, deque()).append(task)
+        self._numbers += 1
+        self._wait(task, self._numbers)
 
-    def offer(self, event: EventRaised) -> None:
-        """Give an event to the oldest wait for its name. If there is no such wait, keep the event for a later wait."""
+    def claim(self, task: EventWait) -> None:
+        """Do what :meth:`wait` does, for a wait to which the code comes back. It has its old place among the waits."""
+        number, task.left_place = task.left_place, None
+        if number is not None:
+            self._wait(task, number)
+
+    def offer(self, event: EventRaised, awaited: Task[Any] | None) -> None:
+        """Give an event to the oldest wait for its name. If there is no such wait, keep the event for a later wait.
+
+        :param awaited: the task that the code awaits now. It decides which waits are left behind.
+        """
         key = event.name.casefold()
         waits = self._waits.get(key)
         while waits:
-            task = waits.popleft()
-            if not task.is_complete:  # a complete wait was cancelled: the event is for the next wait
+            number, task = waits.popleft()
+            if task._done:  # the wait was cancelled: the event is for the next wait
+                continue
+            if not task.is_left_behind(awaited):
                 task.raised(event.input)
                 return
+            task.left_place = number
         self._waits.pop(key, None)
         self._unclaimed[self._raised] = event
         self._by_name.setdefault(key, deque()).append(self._raised)
         self._raised += 1
 
-    def awaited(self) -> list[AwaitedEvent]:
-        """Return the oldest open wait of each name, for at most :data:`.pending_waits.MAX_EXAMINED` names."""
-        return [
-            AwaitedEvent(name=task.name, since=task.since)
-            for waits in islice(self._waits.values(), MAX_EXAMINED)
-            if (task := next((one for one in islice(waits, MAX_EXAMINED) if not one.is_complete), None))
-        ]
+    def awaited(self, awaited: Task[Any] | None) -> list[AwaitedEvent]:
+        """Return the oldest open wait of each name, for at most :data:`.pending_waits.MAX_EXAMINED` names.
+
+        :param awaited: the task that the code awaits now.
+        """
+        found = []
+        for waits in islice(self._waits.values(), MAX_EXAMINED):
+            for _, task in islice(waits, MAX_EXAMINED):
+                if not task._done and not task.is_left_behind(awaited):
+                    found.append(AwaitedEvent(name=task.name, since=task.since))
+                    break
+        return found
+
+    def _wait(self, task: EventWait, number: int) -> None:
+        key = task.name.casefold()
+        numbers = self._by_name.get(key)
+        if numbers:
+            event = self._unclaimed.pop(numbers.popleft())
+            task.raised(event.input)
+            return
+        waits = self._waits.setdefault(key, deque())
+        if waits and number < waits[-1][0]:
+            insort(waits, (number, task))
+        else:
+            waits.append((number, task))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import FrameType
+from typing import Any, TypeVar
 
 from airflow_provider_taskhub.engine.events import FailureDetails, SubOrchestrationInstanceFailed, TaskFailed
 from airflow_provider_taskhub.errors import (
@@ -28,6 +29,7 @@ _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 _PYTHON = re.compile(
     r"^<frozen|[/\\]lib[/\\]python[\d.]+[/\\](?!(?:site|dist)-packages[/\\])|[/\\]Python[\d]+[/\\]Lib[/\\](?!site-)"
 )
+_F = TypeVar("_F", bound=tuple[Any, ...])
 _LIBRARIES = ("airflow_provider_taskhub", "pydantic", "pydantic_core")
 TASK_FAILED = (TaskFailedError.__name__, SubOrchestrationFailedError.__name__)
 """``FailureDetails.error_type`` of an instance that failed because an activity or a child failed."""
@@ -69,17 +71,17 @@ def place_of(failure: FailureDetails | None) -> str | None:
     for one in chain(failure):
         frames = _FRAME.findall(one.stack_trace or "")
         if frames:
-            file, line, function = _own(frames)[-1]
+            file, line, function = own_frames(frames)[-1]
             found = f"{file}:{line}, in {function}"
         if one.error_type not in TASK_FAILED:
             break
     return found
 
 
-def _own(frames: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+def own_frames(frames: Sequence[_F]) -> Sequence[_F]:
     """Return the frames of user code, judged by file path. The error itself is often raised inside a library.
 
-    :param frames: (file, line, function) of each frame.
+    :param frames: tuples, such as (file, line, function), that begin with the file of a frame.
     :returns: the frames outside Python and its installed packages; if there are none, the frames outside Python; if
         there are none of these either, all frames.
     """

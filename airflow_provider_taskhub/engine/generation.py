@@ -9,12 +9,12 @@ decisions are *flushed*: they become events and messages.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
 from airflow_provider_taskhub.codec import Timestamp, dumps, loads
-from airflow_provider_taskhub.engine.actions import Action, Decided, Scope
+from airflow_provider_taskhub.engine.actions import Action, CallSite, Decided, Scope
 from airflow_provider_taskhub.engine.awaitables import Answerable, EventWait
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.driver import Driver, Returned
@@ -33,13 +33,16 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.external_events import ExternalEvents
 from airflow_provider_taskhub.engine.failures import error_of, failure_of, message_of
+from airflow_provider_taskhub.engine.forgotten import Forgotten
 from airflow_provider_taskhub.engine.lifecycle import HAPPENINGS, Happening, Reaction, react_instance
+from airflow_provider_taskhub.engine.no_event_loop import reworded
 from airflow_provider_taskhub.engine.open_actions import Answer, OpenAction, OpenActions, Scheduling
 from airflow_provider_taskhub.engine.pending_waits import CHILD_IDS, MAX_EXAMINED, MAX_NAMES, Awaits
 from airflow_provider_taskhub.engine.recorded import Recorded
 from airflow_provider_taskhub.engine.registry import OrchestratorDefinition, Registry
 from airflow_provider_taskhub.engine.replay_safe_logger import Log
 from airflow_provider_taskhub.engine.retry import RetryDecision
+from airflow_provider_taskhub.engine.tasks import Task
 from airflow_provider_taskhub.engine.wait_changes import WaitRecorder
 from airflow_provider_taskhub.errors import NonDeterminismError, OrchestrationError
 
@@ -48,6 +51,13 @@ MAX_ACTIONS = 100_000
 await."""
 
 _FAILURES = (TaskFailed, SubOrchestrationInstanceFailed)
+_DROPPED: Mapping[Status, tuple[EventType, ...]] = {
+    Status.COMPLETED: (EventType.TimerCreated,),
+    Status.FAILED: (EventType.TimerCreated,),
+    Status.CONTINUED_AS_NEW: (EventType.TimerCreated,),
+    Status.TERMINATED: (EventType.TimerCreated, EventType.TaskScheduled),
+}
+"""The types of the new decisions that are dropped after the end of the code, by the status of the instance."""
 
 
 class Generation:
@@ -97,8 +107,10 @@ class Generation:
         self._past = past or Recorded()
         self._actions = OpenActions()
         self._drops_unrecorded = False  # True if a suspended instance was terminated: its unsent actions are dropped
+        self._floods = False  # True if the code has decided more than MAX_ACTIONS actions without awaiting
         self._events = ExternalEvents()
         self._held: list[tuple[OpenAction | None, HistoryEvent]] = []
+        self._forgotten = Forgotten()
         self.wait_changes = WaitRecorder()
         self._carried: list[HistoryEvent] = []
         self._driver = Driver(definition.name)
@@ -145,7 +157,7 @@ class Generation:
         :param event: the event of the decision in the history, such as TaskScheduled.
         :raises NonDeterminismError: the code has not made this decision, or has made another one.
         """
-        self._actions.confirm(event, self.numbers, self._driver)
+        self._actions.confirm(event, self.numbers, self._driver, self.instance, self._past.rewinds)
 
     def episode(self, time: Timestamp) -> None:
         """Begin an episode. The history must have all decisions that the code made in earlier episodes.
@@ -190,23 +202,24 @@ class Generation:
     def flush(self, time: Timestamp) -> list[Decided]:
         """Return the new decisions in the order of their numbers; an empty list while the instance is suspended.
 
-        If the code has ended or continues as new, only its new children and sent events are returned. Its new timers
-        and activities are dropped, because their answers would have no receiver. If a suspended instance was
-        terminated, all its new decisions are dropped, as in DurableTask.
+        What the code has started is sent, also if the code has ended, failed or continues as new since. Only its new
+        timers are then dropped: nothing is done when they fire. If the instance was terminated, its new activities are
+        dropped too; if it was suspended before, all its new decisions are dropped, as in DurableTask. All new decisions
+        of an endless loop without an await are dropped.
 
         :param time: the orchestrator's time.
         """
-        if self._drops_unrecorded:
+        if self._drops_unrecorded or (self._floods and self.is_decided):
             self._actions.unrecorded.clear()
         if self.status is Status.SUSPENDED or not self._actions.unrecorded:
             return []
         scope = Scope(instance=self.instance, started=self.started, time=time, rewinds=self.rewinds)
-        return self._actions.flush(scope, ended=self.is_decided)
+        return self._actions.flush(scope, _DROPPED.get(self.status, ()))
 
     def awaits(self) -> Awaits:
         """Return what the orchestrator waits for now."""
         named, child_ids, timer = self._actions.awaited()
-        events = self._events.awaited()
+        events = self._events.awaited(self._driver.awaited)
         activities, children = named[EventType.TaskScheduled], named[EventType.SubOrchestrationInstanceCreated]
         return Awaits(
             activities=tuple(islice(activities, MAX_NAMES)),
@@ -241,6 +254,7 @@ class Generation:
         if self._closed:
             return
         if self.numbers >= self._limit:
+            self._floods = True
             raise OrchestrationError(
                 f"more than {MAX_ACTIONS} actions without awaiting, last {action.name!r} at {action.where}: "
                 "await tasks, or split the work into child orchestrations",
@@ -249,6 +263,8 @@ class Generation:
         action.number = self.numbers
         self.numbers += 1
         self._actions.add(action, waiter)
+        if isinstance(waiter, Task):
+            self._forgotten.watch(waiter, action.kind, action.name, action.where)
 
     def recorded_decision(self, number: int) -> tuple[RetryDecision, Timestamp]:
         """Return the decision about a retry as the history has it, and when the timer of this decision fires.
@@ -258,15 +274,17 @@ class Generation:
         """
         return self._past.decision(self.numbers, number, self.instance) or (RetryDecision.STOP, self.time)
 
-    def wait(self, name: str, annotation: Any) -> EventWait:
+    def wait(self, name: str, annotation: Any, where: CallSite) -> EventWait:
         """Return a wait for an external event. It is complete at once if an unused event of this name came before.
 
         :param name: name of the event; upper and lower case are the same.
         :param annotation: type to which the event's data are decoded; None: plain JSON.
+        :param where: line of user code that waits.
         """
-        task = EventWait(name, annotation, self.time, self.wait_changes)
+        task = EventWait(name, annotation, self.time, self.wait_changes, self._events.claim)
         self.wait_changes.begin(task)
         self._events.wait(task)
+        self._forgotten.watch(task, EventType.EventRaised, name, where)
         return task
 
     def continue_as_new(self, input: str | None, *, keep_events: bool) -> None:
@@ -289,7 +307,7 @@ class Generation:
             if self._wants_generation:
                 self._carried.append(event)
             else:
-                self._events.offer(event)
+                self._events.offer(event, self._driver.awaited)
         elif isinstance(event, _FAILURES) and entry:
             recorded = self.recorded and entry.identity is not None
             entry.waiter.failed(error_of(event, entry.action.name), recorded=recorded)
@@ -351,9 +369,10 @@ class Generation:
             if returned is not None:
                 self._return(returned.value)
         except BaseException as error:  # also SystemExit: an orchestrator must not end its worker
-            self._raise(error)
+            self._raise(reworded(error))
 
     def _return(self, value: Any) -> None:
+        self._tell_forgotten()
         self._closed = True
         if not self.input_is_read and self.started.input not in (None, "null"):
             self._context.logger.warning(
@@ -368,10 +387,16 @@ class Generation:
         self._move(Happening.RETURNED)
 
     def _raise(self, error: BaseException) -> None:
+        self._tell_forgotten()
         self._closed = True
         self._wants_generation = False
         self.result, self.failure = message_of(error), failure_of(error)
         self._move(Happening.FAILED)
+
+    def _tell_forgotten(self) -> None:
+        if not self.replaying:
+            for text in self._forgotten.texts():
+                self._context.logger.warning("orchestrator %r %s", self.definition.name, text)
 
 
 _REACT: dict[Reaction, Callable[[Generation, HistoryEvent], None]] = {

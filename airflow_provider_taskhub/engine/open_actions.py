@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import islice
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.actions import Action, Decided, Scope, decide
 from airflow_provider_taskhub.engine.awaitables import Answerable, Timer
+from airflow_provider_taskhub.engine.comparison import difference
 from airflow_provider_taskhub.engine.driver import Driver
 from airflow_provider_taskhub.engine.events import (
     EventSent,
     EventType,
     HistoryEvent,
+    OrchestrationInstance,
     SubOrchestrationInstanceCompleted,
     SubOrchestrationInstanceCreated,
     SubOrchestrationInstanceFailed,
@@ -98,12 +101,16 @@ class OpenActions:
         if waiter is not None:
             self._open[action.number] = OpenAction(action, waiter)
 
-    def confirm(self, event: Scheduling, numbers: int, driver: Driver) -> None:
+    def confirm(
+        self, event: Scheduling, numbers: int, driver: Driver, instance: OrchestrationInstance, rewinds: int
+    ) -> None:
         """Check that the replayed code has made a decision that is in the history.
 
         :param event: the event of the decision in the history, such as TaskScheduled.
         :param numbers: how many actions the code has decided so far.
         :param driver: driver of the orchestrator function, for the text of an error.
+        :param instance: the instance, with its current execution id.
+        :param rewinds: number of rewinds in the history.
         :raises NonDeterminismError: the code has not made this decision, or has made another one.
         """
         action = self.unrecorded.pop(event.event_id, None)
@@ -116,6 +123,13 @@ class OpenActions:
         if action.kind is not event.event_type or action.name.casefold() != name.casefold():
             raise NonDeterminismError(
                 f"the history has {_named(event)}, but the code decided {action} at {action.where}. {ADVICE}"
+            )
+        different = difference(event, action, instance, rewinds)
+        if different is not None:
+            recorded, decided = different
+            raise NonDeterminismError(
+                f"the history has {_named(event)} with {recorded}, but the code decided it with {decided} "
+                f"at {action.where}. {ADVICE}"
             )
         entry = self._open.get(event.event_id)
         if entry is not None:
@@ -145,18 +159,17 @@ class OpenActions:
         """Do what :meth:`allow_again` does, for all actions that the history does not have now."""
         self._allowed_again.update(self.unrecorded)
 
-    def flush(self, scope: Scope, *, ended: bool) -> list[Decided]:
+    def flush(self, scope: Scope, dropped: Collection[EventType] = ()) -> list[Decided]:
         """Make events and messages for the actions that the history does not have, sorted by their numbers.
 
         :param scope: the situation in which the actions were decided.
-        :param ended: whether the code has ended or continues as new. Activities and timers are then dropped, because
-            their answers have no receiver; children and sent events are kept.
+        :param dropped: the types of the events, such as TimerCreated, of the actions that are dropped.
         """
         decided = []
         runs = self._runs() if any(one.kind is EventType.EventSent for one in self.unrecorded.values()) else {}
         for number in sorted(self.unrecorded):
             action = self.unrecorded[number]
-            if ended and action.kind in (EventType.TaskScheduled, EventType.TimerCreated):
+            if action.kind in dropped:
                 continue
             action.run = runs.get(action.instance_id or "")
             pair = decide(action, scope)
@@ -224,7 +237,7 @@ class OpenActions:
         child_ids: list[str] = []
         for entry in islice(self._open.values(), MAX_EXAMINED):
             if isinstance(entry.waiter, Timer):
-                if not entry.waiter.is_complete:
+                if not entry.waiter._done:
                     timer = min(timer or entry.waiter.fire_at, entry.waiter.fire_at)
             else:
                 named[entry.action.kind][entry.action.name] = None

@@ -67,18 +67,19 @@ class Recorded:
     One object is made for each history that is loaded into memory.
 
     :param past: the history of an instance since its last ``continue_as_new``.
+    :ivar rewinds: upper bound of the number of rewinds that the identity of an action in the history can count.
     :ivar rewound: number of ExecutionCompleted events that rewinds have rewritten, one for each rewind.
     """
 
     def __init__(self, past: Iterable[HistoryEvent] = ()) -> None:
         self._timers: dict[int, TimerCreated] = {}
-        self._rewinds = self.rewound = 0
+        self.rewinds = self.rewound = 0
         for event in past:
             if isinstance(event, TimerCreated):
                 self._timers[event.event_id] = event
             elif isinstance(event, GenericEvent):
                 self.rewound += event.is_rewind
-                self._rewinds += event.is_rewind or event.is_message
+                self.rewinds += event.is_rewind or event.is_message
 
     def decision(
         self, timer: int, attempt: int, instance: OrchestrationInstance
@@ -91,5 +92,5 @@ class Recorded:
         :returns: None if no timer of a retry policy followed.
         """
         event = self._timers.get(timer)
-        decision = event and verdict_of(event, attempt, instance, rewinds=self._rewinds)
+        decision = event and verdict_of(event, attempt, instance, rewinds=self.rewinds)
         return (decision, event.fire_at) if event and decision else None

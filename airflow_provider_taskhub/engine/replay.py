@@ -35,6 +35,7 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.generation import Generation
 from airflow_provider_taskhub.engine.identity import next_execution_id
+from airflow_provider_taskhub.engine.no_event_loop import without_event_loop
 from airflow_provider_taskhub.engine.parent_response import response as response_of
 from airflow_provider_taskhub.engine.past import Past
 from airflow_provider_taskhub.engine.pending_waits import NOTHING
@@ -101,6 +102,7 @@ class Execution:
         """The instance id and the current execution id, which changes with each ``continue_as_new``."""
         return self._instance
 
+    @without_event_loop
     def close(self) -> None:
         """Close the orchestrator function now; its ``finally`` blocks run. The history is kept."""
         if (close := self.release()) is not None:
@@ -118,6 +120,7 @@ class Execution:
         self._custom_status = generation.custom_status
         return generation.close
 
+    @without_event_loop
     def advance(
         self,
         new: Sequence[HistoryEvent],
@@ -156,6 +159,7 @@ class Execution:
             generations += 1
             if generations > self._max_generations + len(new):
                 generation = self._fail_endless(generation)
+                outbound.clear()  # the loop has decided the same again and again
                 break
             decided = generation.flush(time)
             outbound += [message for _, message in decided]
@@ -186,6 +190,7 @@ class Execution:
             stale=tuple(stale),
         )
 
+    @without_event_loop
     def recall(self) -> str | None:
         """Replay the history and return the custom status that the code sets. A history does not hold custom statuses.
 
@@ -194,6 +199,7 @@ class Execution:
         """
         return self._load(()).custom_status
 
+    @without_event_loop
     def resume(self) -> Episode:
         """Return the missing rest of the last episode in the history.
 

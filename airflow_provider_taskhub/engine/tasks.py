@@ -29,22 +29,33 @@ class Task(Generic[T_co]):
     :class:`SubOrchestrationFailedError` for a child orchestration.
     """
 
-    __slots__ = ("_done", "_error", "_groups", "_result")
+    __slots__ = ("_done", "_error", "_groups", "_result", "_seen", "_used")
+
+    claims = False
+    """Whether :meth:`claim` can complete the task: True for a wait for an external event, and for a group with one."""
 
     def __init__(self) -> None:
         self._done = False
         self._result: Any = None
         self._error: BaseException | None = None
         self._groups: list[Group[Any]] | None = None
+        self._used = False  # whether the code has awaited the task, given it to a group, or asked it for anything
+        self._seen = False  # whether the code has looked at the result or error
 
     @property
     def is_complete(self) -> bool:
         """Whether the task has a result or has failed."""
+        self._used = True
+        if self.claims and not self._done:
+            self.claim()
         return self._done
 
     @property
     def is_failed(self) -> bool:
         """Whether the task has failed."""
+        if not self.is_complete:
+            return False
+        self.look()
         return self._error is not None
 
     def get_result(self) -> T_co:
@@ -53,8 +64,9 @@ class Task(Generic[T_co]):
         :raises TaskFailedError: if the task has failed. (An event with data of a wrong type raises ``InputError``.)
         :raises ValueError: if the task is not complete yet.
         """
-        if not self._done:
+        if not self.is_complete:
             raise ValueError("the task is not complete: await it first")
+        self.look()
         if self._error is not None:
             raise self._error
         result: T_co = self._result
@@ -65,8 +77,9 @@ class Task(Generic[T_co]):
 
         :raises ValueError: if the task is not complete yet.
         """
-        if not self._done:
+        if not self.is_complete:
             raise ValueError("the task is not complete: await it first")
+        self.look()
         return self._error
 
     def __await__(self) -> Generator[Any, Any, T_co]:
@@ -99,6 +112,9 @@ class Task(Generic[T_co]):
 
         :param group: the group that depends on this task, such as ``when_all``.
         """
+        self._used = True
+        if self.claims and not self._done:
+            self.claim()
         if self._done:
             group.settled(self)
         elif self._groups is None:
@@ -108,6 +124,40 @@ class Task(Generic[T_co]):
                 # Code can call when_any with the same task in a loop. The complete groups would then fill the memory.
                 self._groups = [other for other in self._groups if not other._done]
             self._groups.append(group)
+
+    def claim(self) -> None:
+        """For the engine: the code comes back to this task. Take what came while the task was left behind."""
+
+    def look(self) -> None:
+        """For the engine: remember that the code has looked at the result or error of this task."""
+        self._seen = True
+
+    @property
+    def is_forgotten(self) -> bool:
+        """For the engine: whether the code has never awaited the task, given it to a group or asked it for anything."""
+        return not self._used
+
+    @property
+    def unseen_error(self) -> BaseException | None:
+        """For the engine: the error of the task if the code has not looked at it; else None."""
+        return None if self._seen else self._error
+
+    def is_left_behind(self, awaited: Task[Any] | None) -> bool:
+        """For the engine: return whether the code has gone on without this task.
+
+        That is so if the task was given to groups (``when_any``, ``when_all``) and the code waits for none of them any
+        more: each has a result or an error, or was left behind itself. A task that was given to no group is not left
+        behind, because the code can still await it.
+
+        :param awaited: the task that the code awaits now; None: it awaits nothing.
+        """
+        reached: list[Task[Any]] = [self]
+        while reached:
+            task = reached.pop()
+            if task is awaited or task._groups is None:
+                return False
+            reached += [group for group in task._groups if not group._done]
+        return True
 
     def _notify_groups(self) -> None:
         groups, self._groups = self._groups, None
@@ -128,13 +178,33 @@ class Group(Task[T_co]):
         raise NotImplementedError
 
 
-class WhenAll(Group[list[Any]]):
-    """The task of ``when_all``: it gives the results of all tasks in their order, or fails with the first failure."""
+class _Combined(Group[T_co]):
+    """A group that user code has made of several tasks."""
 
-    __slots__ = ("_children", "_open")
+    __slots__ = ("_claiming",)
 
     def __init__(self, children: Sequence[Task[Any]]) -> None:
         super().__init__()
+        self._claiming = [child for child in children if child.claims]
+
+    @property
+    def claims(self) -> bool:  # type: ignore[override]  # a constant of the other classes
+        return bool(self._claiming)
+
+    def claim(self) -> None:
+        for child in self._claiming:
+            if not child._done:
+                child.claim()
+
+
+class WhenAll(_Combined[list[Any]]):
+    """The task of ``when_all``: it gives the results of all tasks in their order, or fails with the first failure."""
+
+    __slots__ = ("_children", "_failed", "_open")
+
+    def __init__(self, children: Sequence[Task[Any]]) -> None:
+        super().__init__(children)
+        self._failed: Task[Any] | None = None
         self._children = children
         self._open = len(children)
         if not children:
@@ -145,18 +215,24 @@ class WhenAll(Group[list[Any]]):
     def settled(self, child: Task[Any]) -> None:
         self._open -= 1
         if child._error is not None:
+            self._failed = self._failed or child
             self.fail(child._error)
         elif self._open == 0 and not self._done:
             self.complete([done._result for done in self._children])
 
+    def look(self) -> None:
+        super().look()
+        if self._failed is not None:
+            self._failed.look()
 
-class WhenAny(Group[Task[Any]]):
+
+class WhenAny(_Combined[Task[Any]]):
     """The task of ``when_any``: it gives the first task with a result or an error, and does not fail with that task."""
 
     __slots__ = ()
 
     def __init__(self, children: Sequence[Task[Any]]) -> None:
-        super().__init__()
+        super().__init__(children)
         for child in children:
             child.join(self)
 
@@ -174,6 +250,7 @@ class CancellableTask(Task[T_co]):
 
         A cancelled timer has no effect when it fires. A later external event goes to the next wait for its name.
         """
+        self._used = self._seen = True
         self.fail(TaskFailedError("the task was cancelled by the orchestrator"))
 
 

@@ -195,6 +195,7 @@ class Backend:
 
     async def stop(self) -> None:
         """End all loops. Call this method after the partitions were given up."""
+        self.processor.stopping = True
         await self.orchestrations.drain(1.0)
         await self.activities.drain(1.0)
         await self.supervisor.close(STOP_PATIENCE)

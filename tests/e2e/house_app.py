@@ -61,6 +61,21 @@ async def hello(ctx: OrchestrationContext, name: str) -> str:
     return f"Hello, {name}!"
 
 
+@app.activity
+def upper(name: str) -> list[str]:
+    return [name.upper(), os.environ["PYTHONHASHSEED"]]
+
+
+@app.orchestrator
+async def over_a_set(ctx: OrchestrationContext, names: list[str]) -> dict[str, list[str]]:
+    """Decides in the order of a set, which is random in each process unless its hash seed is fixed."""
+    found = {name: await ctx.call_activity(upper, name) for name in set(names)}
+    go = ctx.wait_for_external_event("go")
+    note(f"asks {ctx.instance_id}")
+    await go
+    return found
+
+
 @app.orchestrator
 async def chain(ctx: OrchestrationContext, length: int) -> int:
     value = 0

@@ -146,6 +146,27 @@ async def test_a_worker_that_is_told_to_stop_hands_over_all_it_has(house: House)
     assert two.end() == 0
 
 
+@pytest.mark.parametrize("seed", [None, "7"])
+async def test_an_orchestrator_that_goes_through_a_set_is_replayed_by_another_worker(
+    embedded: House, monkeypatch: pytest.MonkeyPatch, seed: str | None
+) -> None:
+    """Without a fixed hash seed, the second worker would decide in another order. A seed of the user stays."""
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    environment = {} if seed is None else {"PYTHONHASHSEED": seed}
+    names = [f"name-{number}" for number in range(12)]
+    async with embedded.client() as client:
+        first = embedded.worker("first", "--no-warm", **environment).ready()
+        await client.start("over_a_set", names, instance_id="s")
+        until(lambda: "asks s" in embedded.effects(), what="the end of the loop")
+        first.kill()
+        second = embedded.worker("second", "--no-warm", **environment).ready()
+        await client.raise_event("s", "go")
+        ended = await client.wait("s", timeout=LIMIT)
+        assert ended.status is Status.COMPLETED, ended.output
+        assert json.loads(ended.output or "") == {name: [name.upper(), seed or "0"] for name in names}
+        assert second.end() == 0
+
+
 @pytest.mark.rows("K06", "K10")
 async def test_a_frozen_worker_is_replaced_and_does_no_harm_when_it_thaws(embedded: House) -> None:
     house = embedded

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.episode import Episode
 from airflow_provider_taskhub.engine.events import ExecutionStarted, Status, TaskCompleted
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import run
-from tests.engine.play import INSTANCE, START, Play
+from tests.engine.play import INSTANCE, START, Play, plain
 
 
 def app_of(function: Callable[..., Any]) -> App:
@@ -105,15 +107,147 @@ def test_more_than_the_history_has() -> None:
     assert "but the history goes on without it" in text
 
 
-def test_another_input_is_no_other_decision() -> None:
-    """A record that grew a field must not break instances under way."""
+async def kinds(ctx: OrchestrationContext) -> Any:
+    """Each kind of decision that has an input or a receiver."""
+    ctx.call_activity("extract", {"day": 1, "paths": ["a", "b"]})
+    ctx.call_sub_orchestrator("child", "x", instance_id="child-1")
+    ctx.call_sub_orchestrator("child", "x")
+    ctx.send_event("other", "ready", 1)
+    ctx.call_activity("load", "long" * 1000)
+    ctx.call_sub_orchestrator("child")
+    ctx.call_activity("plain")
+    return await ctx.wait_for_external_event("go")
+
+
+def after_kinds(**changes: Any) -> Episode:
+    """The same decisions as of :func:`kinds`, but some have other values."""
+    given = {
+        "extract": {"day": 1, "paths": ["a", "b"]},
+        "child": "child-1",
+        "input": "x",
+        "default": None,
+        "receiver": "other",
+        "data": 1,
+        "load": "long" * 1000,
+    } | changes
 
     async def changed(ctx: OrchestrationContext) -> Any:
-        await ctx.call_activity("Extract", {"more": 1})
-        await ctx.call_activity("load")
+        ctx.call_activity("Extract", given["extract"])
+        ctx.call_sub_orchestrator("child", given["input"], instance_id=given["child"], version="9")
+        ctx.call_sub_orchestrator("child", "x", instance_id=given["default"])
+        ctx.send_event(given["receiver"], "ready", given["data"])
+        ctx.call_activity("load", given["load"], version="2", tags={"a": "b"})
+        ctx.call_sub_orchestrator("child", **given.get("none", {}))
+        ctx.call_activity("plain", *given.get("plain", ()))
         return await ctx.wait_for_external_event("go")
 
-    assert after_two(changed).output == "1"
+    play = Play(app_of(kinds))
+    play.start("work")
+    return play.replay(app_of(changed), play.raised("go", 1))
+
+
+def test_the_same_inputs_and_receivers_go_on_also_with_other_versions_and_tags() -> None:
+    assert after_kinds().output == "1"
+    assert after_kinds(none={"input": None}, plain=[None]).output == "1"
+
+
+@pytest.mark.parametrize(
+    ("change", "recorded", "decided"),
+    [
+        (
+            {"extract": {"day": 2, "paths": ["a", "b"]}},
+            'TaskScheduled \'extract\' as action 0 with the input {"day":1,"paths":["a","b"]},',
+            'the input {"day":2,"paths":["a","b"]}',
+        ),
+        ({"extract": {"day": 1, "paths": ["a"]}}, "the input {", 'the input {"day":1,"paths":["a"]}'),
+        ({"extract": {"hour": 1, "paths": ["a", "b"]}}, "the input {", "the input {"),
+        ({"extract": [1]}, "the input {", "the input [1]"),
+        ({"child": "child-2"}, "Created 'child' as action 1 with the instance id 'child-1',", "instance id 'child-2'"),
+        ({"input": ["y"]}, 'as action 1 with the input "x",', 'the input ["y"]'),
+        ({"default": "own"}, f"as action 2 with the instance id '{INSTANCE.execution_id}:2',", "the instance id 'own'"),
+        ({"receiver": "third"}, "EventSent 'ready' as action 3 with the receiver 'other',", "the receiver 'third'"),
+        ({"data": 2}, "EventSent 'ready' as action 3 with the data 1,", "the data 2"),
+        (
+            {"load": "other" * 1000},
+            "TaskScheduled 'load' as action 4 with another input, which is longer than the history keeps,",
+            "… (5,002 characters)",
+        ),
+        ({"load": 1}, "as action 4 with another input, which is longer than the history keeps,", "the input 1"),
+        ({"none": {"input": 1}}, "as action 5 with no input,", "the input 1"),
+        ({"plain": [1]}, "as action 6 with the input null,", "the input 1"),
+    ],
+)
+def test_another_input_child_id_or_receiver_than_in_the_history_fails_with_both_values(
+    change: dict[str, Any], recorded: str, decided: str
+) -> None:
+    text = failure(after_kinds(**change))
+    before, _, after = text.partition(" but the code decided it with ")
+    assert recorded in before
+    assert decided in after.partition(" at test_determinism.py:")[0]
+    assert " in changed: `ctx." in after
+
+
+def test_no_input_is_the_input_none_because_a_worker_without_the_activity_writes_it() -> None:
+    async def calls(ctx: OrchestrationContext) -> Any:
+        await ctx.call_activity("empty")
+        return await ctx.wait_for_external_event("go")
+
+    declared = app_of(calls)
+    declared.activity(name="empty")(lambda: None)
+    play = Play(declared)
+    play.start("work")
+    play.answer()
+    assert play.replay(app_of(calls), play.raised("go", 1)).output == "1"
+
+
+def test_two_calls_that_were_swapped_are_found() -> None:
+    async def before(ctx: OrchestrationContext) -> Any:
+        first, second = ctx.call_activity("echo", "a"), ctx.call_activity("echo", "b")
+        return await ctx.when_all([first, second])
+
+    async def swapped(ctx: OrchestrationContext) -> Any:
+        second, first = ctx.call_activity("echo", "b"), ctx.call_activity("echo", "a")
+        return await ctx.when_all([first, second])
+
+    play = Play(app_of(before))
+    play.start("work")
+    again = play.replay(app_of(swapped), play.done(play.outbound[0], "A"))
+    assert 'with the input "a", but the code decided it with the input "b"' in failure(again)
+
+
+@pytest.mark.parametrize(
+    "grown",
+    [
+        {"day": 1, "paths": ["a", "b"], "mode": "append"},
+        {"day": 1},
+        {"day": 1.0, "paths": ["a", "b"]},
+    ],
+)
+def test_a_record_that_only_grew_or_lost_fields_is_no_other_input(grown: dict[str, Any]) -> None:
+    assert after_kinds(extract=grown).output == "1"
+
+
+def test_records_inside_of_a_list_may_grow_too() -> None:
+    async def before(ctx: OrchestrationContext) -> Any:
+        await ctx.call_activity("extract", [{"path": "a"}, {"path": "b"}])
+
+    async def after(ctx: OrchestrationContext) -> Any:
+        await ctx.call_activity("extract", [{"path": "a", "size": 1}, {"path": "b", "size": 2}])
+
+    play = Play(app_of(before))
+    play.start("work")
+    assert play.replay(app_of(after), play.done(play.outbound[0])).status is Status.COMPLETED
+
+
+def test_rows_of_a_dotnet_worker_are_not_compared() -> None:
+    async def changed(ctx: OrchestrationContext) -> Any:
+        await ctx.call_activity("extract", 2)
+
+    play = Play(app_of(original))
+    play.start("work")
+    play.past = tuple(map(plain, play.past))
+    done = plain(play.done(play.outbound[0]))
+    assert play.replay(app_of(changed), done).status is Status.COMPLETED
 
 
 def test_the_completion_comes_after_every_action_of_the_history() -> None:

@@ -146,7 +146,7 @@ class Test_activities:
 
     @pytest.mark.rows("K60")
     def test_an_orchestrator_that_raises_or_returns_is_complete_at_once(self) -> None:
-        """Its timers and activities decided in the same breath never leave; children and events do."""
+        """Its timers decided in the same breath never leave; activities, children and events do."""
         own = App("own")
 
         @own.orchestrator
@@ -160,12 +160,13 @@ class Test_activities:
         play = Play(own)
         play.start("hasty")
         assert play.names()[2:] == [
+            "TaskScheduled",
             "SubOrchestrationInstanceCreated",
             "EventSent",
             "ExecutionCompleted",
             "OrchestratorCompleted",
         ]
-        assert [type(o.event) for o in play.outbound] == [ExecutionStarted, EventRaised]
+        assert [type(o.event) for o in play.outbound] == [TaskScheduled, ExecutionStarted, EventRaised]
         assert play.last.completed is not None
         assert play.last.completed.event_id == 4
         assert play.last.completed.failure is not None
@@ -880,8 +881,9 @@ class Test_code:
         play = Play(own)
         play.start("sleepy")
         output = play.last.output or ""
-        assert output.startswith("OrchestrationError: orchestrator 'sleepy' awaited Future at ")
-        assert "ctx.create_timer(...) instead of asyncio.sleep(...)" in output
+        at = f"test_episodes.py:{nap.__code__.co_firstlineno + 1} in nap: `await asyncio.sleep(1)`"
+        assert output.startswith(f"OrchestrationError: asyncio.sleep cannot be used in an orchestrator (at {at})")
+        assert "Use `await ctx.create_timer(...)`" in output
         assert play.last.completed is not None
         assert play.last.completed.failure is not None
         assert play.last.completed.failure.is_non_retriable

@@ -34,7 +34,8 @@ SENTINEL = "sentinel"
 """RowKey of the sentinel. It sorts after the RowKeys of all events."""
 INPUT_BYTES = 1024
 """The row of an event that schedules an activity or child has the input only if the input is not larger than this, in
-bytes of UTF-8. A replay does not need the input; monitors show it."""
+bytes of UTF-8. Monitors show the input, and a replay compares it. Of a longer input, a replay compares the hash that is
+a part of the action's identity."""
 MAX_CONSUMED = 800
 """How many identities of messages a sentinel can store. A String column of Azure holds 32,768 characters. The identity
 of a deleted message is only needed if an action sent the message, because a copy of such a message may still come."""

@@ -33,7 +33,14 @@ from airflow_provider_taskhub.engine.failures import headline, message_of, place
 from airflow_provider_taskhub.engine.identity import next_execution_id, same_start
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.trace_context import begun
-from airflow_provider_taskhub.errors import InputError, LeaseLost, PayloadTooLarge, StorageError, UnknownOrchestrator
+from airflow_provider_taskhub.errors import (
+    InputError,
+    LeaseLost,
+    PayloadTooLarge,
+    StorageError,
+    TaskHubError,
+    UnknownOrchestrator,
+)
 from airflow_provider_taskhub.hub.admission.facts import Facts, RowFacts, newest, scheduling_id
 from airflow_provider_taskhub.hub.formats.history_rows import MAX_CONSUMED
 from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, Loaded
@@ -67,6 +74,7 @@ class Orchestrations:
     :param queues: takes messages for queues that this worker itself reads.
     :param absences: the functions that this worker does not have.
     :param demand: remembers which functions the instances of each partition need.
+    :ivar stopping: whether the worker stops, and cancels episodes that do not end in time.
     """
 
     def __init__(
@@ -81,6 +89,7 @@ class Orchestrations:
     ) -> None:
         self._hub, self._sessions, self._queues = hub, sessions, queues
         self._demand = demand
+        self.stopping = False
         self._committer = Committer(hub)
         self._loader, self._triage = Loader(hub, registry), Triage(hub)
         self.episodes, self._cancelling = Episodes(), ActivityCancellation(hub, registry)
@@ -109,8 +118,12 @@ class Orchestrations:
             log.warning("episode_failed", instance_id=session.instance_id, error=str(error))
             self._sessions.keep(session, None)
             await self._settler.give_back(session, batch, error, failed=False)
-        except asyncio.CancelledError:  # the queue reader still has the messages of the batch, and gives them back
+        except asyncio.CancelledError:
             self._sessions.keep(session, None)
+            if not self.stopping:  # a reader that stops gives back the messages that it still has
+                log.error("episode_cancelled", instance_id=session.instance_id)
+                cause = TaskHubError("the episode of the instance was cancelled")
+                await self._settler.give_back(session, batch, cause)
             raise
         except Exception as error:
             log.exception("episode_defect", instance_id=session.instance_id)

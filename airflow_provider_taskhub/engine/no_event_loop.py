@@ -1,0 +1,183 @@
+"""Runs orchestrator code without an event loop, and refuses what the code calls of asyncio.
+
+An orchestrator runs inside a task of the worker's event loop. Without this module, ``asyncio.timeout`` in an
+orchestrator would cancel the worker's task, and ``asyncio.create_task`` would run orchestrator code on the worker's
+loop. So while orchestrator code runs, there is no current task, and the running loop is an object whose methods raise
+an error with the line of user code and with what to use instead.
+
+Carrying out asyncio's functions over the tasks of the context was rejected: a loop of our own would have to decide each
+callback again in each replay, in the same order, for every version of Python.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from asyncio.tasks import _enter_task, _leave_task
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
+from inspect import iscoroutine
+from traceback import walk_tb
+from types import FrameType, TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from airflow_provider_taskhub.engine.actions import CallSite
+from airflow_provider_taskhub.engine.failures import own_frames
+from airflow_provider_taskhub.errors import OrchestrationError
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_LIBRARIES = ("asyncio", "anyio", "sniffio")
+"""Packages that work on an event loop. Their frames are never user code."""
+_TIMER = "use `await ctx.create_timer(...)`"
+_LIMIT = "use `ctx.when_any([task, ctx.create_timer(...)])`, which gives the one that ends first"
+_TASKS = "use `ctx.when_all([...])` or `ctx.when_any([...])` with the tasks of the context"
+_ACTIVITY = "use an activity, with `ctx.call_activity(...)`"
+_EVENT = "use `ctx.wait_for_external_event(...)`"
+_HINTS = {
+    **dict.fromkeys(("sleep", "sleep_until", "sleep_forever", "call_later", "call_at"), _TIMER),
+    **dict.fromkeys(("wait_for", "timeout", "timeout_at", "Timeout", "fail_after", "move_on_after"), _LIMIT),
+    **dict.fromkeys(("gather", "wait", "as_completed", "TaskGroup", "create_task_group", "shield"), _TASKS),
+    **dict.fromkeys(("create_task", "ensure_future"), _TASKS),
+    **dict.fromkeys(("to_thread", "run_in_executor", "run", "run_sync", "run_until_complete"), _ACTIVITY),
+    **dict.fromkeys(("open_connection", "create_connection", "create_subprocess_exec", "getaddrinfo"), _ACTIVITY),
+    **dict.fromkeys(("Event", "Queue", "PriorityQueue", "LifoQueue", "Condition", "create_future"), _EVENT),
+    "time": "use `ctx.current_utc_datetime`",
+}
+"""What to use instead, by a part of the name of what was called."""
+_RULE = (
+    "An orchestrator runs on no event loop: it waits with ctx.when_all, ctx.when_any and ctx.create_timer, "
+    "and activities do everything else"
+)
+
+
+def advice(called: str) -> str:
+    """Return what to use in an orchestrator instead of a function of asyncio.
+
+    :param called: name of the function, such as ``asyncio.sleep``; any text if it is unknown.
+    """
+    hints = (_HINTS[part] for part in called.split(".") if part in _HINTS)
+    hint = next(hints, None)
+    return f"{hint[0].upper()}{hint[1:]}. {_RULE}" if hint else _RULE
+
+
+def called_at(frames: Iterable[FrameType]) -> tuple[CallSite | None, str]:
+    """Return the line of user code among the frames of a call, and the function of asyncio that it has called.
+
+    :param frames: the frames, the outermost first.
+    :returns: None and "" for what is unknown.
+    """
+    stack = list(frames)
+    others = [(frame.f_code.co_filename, frame) for frame in stack if not _is_library(frame)]
+    if not others:
+        return None, ""
+    user = own_frames(others)[-1][1]
+    inner = next((frame for frame in stack[stack.index(user) + 1 :] if _is_library(frame)), None)
+    return CallSite.of(user), "" if inner is None else _name_of(inner)
+
+
+def refusal(called: str, where: CallSite | str | None) -> OrchestrationError:
+    """Return the error for orchestrator code that has called a function of asyncio.
+
+    :param called: name of the function.
+    :param where: the line of user code; None: the line is unknown.
+    """
+    place = "an unknown line" if where is None else where
+    return OrchestrationError(
+        f"{called} cannot be used in an orchestrator (at {place}). {advice(called)}", retryable=False
+    )
+
+
+def reworded(error: BaseException) -> BaseException:
+    """Return an error of asyncio or anyio about a missing task or loop in our words; any other error as it is.
+
+    :param error: the error that orchestrator code has raised.
+    """
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    if not isinstance(error, RuntimeError) or not frames or not _is_library(frames[-1]):
+        return error
+    called = called_at(frames)[1]
+    if not called:
+        return error
+    told = refusal(called, _line_of(error.__traceback__)).with_traceback(error.__traceback__)
+    told.__cause__ = error
+    return told
+
+
+def without_event_loop(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Decorate a function that runs orchestrator code: the code gets no current task and a loop that refuses."""
+
+    @wraps(function)
+    def inner(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        loop = asyncio._get_running_loop()
+        task = None if loop is None else asyncio.current_task(loop)
+        hooks = sys.get_asyncgen_hooks()  # those of the worker's loop would close the code's async generators there
+        if loop is not None and task is not None:
+            _leave_task(loop, task)
+        asyncio._set_running_loop(_REFUSING)
+        sys.set_asyncgen_hooks(None, None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            sys.set_asyncgen_hooks(*hooks)
+            asyncio._set_running_loop(loop)
+            if loop is not None and task is not None:
+                _enter_task(loop, task)
+
+    return inner
+
+
+def _line_of(trace: TracebackType | None) -> CallSite | None:
+    """Return the innermost line of user code in a traceback. A frame itself may have gone on to a later line."""
+    lines = [(frame.f_code.co_filename, frame, line) for frame, line in walk_tb(trace) if not _is_library(frame)]
+    if not lines:
+        return None
+    _, frame, line = own_frames(lines)[-1]
+    return CallSite(frame.f_code, line)
+
+
+def _is_library(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _LIBRARIES
+
+
+def _name_of(frame: FrameType) -> str:
+    library = str(frame.f_globals["__name__"]).partition(".")[0]
+    name = frame.f_code.co_qualname.removesuffix(".__aenter__").removesuffix(".__init__")
+    return f"{library}.{'timeout' if name == 'Timeout' else name}"
+
+
+def _callers() -> Iterator[FrameType]:
+    """Yield the frames of the current call, the innermost first, up to the frame of the engine that runs the code."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code is not _BOUNDARY:
+        yield frame
+        frame = frame.f_back
+
+
+_BOUNDARY = next(code for code in without_event_loop.__code__.co_consts if getattr(code, "co_name", "") == "inner")
+
+
+def _refusing(name: str) -> Callable[..., Any]:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        for arg in args:
+            if iscoroutine(arg):
+                arg.close()  # else Python warns that it was never awaited
+        where, called = called_at(reversed([*_callers()]))
+        raise refusal(called or f"loop.{name}", where)
+
+    return refused
+
+
+_NAMES = [name for name in dir(asyncio.AbstractEventLoop) if not name.startswith("_")]
+_ANSWERS: dict[str, Callable[..., Any]] = {
+    "is_running": lambda self: True,
+    "is_closed": lambda self: False,
+    "get_debug": lambda self: False,
+    # Objects of asyncio call it when they are deleted, and an error could not be raised there.
+    "call_exception_handler": lambda self, context: None,
+}
+_REFUSING: asyncio.AbstractEventLoop = type(
+    "RefusingLoop", (asyncio.AbstractEventLoop,), {name: _refusing(name) for name in _NAMES} | _ANSWERS
+)()
+"""The running loop of orchestrator code: it answers that it runs, and refuses everything else by name."""

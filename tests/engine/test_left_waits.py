@@ -1,0 +1,194 @@
+"""A wait that the code has left behind takes no event: the event is for the next wait of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskhub.app import App, OrchestrationContext
+from airflow_provider_taskhub.engine.events import Status
+from tests.engine.play import Play
+
+HOUR = timedelta(hours=1)
+
+
+def played(function: Callable[..., Any]) -> Play:
+    app = App("left")
+    app.orchestrator(name="work")(function)
+    play = Play(app)
+    play.start("work", 0)
+    return play
+
+
+def fire(play: Play) -> None:
+    """Let the newest timer fire."""
+    play.wait(hours=1)
+    play.answer()
+
+
+async def remind(ctx: OrchestrationContext, done: int) -> str:
+    for round in range(4):
+        got = ctx.wait_for_external_event("approve")
+        left = ctx.create_timer(HOUR)
+        if await ctx.when_any([got, left]) is got:
+            return f"round {round}: {got.get_result()}"
+    return "nobody"
+
+
+async def remind_cancel(ctx: OrchestrationContext, done: int) -> str:
+    for round in range(4):
+        got = ctx.wait_for_external_event("approve")
+        left = ctx.create_timer(HOUR)
+        if await ctx.when_any([got, left]) is got:
+            return f"round {round}: {got.get_result()}"
+        got.cancel()
+    return "nobody"
+
+
+async def remind_both(ctx: OrchestrationContext, done: int) -> str:
+    """The wait is in a group that is in a group."""
+    for round in range(4):
+        both = ctx.when_all([ctx.wait_for_external_event("approve"), ctx.wait_for_external_event("pay")])
+        if await ctx.when_any([both, ctx.create_timer(HOUR)]) is both:
+            return f"round {round}: {both.get_result()[0]}"
+    return "nobody"
+
+
+@pytest.mark.parametrize("function", [remind, remind_cancel, remind_both])
+def test_an_event_ends_the_round_of_a_reminder_loop_in_which_it_comes(function: Callable[..., Any]) -> None:
+    play = played(function)
+    fire(play)
+    fire(play)
+    play.take(play.raised("approve", "yes"), play.raised("pay", 7))
+    assert play.last.output == '"round 2: yes"'
+
+
+def test_an_event_that_comes_between_two_rounds_is_for_the_next_round() -> None:
+    async def work(ctx: OrchestrationContext, done: int) -> str:
+        for round in range(4):
+            got = ctx.wait_for_external_event("approve")
+            if await ctx.when_any([got, ctx.create_timer(HOUR)]) is got:
+                return f"round {round}: {got.get_result()}"
+            await ctx.call_activity("slow")
+        return "nobody"
+
+    play = played(work)
+    fire(play)
+    play.take(play.raised("approve", "yes"))
+    assert play.last.awaits.events == ()
+    play.answer()
+    assert play.last.output == '"round 1: yes"'
+
+
+def test_an_event_for_a_wait_that_was_left_behind_is_carried_over_to_the_next_generation() -> None:
+    async def work(ctx: OrchestrationContext, done: int) -> str:
+        got = ctx.wait_for_external_event("approve")
+        if await ctx.when_any([got, ctx.create_timer(HOUR)]) is got:
+            return f"round {done}: {got.get_result()}"
+        await ctx.call_activity("slow")
+        ctx.continue_as_new(done + 1)
+        return "next"
+
+    play = played(work)
+    fire(play)
+    play.take(play.raised("approve", "yes"))
+    play.answer()
+    assert play.last.output == '"round 1: yes"'
+
+
+def test_a_wait_to_which_the_code_comes_back_takes_the_event_that_came_meanwhile() -> None:
+    async def awaits(ctx: OrchestrationContext, done: int) -> Any:
+        got = ctx.wait_for_external_event("approve")
+        await ctx.when_any([got, ctx.create_timer(HOUR)])
+        await ctx.call_activity("slow")
+        return await got
+
+    async def joins(ctx: OrchestrationContext, done: int) -> Any:
+        got = ctx.wait_for_external_event("approve")
+        await ctx.when_any([got, ctx.create_timer(HOUR)])
+        await ctx.call_activity("slow")
+        return (await ctx.when_any([got, ctx.create_timer(HOUR)])).get_result()
+
+    async def polls(ctx: OrchestrationContext, done: int) -> Any:
+        got = ctx.wait_for_external_event("approve")
+        await ctx.when_any([got, ctx.create_timer(HOUR)])
+        await ctx.call_activity("slow")
+        return got.get_result() if got.is_complete and not got.is_failed else "nobody"
+
+    async def group(ctx: OrchestrationContext, done: int) -> Any:
+        both = ctx.when_all([ctx.wait_for_external_event("approve")])
+        await ctx.when_any([both, ctx.create_timer(HOUR)])
+        await ctx.call_activity("slow")
+        return (await both)[0]
+
+    for function in (awaits, joins, polls, group):
+        play = played(function)
+        fire(play)
+        play.take(play.raised("approve", "yes"))
+        play.answer()
+        assert play.last.output == '"yes"', function.__name__
+
+
+def test_a_wait_to_which_the_code_comes_back_has_its_old_place() -> None:
+    async def work(ctx: OrchestrationContext, done: int) -> Any:
+        old = ctx.wait_for_external_event("approve")
+        await ctx.when_any([old, ctx.create_timer(HOUR)])
+        new = ctx.wait_for_external_event("approve")
+        await ctx.when_any([new, ctx.create_timer(HOUR)])
+        await ctx.wait_for_external_event("go")
+        return await ctx.when_all([new, old])
+
+    play = played(work)
+    fire(play)
+    fire(play)
+    play.take(play.raised("approve", 1), play.raised("go"))
+    assert play.last.status is Status.RUNNING
+    play.take(play.raised("approve", 2))
+    assert play.last.output == "[1,2]"
+
+
+def test_waits_that_come_back_without_an_event_stand_in_their_old_order() -> None:
+    async def work(ctx: OrchestrationContext, done: int) -> Any:
+        waits = []
+        for _ in range(3):
+            waits.append(ctx.wait_for_external_event("approve"))
+            await ctx.when_any([waits[-1], ctx.create_timer(HOUR)])
+        last = ctx.wait_for_external_event("approve")
+        first = await last
+        return [first, *await ctx.when_all([waits[2], waits[0], waits[1]])]
+
+    play = played(work)
+    for _ in range(3):
+        fire(play)
+    for value in "abcd":
+        play.take(play.raised("approve", value))
+    assert play.last.output == '["a","d","b","c"]'
+
+
+def test_a_wait_that_was_given_to_no_group_takes_the_event_while_other_work_runs() -> None:
+    async def work(ctx: OrchestrationContext, done: int) -> Any:
+        got = ctx.wait_for_external_event("approve")
+        await ctx.call_activity("slow")
+        later = ctx.wait_for_external_event("approve")
+        return await ctx.when_all([got, later])
+
+    play = played(work)
+    play.take(play.raised("approve", 1))
+    play.answer(None)
+    play.take(play.raised("approve", 2))
+    assert play.last.output == "[1,2]"
+
+
+def test_the_instance_waits_for_no_event_whose_wait_was_left_behind() -> None:
+    async def work(ctx: OrchestrationContext, done: int) -> Any:
+        got = ctx.wait_for_external_event("approve")
+        await ctx.when_any([got, ctx.create_timer(HOUR)])
+        await ctx.call_activity("slow")
+
+    play = played(work)
+    assert [one.name for one in play.last.awaits.events] == ["approve"]
+    fire(play)
+    assert play.last.awaits.events == ()
