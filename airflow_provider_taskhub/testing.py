@@ -29,6 +29,7 @@ from airflow_provider_taskhub.engine.signatures import A, J
 from airflow_provider_taskhub.engine.tasks import NAME
 from airflow_provider_taskhub.errors import ConfigurationError, OrchestrationError
 from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, Member, WorkerIdentity
+from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.settings import MAX_RESULT, LeaseTimes, Settings
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.supervision import owned
@@ -85,20 +86,18 @@ def run(orchestrator: Callable[[OrchestrationContext, A], Any], input: A, **opti
 @overload
 def run(
     orchestrator: Callable[[OrchestrationContext], Coroutine[Any, Any, J] | Generator[Any, Any, J]],
-    input: None = None,
+    input: None = ...,
     **options: Unpack[_Options],
 ) -> J: ...
 @overload
-def run(
-    orchestrator: Callable[[OrchestrationContext], Any], input: None = None, **options: Unpack[_Options]
-) -> Any: ...
+def run(orchestrator: Callable[[OrchestrationContext], Any], input: None = ..., **options: Unpack[_Options]) -> Any: ...
 @overload
-def run(orchestrator: str, input: Any = None, **options: Unpack[_Options]) -> Any: ...
+def run(orchestrator: str, input: Any = ..., **options: Unpack[_Options]) -> Any: ...
 
 
 def run(
     orchestrator: Callable[..., Any] | str,
-    input: Any = None,
+    input: Any = NO_INPUT,
     *,
     app: App | Iterable[App] = (),
     activities: Mapping[str, Callable[..., Any]] | None = None,
@@ -109,7 +108,8 @@ def run(
     """Run an orchestration to its end and return its result.
 
     :param orchestrator: the declared function, or its name in ``app``.
-    :param input: the input of the orchestration.
+    :param input: the input of the orchestration; None is an input too. Without it, the orchestrator runs with the
+        default of its parameter.
     :param app: the app or apps that declare orchestrators and activities. It is needed for all functions that are
         called by name.
     :param activities: replacements: for each name of an activity, the function to call instead. The function gets the

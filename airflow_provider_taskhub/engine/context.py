@@ -24,19 +24,11 @@ from airflow_provider_taskhub.engine.signatures import A, CallOptions, ChildOpti
 from airflow_provider_taskhub.engine.tasks import NAME, CancellableTask, Task, when_all, when_any
 from airflow_provider_taskhub.engine.validation import LAST_TIME, check_column, check_event, check_tags, check_time
 from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.tags import FIRE_AND_FORGET
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.engine.generation import Generation
-
-
-class _Missing:
-    def __repr__(self) -> str:
-        return "(none)"
-
-
-_NONE: Any = _Missing()
-"""Default of ``input``. It means that the call gives no input, which is not the same as the input None."""
 
 
 class OrchestrationContext:
@@ -155,7 +147,7 @@ class OrchestrationContext:
     def call_activity(
         self,
         activity: Callable[..., Any] | str,
-        input: Any = _NONE,
+        input: Any = NO_INPUT,
         *,
         arguments: Sequence[Any] | None = None,
         retry: RetryPolicy | None = None,
@@ -169,7 +161,8 @@ class OrchestrationContext:
         awaiting the task raises :class:`TaskFailedError`.
 
         :param activity: the declared function, or its name.
-        :param input: the one argument of the activity. The worker adds the session of a Spark activity.
+        :param input: the one argument of the activity; None is an argument too. Without it, the activity runs with the
+            default of its parameter. The worker adds the session of a Spark activity.
         :param arguments: several arguments instead of ``input``, for an activity of another system such as .NET.
             None: ``input`` is the only argument.
         :param retry: retry policy of this call; None: the retry policy that the activity declares.
@@ -184,19 +177,14 @@ class OrchestrationContext:
         if tags:
             check_tags(tags, f"activity {name[:40]!r}", spilled=True)
         definition = self._generation.registry.activities.get(name)
-        if arguments is not None:
-            given = list(arguments)
-        elif input is _NONE and definition is not None and not definition.takes_input:
-            given = []
-        else:
-            given = [None if input is _NONE else input]
+        single = [] if input is NO_INPUT else [input]
         action = Action(
             kind=EventType.TaskScheduled,
             role="activity",
             where=CallSite.of(sys._getframe(1)),
             name=name,
             version=version,
-            input=dumps(given, what=f"input of activity {name!r}"),
+            input=dumps(single if arguments is None else list(arguments), what=f"input of activity {name!r}"),
             tags=dict(tags) if tags else None,
         )
         policy = retry or retry_policy or (definition.retry if definition else None)
@@ -229,7 +217,7 @@ class OrchestrationContext:
     def call_sub_orchestrator(
         self,
         orchestrator: Callable[..., Any] | str,
-        input: Any = _NONE,
+        input: Any = NO_INPUT,
         *,
         instance_id: str | None = None,
         retry: RetryPolicy | None = None,
@@ -243,7 +231,8 @@ class OrchestrationContext:
         If the child has failed and no retry is left, awaiting the task raises :class:`SubOrchestrationFailedError`.
 
         :param orchestrator: the declared function, or its name.
-        :param input: the one input of the child.
+        :param input: the one input of the child; None is an input too. Without it, the child runs with the default of
+            its parameter.
         :param instance_id: instance id of the child; None: ``{execution id of this instance}:{action number}``.
         :param retry: retry policy of this call; None: a failed child is not started again.
         :param retry_policy: the name of ``retry`` in Microsoft's Python SDK.
@@ -273,7 +262,7 @@ class OrchestrationContext:
             where=CallSite.of(sys._getframe(1)),
             name=name,
             version=version,
-            input=None if input is _NONE else dumps(input, what=f"input of orchestrator {name!r}"),
+            input=None if input is NO_INPUT else dumps(input, what=f"input of orchestrator {name!r}"),
             tags=own or None,
             instance_id=None if instance_id is None else check_new_instance_id(instance_id),
         )
@@ -341,13 +330,14 @@ class OrchestrationContext:
             None,
         )
 
-    def continue_as_new(self, new_input: Any = None, *, save_events: bool = True) -> None:
+    def continue_as_new(self, new_input: Any = NO_INPUT, *, save_events: bool = True) -> None:
         """Start the orchestrator again with a new input and an empty history, when the orchestrator returns.
 
-        :param new_input: the new input: one value that JSON can express.
+        :param new_input: the new input: one value that JSON can express; None is an input too. Without it, the
+            orchestrator runs with the default of its parameter.
         :param save_events: whether external events that no wait has taken are kept for the time after the new start.
         """
-        text = dumps(new_input, what=f"input of orchestrator {self.name!r}")
+        text = None if new_input is NO_INPUT else dumps(new_input, what=f"input of orchestrator {self.name!r}")
         self._generation.continue_as_new(text, keep_events=save_events)
 
     def set_custom_status(self, status: Any) -> None:

@@ -42,6 +42,7 @@ from airflow_provider_taskhub.engine.replay_safe_logger import Log
 from airflow_provider_taskhub.engine.retry import RetryDecision
 from airflow_provider_taskhub.engine.wait_changes import WaitRecorder
 from airflow_provider_taskhub.errors import NonDeterminismError, OrchestrationError
+from airflow_provider_taskhub.no_input import NO_INPUT
 
 MAX_ACTIONS = 100_000
 """Maximum number of actions that the code can decide after one event. Code with more is in an endless loop without an
@@ -340,7 +341,7 @@ class Generation:
             return definition.function(self._context)
         what = f"input of orchestrator {definition.name!r}"
         text = self.started.input
-        value = None if text is None else loads(text, what=what)
+        value = NO_INPUT if text is None else loads(text, what=what)
         return definition.function(self._context, *definition.arguments(value, what=what, recorded=self.replaying))
 
     def _run(self, step: Callable[[], Returned | None]) -> None:

@@ -186,6 +186,26 @@ def test_serialises_to_plain_values_and_back() -> None:
     assert kwargs == given
 
 
+def test_no_input_stays_away_from_the_arguments_that_airflow_stores() -> None:
+    assert "input" not in TaskHubStartTrigger(orchestrator="o").serialize()[1]
+    assert TaskHubStartTrigger(orchestrator="o", input=None).serialize()[1]["input"] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [({}, None), ({"input": None}, "null"), ({"expand": {"input": [None, 1]}, "index": 0}, "null")],
+)
+def test_an_explicit_none_is_the_input_of_the_instance(
+    hub: FakeHub, airflow: Airflow, given: dict[str, Any], stored: str | None
+) -> None:
+    async def scenario() -> None:
+        after(3, lambda: [hub.end(one, 1) for one in [*hub.instances]])
+        assert type(await event_of(airflow.trigger(**given))) is TaskSuccessEvent
+        assert [state.input for state in hub.instances.values()] == [stored]
+
+    play(scenario)
+
+
 def test_a_worker_starts_the_instance_if_the_dag_file_has_changed_since_airflow_read_it(
     hub: FakeHub, airflow: Airflow, tmp_path: Path
 ) -> None:

@@ -110,7 +110,7 @@ class Test_activities:
 
         play = Play(own)
         play.start("clean")
-        assert [getattr(o.event, "input", "") for o in play.outbound] == ["[]", "[null]", "[null]"]
+        assert [getattr(o.event, "input", "") for o in play.outbound] == ["[]", "[]", "[null]"]
 
     def test_a_large_input_is_in_the_message_only(self) -> None:
         own = App("own")
