@@ -78,8 +78,12 @@ class OrchestrationContext:
 
     @property
     def is_replaying(self) -> bool:
-        """Whether the code runs again over old events. Code with side effects should run only if this is False."""
-        return self._generation.replaying
+        """Whether the code must have no side effect: it runs again over old events, or is only closed.
+
+        The worker closes an orchestrator, so that its ``finally`` blocks run, when it removes the orchestrator from
+        memory while it waits, and when the instance is terminated.
+        """
+        return self._generation.is_muted
 
     @property
     def current_utc_datetime(self) -> datetime:
@@ -88,11 +92,11 @@ class OrchestrationContext:
 
     @property
     def logger(self) -> ReplaySafeLogger:
-        """A logger that writes to the worker's log, and writes nothing on replay."""
+        """A logger that writes to the worker's log, and writes nothing while :attr:`is_replaying` is true."""
         return self._logger
 
     def create_replay_safe_logger(self, logger: LevelLogger) -> ReplaySafeLogger:
-        """Return a logger that writes to your logger, and writes nothing on replay.
+        """Return a logger that writes to your logger, and writes nothing while :attr:`is_replaying` is true.
 
         :param logger: a logger of Python's module ``logging``.
         """
@@ -346,7 +350,7 @@ class OrchestrationContext:
         :param status: one value that JSON can express; None: no custom status.
         """
         text = None if status is None else dumps(status, what="custom status")
-        self._generation.custom_status = text
+        self._generation.set_custom_status(text)
 
     def when_all(self, tasks: Iterable[Task[T]]) -> Task[list[T]]:
         """Return a task that gives the results of all tasks, in their order. It fails as soon as one task fails.

@@ -110,6 +110,14 @@ class Generation:
     # ---- methods for the class Execution in replay.py
 
     @property
+    def is_muted(self) -> bool:
+        """Whether the code that runs must have no effect: it is replayed, or only its ``finally`` blocks run.
+
+        They run when the instance is terminated, and each time when the worker removes the orchestrator from memory.
+        """
+        return self.replaying or self._closed
+
+    @property
     def is_decided(self) -> bool:
         """Whether the generation has ended: with the instance, or by ``continue_as_new``."""
         return self.status.is_final or self.status is Status.CONTINUED_AS_NEW
@@ -226,7 +234,7 @@ class Generation:
         return kept + self._carried
 
     def close(self) -> None:
-        """Close the orchestrator function. Its ``finally`` blocks run, but their decisions are ignored."""
+        """Close the orchestrator function. Its ``finally`` blocks run, but have no effect: :attr:`is_muted`."""
         self._closed = True
         self._driver.close()
 
@@ -266,9 +274,16 @@ class Generation:
         :param annotation: type to which the event's data are decoded; None: plain JSON.
         """
         task = EventWait(name, annotation, self.time, self.wait_changes)
+        if self._closed:
+            return task
         self.wait_changes.begin(task)
         self._events.wait(task)
         return task
+
+    def set_custom_status(self, text: str | None) -> None:
+        """Set the custom status, unless the code is only closed. :param text: JSON text; None: no custom status."""
+        if not self._closed:
+            self.custom_status = text
 
     def continue_as_new(self, input: str | None, *, keep_events: bool) -> None:
         """Start a new generation when the orchestrator returns, instead of completing the instance.
@@ -276,6 +291,8 @@ class Generation:
         :param input: input of the new generation, as JSON text; None: no input.
         :param keep_events: whether external events that no wait has taken go to the new generation.
         """
+        if self._closed:
+            return
         self._wants_generation = True
         self.continue_input = input
         self._keep_events = keep_events
@@ -355,13 +372,13 @@ class Generation:
             self._raise(error)
 
     def _return(self, value: Any) -> None:
-        self._closed = True
         if not self.input_is_read and self.started.input not in (None, "null"):
             self._context.logger.warning(
                 "orchestrator %r was started with an input, but its function has no parameter for the input and never "
                 "called ctx.get_input(): the input had no effect",
                 self.definition.name,
             )
+        self._closed = True
         if self._wants_generation:
             self._move(Happening.CONTINUED)
             return
