@@ -7,7 +7,7 @@ runs with the default of its parameter.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 
 class NoInput(Enum):
@@ -23,3 +23,15 @@ class NoInput(Enum):
 
 NO_INPUT: Final = NoInput.NO_INPUT
 """The default of parameters named ``input``: the call gives no input, which is another thing than the input None."""
+
+_STORED = {"taskhub_no_input": True}
+
+
+def storable(given: Any) -> Any:
+    """Return an input as Airflow can store it with a trigger: an object of JSON stands for :data:`NO_INPUT`."""
+    return dict(_STORED) if given is NO_INPUT else given
+
+
+def restored(stored: Any) -> Any:
+    """Return the input of which :func:`storable` has made ``stored``."""
+    return NO_INPUT if stored == _STORED else stored

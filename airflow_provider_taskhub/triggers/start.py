@@ -21,7 +21,7 @@ from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 from airflow_provider_taskhub.errors import ConfigurationError, InputError
 from airflow_provider_taskhub.hooks.identity import TaskIdentity
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION
-from airflow_provider_taskhub.no_input import NO_INPUT
+from airflow_provider_taskhub.no_input import NO_INPUT, restored, storable
 from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.tags import OWNER_TAG
@@ -91,7 +91,7 @@ class TaskHubStartTrigger(StartingTrigger):
     ) -> None:
         super().__init__(**of_base)
         self.orchestrator = orchestrator
-        self.input = input
+        self.input = restored(input)
         self.taskhub_conn_id = taskhub_conn_id
         self.instance_id = instance_id
         self.version = version
@@ -104,7 +104,7 @@ class TaskHubStartTrigger(StartingTrigger):
     def _arguments(self) -> dict[str, Any]:
         return {
             "orchestrator": self.orchestrator,
-            **({} if self.input is NO_INPUT else {"input": self.input}),
+            "input": storable(self.input),
             "taskhub_conn_id": self.taskhub_conn_id,
             "instance_id": self.instance_id,
             "version": self.version,

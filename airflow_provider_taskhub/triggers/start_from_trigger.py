@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_taskhub.no_input import NO_INPUT
+from airflow_provider_taskhub.no_input import storable
 from airflow_provider_taskhub.triggers.dag_file import fingerprint
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def trigger_arguments(operator: Any, placement: Placement, *, instead: Mapping[s
     return StartTriggerArgs(
         trigger_cls=first.path,
         trigger_kwargs={
-            **{name: value for name, value in given.items() if value is not NO_INPUT},
+            **{name: storable(value) for name, value in given.items()},
             "end_from_trigger": not placement.success,
             "fail_from_trigger": not placement.failure,
             "push_output": operator.do_xcom_push,
