@@ -67,25 +67,36 @@ class Engine(Protocol):
 
 
 class Attempts(Group[Any]):
-    """The task of an activity or child orchestration. After a failure it schedules a retry as the policy says."""
+    """The task of an activity or child orchestration. After a failure it schedules a retry as the policy says.
 
-    __slots__ = ("_action", "_attempt", "_engine", "_failure", "_first", "_policy")
+    :param engine: the generation.
+    :param action: the call.
+    :param policy: when a failed call is repeated; None: never.
+    :param result_type: type to which the result is decoded; None: plain JSON.
+    """
 
-    def __init__(self, engine: Engine, action: Action, policy: RetryPolicy | None) -> None:
+    __slots__ = ("_action", "_attempt", "_engine", "_failure", "_first", "_policy", "_result_type")
+
+    def __init__(self, engine: Engine, action: Action, policy: RetryPolicy | None, result_type: Any) -> None:
         super().__init__()
         self._engine = engine
         self._action = action
         self._policy = policy
+        self._result_type = result_type
         self._attempt = 0
         self._first = engine.time
         self._failure: TaskFailedError | None = None
         engine.schedule(action, self)
 
     def answered(self, result: str | None) -> None:
+        what = f"result of {'activity' if self._action.role == 'activity' else 'orchestrator'} {self._action.name!r}"
         try:
-            self.complete(None if result is None else loads(result, what=f"result of {self._action.name!r}"))
+            found = None if result is None else loads(result, what=what)
         except InputError as error:
             self.fail(error)
+            return
+        annotation = self._result_type if result is not None else None
+        self.complete(found, None if annotation is None else lambda value: decode(value, annotation, what=what))
 
     def failed(self, error: TaskFailedError, *, recorded: bool) -> None:
         failure = error.details or FailureDetails(error_type="Exception", error_message=str(error))

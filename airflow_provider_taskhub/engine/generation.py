@@ -382,7 +382,8 @@ class Generation:
         if self._wants_generation:
             self._move(Happening.CONTINUED)
             return
-        self.result = dumps(value, what=f"result of orchestrator {self.definition.name!r}")
+        what = f"result of orchestrator {self.definition.name!r}"
+        self.result = dumps(value, self.definition.result_annotation, what=what)
         self._move(Happening.RETURNED)
 
     def _raise(self, error: BaseException) -> None:

@@ -6,7 +6,7 @@ groups. Groups do not search their tasks, so a fan-out of n tasks costs n steps 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Generic
 
 from airflow_provider_taskhub.engine.signatures import T, T_co
@@ -29,11 +29,12 @@ class Task(Generic[T_co]):
     :class:`SubOrchestrationFailedError` for a child orchestration.
     """
 
-    __slots__ = ("_done", "_error", "_groups", "_result")
+    __slots__ = ("_decode", "_done", "_error", "_groups", "_result")
 
     def __init__(self) -> None:
         self._done = False
         self._result: Any = None
+        self._decode: Callable[[Any], Any] | None = None
         self._error: BaseException | None = None
         self._groups: list[Group[Any]] | None = None
 
@@ -44,17 +45,20 @@ class Task(Generic[T_co]):
 
     @property
     def is_failed(self) -> bool:
-        """Whether the task has failed."""
+        """Whether the task has failed. A result of another type than the declared one counts as a failure."""
+        self._look()
         return self._error is not None
 
     def get_result(self) -> T_co:
         """Return the result of a completed task.
 
-        :raises TaskFailedError: if the task has failed. (An event with data of a wrong type raises ``InputError``.)
+        :raises TaskFailedError: if the task has failed.
+        :raises InputError: if the result, or the data of an event, does not fit its declared type.
         :raises ValueError: if the task is not complete yet.
         """
         if not self._done:
             raise ValueError("the task is not complete: await it first")
+        self._look()
         if self._error is not None:
             raise self._error
         result: T_co = self._result
@@ -67,6 +71,7 @@ class Task(Generic[T_co]):
         """
         if not self._done:
             raise ValueError("the task is not complete: await it first")
+        self._look()
         return self._error
 
     def __await__(self) -> Generator[Any, Any, T_co]:
@@ -74,14 +79,18 @@ class Task(Generic[T_co]):
         result: T_co = yield self
         return result
 
-    def complete(self, result: Any) -> None:
+    def complete(self, result: Any, decode: Callable[[Any], Any] | None = None) -> None:
         """For the engine: complete the task. Do nothing if the task already has a result or an error.
 
         :param result: result of the task.
+        :param decode: makes the final result. It is called when the code looks at the result for the first time. So a
+            result that does not fit its type has no effect on code that never looks at it, for example in a replay of
+            a history of an earlier version. None: ``result`` is the final result.
         """
         if not self._done:
             self._done = True
             self._result = result
+            self._decode = decode
             self._notify_groups()
 
     def fail(self, error: BaseException) -> None:
@@ -93,6 +102,14 @@ class Task(Generic[T_co]):
             self._done = True
             self._error = error
             self._notify_groups()
+
+    def _look(self) -> None:
+        decode, self._decode = self._decode, None
+        if decode is not None:
+            try:
+                self._result = decode(self._result)
+            except BaseException as error:  # a pydantic validator of the user can raise any error
+                self._error = error
 
     def join(self, group: Group[Any]) -> None:
         """For the engine: notify a group as soon as this task has a result or an error. That can be at once.
@@ -147,7 +164,7 @@ class WhenAll(Group[list[Any]]):
         if child._error is not None:
             self.fail(child._error)
         elif self._open == 0 and not self._done:
-            self.complete([done._result for done in self._children])
+            self.complete(self._children, lambda children: [child.get_result() for child in children])
 
 
 class WhenAny(Group[Task[Any]]):

@@ -73,7 +73,7 @@ def result_text(definition: ActivityDefinition, value: Any, limit: int) -> bytes
     what = f"result of activity {definition.name!r}"
     if is_frame(type(value)):
         raise InputError(f"{what} is a DataFrame, whose rows are still in Spark: {_BY_REFERENCE}")
-    text = dumps(value, what=what).encode()
+    text = dumps(value, definition.result_annotation, what=what).encode()
     if len(text) > limit:
         raise InputError(
             f"{what} is {len(text):,} bytes of JSON: at most {limit:,}. "
