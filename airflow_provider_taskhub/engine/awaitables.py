@@ -62,6 +62,14 @@ class Engine(Protocol):
         """
 
     @property
+    def rewinds(self) -> int:
+        """Number of rewinds in the history so far."""
+
+    @property
+    def rewound_at(self) -> Timestamp:
+        """The orchestrator's time in the first episode after the last rewind."""
+
+    @property
     def wait_changes(self) -> WaitRecorder:
         """The recorder of waits that begin or end and of timers that are cancelled."""
 
@@ -75,7 +83,7 @@ class Attempts(Group[Any]):
     :param result_type: type to which the result is decoded; None: plain JSON.
     """
 
-    __slots__ = ("_action", "_attempt", "_engine", "_failure", "_first", "_policy", "_result_type")
+    __slots__ = ("_action", "_attempt", "_engine", "_failure", "_first", "_policy", "_result_type", "_rewinds")
 
     def __init__(self, engine: Engine, action: Action, policy: RetryPolicy | None, result_type: Any) -> None:
         super().__init__()
@@ -85,6 +93,7 @@ class Attempts(Group[Any]):
         self._result_type = result_type
         self._attempt = 0
         self._first = engine.time
+        self._rewinds = engine.rewinds
         self._failure: TaskFailedError | None = None
         engine.schedule(action, self)
 
@@ -99,6 +108,8 @@ class Attempts(Group[Any]):
         self.complete(found, None if annotation is None else lambda value: decode(value, annotation, what=what))
 
     def failed(self, error: TaskFailedError, *, recorded: bool) -> None:
+        if self._rewinds != self._engine.rewinds:  # somebody has rewound the instance: the retry policy begins anew
+            self._rewinds, self._attempt, self._first = self._engine.rewinds, 0, self._engine.rewound_at
         failure = error.details or FailureDetails(error_type="Exception", error_message=str(error))
         try:
             number = self._action.number

@@ -92,6 +92,8 @@ class Generation:
         self.continue_input: str | None = None
         self.input_is_read = definition.takes_input
         self.rewinds = 0
+        self.rewound_at = time
+        self._rewinds_seen = 0
         self.numbers = 0
         self._keep_events = True
         self._wants_generation = False
@@ -169,6 +171,8 @@ class Generation:
         if self._actions.unrecorded and live and not self.is_decided:
             self._actions.check_recorded()
         self.time = time
+        if self._rewinds_seen != self.rewinds:
+            self._rewinds_seen, self.rewound_at = self.rewinds, time
 
     def answers(self, event: HistoryEvent) -> bool:
         """Return whether an event is an answer that fits one of the actions without an answer."""
