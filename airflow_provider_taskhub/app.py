@@ -27,6 +27,7 @@ from airflow_provider_taskhub.errors import (
     SubOrchestrationFailedError,
     TaskFailedError,
 )
+from airflow_provider_taskhub.no_input import NO_INPUT
 
 __all__ = [
     "App",
@@ -349,7 +350,7 @@ def _spark_conf(what: str, conf: Mapping[str, Any] | None) -> Mapping[str, str]:
 def _alone(activity: ActivityDefinition) -> Callable[..., Any]:
     """Return an orchestrator that runs only this activity and returns its result."""
 
-    async def alone(ctx: OrchestrationContext, input: Any = None) -> Any:
+    async def alone(ctx: OrchestrationContext, input: Any = NO_INPUT) -> Any:
         return await ctx.call_activity(activity.name, *((input,) if activity.takes_input else ()))
 
     alone.__name__ = alone.__qualname__ = activity.name

@@ -8,34 +8,31 @@ from __future__ import annotations
 
 import gzip
 import json
-import operator
 import re
 import zlib
-from collections.abc import Iterable, Iterator
-from copy import copy
-from dataclasses import fields as dataclass_fields
-from dataclasses import is_dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, get_args
 
-from pydantic import BaseModel, PydanticSchemaGenerationError, PydanticUndefinedAnnotation, TypeAdapter, ValidationError
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic import (
+    PydanticSchemaGenerationError,
+    PydanticUndefinedAnnotation,
+    PydanticUserError,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core import SchemaValidator
 
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.fast_dataclass import dataclass
+from airflow_provider_taskhub.plain_values import MAX_NESTED, TooDeep, Unwritable, is_exact, plain
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ISO = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?", re.ASCII)
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.dumps makes an encoder at each call
 
-MAX_NESTED = 500
-"""Largest depth of lists and objects inside each other in a text that is written.
-
-Python reads nearly 1,000 levels, but the number depends on the depth of the call stack. Without a lower limit one
-reader could read a value, and a replay of the same history could fail to read it."""
 _GZIP = b"\x1f\x8b"
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _NO_BRACKETS = bytes(set(range(256)) - set(_STEPS))
@@ -130,22 +127,29 @@ def ticks_of(value: timedelta) -> int:
     return (value.days * 86_400 + value.seconds) * 10_000_000 + value.microseconds * 10
 
 
-def dumps(value: Any, *, what: str = "value") -> str:
+def dumps(value: Any, annotation: Any = None, *, what: str = "value") -> str:
     """Return a value as compact JSON text. The text has only ASCII characters, so it is valid in a queue message's XML.
 
-    Dataclasses, pydantic models, dates, UUIDs, enums, sets and paths are written as pydantic writes them. The elements
-    of a set are sorted, because the order of a set differs from process to process.
+    Dataclasses, named tuples and pydantic models are written as objects, sets as sorted lists, numbers of NumPy as
+    numbers, and dates, UUIDs, enums and paths as pydantic writes them. :mod:`.plain_values` has the rules.
 
+    :param annotation: the type to which the reader decodes the value; None: it is not known, or there is none.
     :param what: the name of the value in error texts, such as ``input of orchestrator 'flights'``.
-    :raises InputError: if JSON cannot express the value (NaN and infinities, for example), or if the value is nested
-        deeper than :data:`MAX_NESTED`.
+    :raises InputError: if JSON cannot express a part of the value (NaN, for example), or would change its meaning (a
+        key that is no text). The text has the path of the part. Also if the value is nested deeper than
+        :data:`MAX_NESTED`.
     """
     try:
-        text = _text(value)
-    except (PydanticSerializationError, TypeError, ValueError, RecursionError) as error:
+        text = _text(value, annotation)
+    except Unwritable as error:
         raise InputError(
             f"{what} of type {type(value).__name__} cannot be written as JSON: {error}. "
             "Pass plain values, dataclasses, pydantic models or dates."
+        ) from error.__cause__
+    except (TooDeep, RecursionError) as error:
+        raise InputError(
+            f"{what} is nested more than {MAX_NESTED} levels deep, which is more than every reader supports, or "
+            "contains itself"
         ) from error
     if _is_deep(text):
         raise InputError(
@@ -154,63 +158,13 @@ def dumps(value: Any, *, what: str = "value") -> str:
     return text
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, annotation: Any) -> str:
     try:
-        return _encode(value)
+        text = _encode(value)
     except (TypeError, ValueError, RecursionError):
-        return _encode(to_jsonable_python(_with_sorted_sets(value), inf_nan_mode="constants"))
-
-
-class _SortedSet(set[Any]):
-    """A set that gives its elements in the order in which they are written."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(_sorted(set.__iter__(self)))
-
-
-class _SortedFrozenSet(frozenset[Any]):
-    """A frozenset that gives its elements in the order in which they are written."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(_sorted(frozenset.__iter__(self)))
-
-
-def _sorted(elements: Iterable[Any]) -> list[Any]:
-    """Return the elements of a set in an order that is the same in each process."""
-    listed = list(elements)
-    kinds = set(map(type, listed))
-    if kinds == {str} or kinds <= {int, float}:
-        return sorted(listed)
-    return sorted(listed, key=lambda element: _encode(to_jsonable_python(element, inf_nan_mode="constants")))
-
-
-def _with_sorted_sets(value: Any) -> Any:
-    """Return a value in which each set is a sorted one. The value itself does not change.
-
-    A set stays a set, because pydantic writes the field of a model by the field's annotation.
-    """
-    if isinstance(value, set | frozenset):
-        kind = _SortedSet if isinstance(value, set) else _SortedFrozenSet
-        return kind(map(_with_sorted_sets, value))
-    if type(value) in (list, tuple):
-        items = [_with_sorted_sets(item) for item in value]
-        return value if all(map(operator.is_, items, value)) else type(value)(items)
-    if type(value) is dict:
-        items = [_with_sorted_sets(item) for item in value.values()]
-        return value if all(map(operator.is_, items, value.values())) else dict(zip(value, items, strict=True))
-    if is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name, None) for field in dataclass_fields(value)}
-    elif isinstance(value, BaseModel):
-        fields = dict(value.__dict__)
-    else:
-        return value
-    changed = {name: new for name, old in fields.items() if (new := _with_sorted_sets(old)) is not old}
-    if not changed:
-        return value
-    changed_copy = copy(value)
-    for name, new in changed.items():
-        object.__setattr__(changed_copy, name, new)  # also if the class is frozen
-    return changed_copy
+        text = None
+    # the encoder comes first, because it finds out whether the value contains itself
+    return text if text is not None and is_exact(value) else _encode(plain(value, annotation, decode))
 
 
 def _is_deep(text: str) -> bool:
@@ -234,13 +188,10 @@ def loads(text: str, *, what: str = "value") -> Any:
         raise InputError(f"{what} is not JSON: {error}: {text[:100]!r}") from error
 
 
-@lru_cache(maxsize=1024)
-def _adapter(annotation: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(annotation)
-
-
 def decode(value: Any, annotation: Any, *, what: str = "value") -> Any:
     """Convert a plain JSON value to the type of an annotation (a dataclass, a pydantic model, a date …).
+
+    A time without a zone becomes a ``datetime`` in UTC, at any depth of the value.
 
     :param annotation: the wanted type; None: return the value unchanged.
     :param what: the name of the value in error texts.
@@ -250,7 +201,7 @@ def decode(value: Any, annotation: Any, *, what: str = "value") -> Any:
     if annotation is None or annotation is Any:
         return value
     try:
-        return _adapter_of(annotation, what).validate_python(value)
+        return _validator_of(annotation, what).validate_python(value)
     except ValidationError as error:
         items = error.errors(include_url=False)
         name = annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
@@ -268,17 +219,24 @@ def check_annotation(annotation: Any, *, what: str) -> None:
     :raises InputError: if pydantic does not support the annotation. The text names the annotation.
     """
     if annotation is not None and annotation is not Any:
-        _adapter_of(annotation, what)
+        _validator_of(annotation, what)
 
 
-def _adapter_of(annotation: Any, what: str) -> TypeAdapter[Any]:
+def is_decodable(annotation: Any) -> bool:
+    """Return whether values can be decoded to an annotation."""
+    try:
+        _validator_of(annotation, "value")
+    except (InputError, PydanticUserError):
+        return False
+    return True
+
+
+def _validator_of(annotation: Any, what: str) -> TypeAdapter[Any] | SchemaValidator:
     try:
         try:
-            adapter = _adapter(annotation)
+            return _validator(annotation)
         except TypeError:  # the cache cannot hold an annotation that has no hash
-            adapter = TypeAdapter(annotation)
-        if not adapter.pydantic_complete:
-            adapter.rebuild()
+            return _validator.__wrapped__(annotation)
     except PydanticSchemaGenerationError as error:
         raise InputError(f"{what}: values cannot be decoded to annotation {annotation!r}") from error
     except PydanticUndefinedAnnotation as error:
@@ -286,7 +244,40 @@ def _adapter_of(annotation: Any, what: str) -> TypeAdapter[Any]:
             f"{what}: annotation {annotation!r} cannot be resolved (name {error.name!r} is not defined): "
             "import it where the class is defined"
         ) from error
-    return adapter
+
+
+@lru_cache(maxsize=1024)
+def _validator(annotation: Any) -> TypeAdapter[Any] | SchemaValidator:
+    adapter = TypeAdapter(annotation)
+    if not adapter.pydantic_complete:
+        adapter.rebuild()
+    schema = _with_utc(adapter.core_schema)
+    # without the last argument, pydantic would take the finished validators of models, which know nothing of UTC
+    return adapter if schema is adapter.core_schema else SchemaValidator(schema, None, False)
+
+
+_NO_SCHEMA = frozenset({"metadata", "default", "serialization", "expected", "cls", "config", "function", "values"})
+"""Keys of pydantic's schemas whose values are no schemas."""
+
+
+def _with_utc(schema: Any) -> Any:
+    """Return a schema of pydantic in which times without a zone become times in UTC; the same one without such times.
+
+    Pydantic has no setting for it. A type that says something about zones itself, such as ``NaiveDatetime``, stays.
+    """
+    if isinstance(schema, dict):
+        if schema.get("type") == "datetime" and "tz_constraint" not in schema:
+            return {"type": "function-after", "function": {"type": "no-info", "function": _in_utc}, "schema": schema}
+        made = {key: one if key in _NO_SCHEMA else _with_utc(one) for key, one in schema.items()}
+        return made if any(made[key] is not one for key, one in schema.items()) else schema
+    if isinstance(schema, list | tuple):
+        items = [_with_utc(one) for one in schema]
+        return type(schema)(items) if any(new is not old for new, old in zip(items, schema, strict=True)) else schema
+    return schema
+
+
+def _in_utc(value: datetime) -> datetime:
+    return value if value.tzinfo is not None else value.replace(tzinfo=UTC)
 
 
 _KINDS = {

@@ -21,14 +21,15 @@ from airflow_provider_taskhub import virtual_time
 from airflow_provider_taskhub.activity import ActivityInfo, Attempt, entered
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.client import Client
-from airflow_provider_taskhub.codec import loads
+from airflow_provider_taskhub.codec import decode, dumps, loads
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.failures import chain, failure_of
-from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry
+from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry, annotation_of
 from airflow_provider_taskhub.engine.signatures import A, J
 from airflow_provider_taskhub.engine.tasks import NAME
 from airflow_provider_taskhub.errors import ConfigurationError, OrchestrationError
 from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, Member, WorkerIdentity
+from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.settings import MAX_RESULT, LeaseTimes, Settings
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.supervision import owned
@@ -87,20 +88,18 @@ def run(orchestrator: Callable[[OrchestrationContext, A], Any], input: A, **opti
 @overload
 def run(
     orchestrator: Callable[[OrchestrationContext], Coroutine[Any, Any, J] | Generator[Any, Any, J]],
-    input: None = None,
+    input: None = ...,
     **options: Unpack[_Options],
 ) -> J: ...
 @overload
-def run(
-    orchestrator: Callable[[OrchestrationContext], Any], input: None = None, **options: Unpack[_Options]
-) -> Any: ...
+def run(orchestrator: Callable[[OrchestrationContext], Any], input: None = ..., **options: Unpack[_Options]) -> Any: ...
 @overload
-def run(orchestrator: str, input: Any = None, **options: Unpack[_Options]) -> Any: ...
+def run(orchestrator: str, input: Any = ..., **options: Unpack[_Options]) -> Any: ...
 
 
 def run(
     orchestrator: Callable[..., Any] | str,
-    input: Any = None,
+    input: Any = NO_INPUT,
     *,
     app: App | Iterable[App] = (),
     activities: Mapping[str, Callable[..., Any]] | None = None,
@@ -111,11 +110,13 @@ def run(
     """Run an orchestration to its end and return its result.
 
     :param orchestrator: the declared function, or its name in ``app``.
-    :param input: the input of the orchestration.
+    :param input: the input of the orchestration; None is an input too. Without it, the orchestrator runs with the
+        default of its parameter.
     :param app: the app or apps that declare orchestrators and activities. It is needed for all functions that are
         called by name.
     :param activities: replacements: for each name of an activity, the function to call instead. The function gets the
-        input, or no argument if it has no parameter. It gets no Spark session. None: no replacements.
+        input as the activity itself gets it, decoded to the declared type, or no argument if it has no parameter. It
+        gets no Spark session, and a ``Reference`` in place of a DataFrame. None: no replacements.
     :param events: external events to raise.
     :param spark: the Spark session for Spark activities that are not replaced; None: such an activity fails.
     :param limit: virtual time after which the run is stopped with an error.
@@ -171,7 +172,12 @@ class InProcess:
     """
 
     def __init__(self, registry: Registry, replaced: Mapping[str, Callable[..., Any]], spark: Any) -> None:
-        undeclared = {name: _undeclared(name) for name in replaced if name not in registry.activities}
+        undeclared = {
+            name: ActivityDefinition(name=name, function=function)
+            for name, function in replaced.items()
+            if name not in registry.activities
+        }
+        self._undeclared = frozenset(undeclared)
         self.registry = replace(registry, activities={**registry.activities, **undeclared})
         self._replaced, self._spark = replaced, spark
 
@@ -196,13 +202,13 @@ class InProcess:
         """Do nothing: there is no Spark Connect server, on which an attempt could leave a session."""
 
     def _call(self, request: ActivityRequest) -> Any:
-        replacement = self._replaced.get(request.name)
-        if replacement is not None:
-            values = loads(request.input) if request.input else []
-            takes = len(inspect.signature(replacement).parameters)
-            return replacement(*values[:takes])
         definition = self.registry.activity(request.name)
+        replacement = self._replaced.get(request.name)
+        if request.name in self._undeclared:
+            return definition.function(*_values(definition.function, request.input))
         given = arguments(definition, request.input)
+        if replacement is not None:
+            return replacement(*_taken(replacement, definition, given))
         if not definition.spark:
             return definition.function(*given)
         if self._spark is None:
@@ -227,8 +233,21 @@ def _info(request: ActivityRequest) -> ActivityInfo:
     )
 
 
-def _undeclared(name: str) -> ActivityDefinition:
-    return ActivityDefinition(name=name, function=lambda: None)
+def _values(function: Callable[..., Any], text: str | None) -> list[Any]:
+    """Return the arguments of a function that replaces an activity which no app declares."""
+    names = [*inspect.signature(function).parameters]
+    values: list[Any] = loads(text) if text else []
+    annotations = [annotation_of(function, name) for name in names]
+    return [decode(value, annotation) for value, annotation in zip(values, annotations, strict=False)]
+
+
+def _taken(replacement: Callable[..., Any], definition: ActivityDefinition, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments of a replacement: what the activity itself would get, as far as the replacement takes it."""
+    parameters = [*inspect.signature(replacement).parameters.values()]
+    if not given and definition.parameter is not None and parameters and parameters[0].default is parameters[0].empty:
+        default = inspect.signature(definition.function).parameters[definition.parameter].default
+        given = () if default is inspect.Parameter.empty else (default,)
+    return given[: len(parameters)]
 
 
 class _EndlessTenure:
@@ -274,7 +293,7 @@ async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ..
         backend.start()
         backend.taken(only)
         try:
-            state = await client.start(name, input)
+            state = await client.start(name, _plain(registry, name, input))
             async with owned() as start:
                 start(_raise(client, clock, state.instance_id, events))
                 ended = await client.wait(state.instance_id, longest=86_400.0)
@@ -299,6 +318,13 @@ async def _last_activities(client: Client, clock: virtual_time.VirtualClock) -> 
     until = clock.monotonic() + _LAST.total_seconds()
     while clock.monotonic() < until and await client.hub.store.count(client.hub.names.work_items):
         await clock.sleep(1.0)
+
+
+def _plain(registry: Registry, name: str, input: Any) -> Any:
+    """Return the input as plain JSON values. Only the type of the parameter says which keys are no texts."""
+    if input is NO_INPUT:
+        return input
+    return loads(dumps(input, registry.orchestrator(name).input_annotation, what=f"input of orchestrator {name!r}"))
 
 
 async def _raise(client: Client, clock: virtual_time.VirtualClock, instance_id: str, events: tuple[Event, ...]) -> None:

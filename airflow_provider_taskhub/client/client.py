@@ -29,6 +29,7 @@ from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import HubNames, InstanceState, StartPolicy
 from airflow_provider_taskhub.hub.partitions.administration import read_hub
+from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.settings import LeaseTimes, Settings
 from airflow_provider_taskhub.storage.connect import open_store
 from airflow_provider_taskhub.storage.primitives import Store
@@ -100,7 +101,7 @@ class Client:
     async def start(
         self,
         orchestrator: str,
-        input: Any = None,
+        input: Any = NO_INPUT,
         *,
         instance_id: str | None = None,
         version: str = "",
@@ -111,7 +112,8 @@ class Client:
         """Start an instance. When the call returns, the instance is stored, even if no worker is running.
 
         :param orchestrator: the name of an orchestrator that a worker's app declares.
-        :param input: the orchestrator's input: one value, which is written as JSON.
+        :param input: the orchestrator's input: one value, which is written as JSON. None is an input too.
+            Without it, the orchestrator runs with the default of its parameter.
         :param instance_id: the id of the new instance; None: a new random id.
         :param version: only workers whose app declares this version compatible run the instance. "": every worker.
         :param tags: names and text values that are stored with the instance. :meth:`list` can filter by them.
@@ -130,7 +132,7 @@ class Client:
         check_tags(tags or {}, f"orchestrator {orchestrator!r}")
         if start_at is not None:
             check_time(Timestamp.from_datetime(start_at), f"start_at {start_at}")
-        text = codec.dumps(input, what=f"input of orchestrator {orchestrator!r}")
+        text = None if input is NO_INPUT else codec.dumps(input, what=f"input of orchestrator {orchestrator!r}")
         return await Starter(self.hub).begin(orchestrator, text, instance_id, version, tags, start_at, policy)
 
     async def list(

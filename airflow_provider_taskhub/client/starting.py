@@ -47,7 +47,10 @@ class Starter:
         start_at: datetime | None,
         policy: StartPolicy,
     ) -> InstanceState:
-        """Start an instance. Other parameters and errors: ``Client.start``. :param text: the input as JSON."""
+        """Start an instance. Other parameters and errors: ``Client.start``.
+
+        :param text: the input as JSON; None: no input.
+        """
         instance = OrchestrationInstance(instance_id=instance_id, execution_id=uuid4().hex)
         with tracing.creating(orchestrator, version, instance) as carried:
             start = ExecutionStarted(

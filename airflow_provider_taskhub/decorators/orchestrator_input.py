@@ -21,6 +21,7 @@ from uuid import UUID
 from airflow_provider_taskhub.decorators.stub import DECORATOR
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks.at_parse import is_template
+from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.triggers.arguments import orchestrator_name
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ class OrchestratorInput:
 
             what = f"input of orchestrator {self.name!r}"
             try:
-                input_arguments(self.function, self.parameter, self.annotation, loads(dumps(given)), what=what)
+                plain = given if given is NO_INPUT else loads(dumps(given))
+                input_arguments(self.function, self.parameter, self.annotation, plain, what=what)
             except InputError as error:
                 raise InputError(f"{stub.where}: {error}: change the arguments of the call") from None
 

@@ -19,6 +19,7 @@ from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS
 
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks.at_parse import is_template
+from airflow_provider_taskhub.no_input import NO_INPUT
 
 DECORATOR = "@task.orchestration"
 """The usual decorator's name, as errors and Airflow's UI show it."""
@@ -89,9 +90,9 @@ class Stub:
         return [name for name in needed if name not in given and name not in _TEXTS]
 
     def input_of(self, values: Mapping[str, Any]) -> Any:
-        """Return the orchestrator's input. :param values: the values of all parameters, by name."""
+        """Return the orchestrator's input, or ``NO_INPUT``. :param values: the values of all parameters, by name."""
         if not self.names:
-            return None
+            return NO_INPUT
         return values[self.names[0]] if self.alone else dict(values)
 
     def check(self, name: str, value: Any, *, which: str = "") -> None:

@@ -63,32 +63,54 @@ class Engine(Protocol):
         """
 
     @property
+    def rewinds(self) -> int:
+        """Number of rewinds in the history so far."""
+
+    @property
+    def rewound_at(self) -> Timestamp:
+        """The orchestrator's time in the first episode after the last rewind."""
+
+    @property
     def wait_changes(self) -> WaitRecorder:
         """The recorder of waits that begin or end and of timers that are cancelled."""
 
 
 class Attempts(Group[Any]):
-    """The task of an activity or child orchestration. After a failure it schedules a retry as the policy says."""
+    """The task of an activity or child orchestration. After a failure it schedules a retry as the policy says.
 
-    __slots__ = ("_action", "_attempt", "_engine", "_failure", "_first", "_policy")
+    :param engine: the generation.
+    :param action: the call.
+    :param policy: when a failed call is repeated; None: never.
+    :param result_type: type to which the result is decoded; None: plain JSON.
+    """
 
-    def __init__(self, engine: Engine, action: Action, policy: RetryPolicy | None) -> None:
+    __slots__ = ("_action", "_attempt", "_engine", "_failure", "_first", "_policy", "_result_type", "_rewinds")
+
+    def __init__(self, engine: Engine, action: Action, policy: RetryPolicy | None, result_type: Any) -> None:
         super().__init__()
         self._engine = engine
         self._action = action
         self._policy = policy
+        self._result_type = result_type
         self._attempt = 0
         self._first = engine.time
+        self._rewinds = engine.rewinds
         self._failure: TaskFailedError | None = None
         engine.schedule(action, self)
 
     def answered(self, result: str | None) -> None:
+        what = f"result of {'activity' if self._action.role == 'activity' else 'orchestrator'} {self._action.name!r}"
         try:
-            self.complete(None if result is None else loads(result, what=f"result of {self._action.name!r}"))
+            found = None if result is None else loads(result, what=what)
         except InputError as error:
             self.fail(error)
+            return
+        annotation = self._result_type if result is not None else None
+        self.complete(found, None if annotation is None else lambda value: decode(value, annotation, what=what))
 
     def failed(self, error: TaskFailedError, *, recorded: bool) -> None:
+        if self._rewinds != self._engine.rewinds:  # somebody has rewound the instance: the retry policy begins anew
+            self._rewinds, self._attempt, self._first = self._engine.rewinds, 0, self._engine.rewound_at
         failure = error.details or FailureDetails(error_type="Exception", error_message=str(error))
         try:
             number = self._action.number

@@ -10,33 +10,32 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Protocol, Unpack, overload
 from uuid import UUID
 
-from airflow_provider_taskhub.codec import Timestamp, decode, dumps, loads
+from airflow_provider_taskhub.codec import Timestamp, check_annotation, decode, dumps, loads
 from airflow_provider_taskhub.engine.actions import Action, CallSite, child_tags
 from airflow_provider_taskhub.engine.awaitables import Attempts, Timer
 from airflow_provider_taskhub.engine.events import EventType, ParentInstance
 from airflow_provider_taskhub.engine.identity import check_instance_id, check_new_instance_id, guid
+from airflow_provider_taskhub.engine.references import Reference
+from airflow_provider_taskhub.engine.registry import result_annotation_of
 from airflow_provider_taskhub.engine.replay_safe_logger import LevelLogger, Log, LogLine, ReplaySafeLogger
 from airflow_provider_taskhub.engine.retry import RetryPolicy
-from airflow_provider_taskhub.engine.signatures import A, CallOptions, ChildOptions, J, T
+from airflow_provider_taskhub.engine.signatures import A, CallOptions, ChildOptions, T
 from airflow_provider_taskhub.engine.tasks import NAME, CancellableTask, Task, when_all, when_any
 from airflow_provider_taskhub.engine.validation import LAST_TIME, check_column, check_event, check_tags, check_time
 from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.tags import FIRE_AND_FORGET
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.engine.generation import Generation
 
 
-class _Missing:
-    def __repr__(self) -> str:
-        return "(none)"
-
-
-_NONE: Any = _Missing()
-"""Default of ``input``. It means that the call gives no input, which is not the same as the input None."""
+class _Defined(Protocol):
+    @property
+    def function(self) -> Callable[..., Any]: ...
 
 
 class OrchestrationContext:
@@ -86,8 +85,12 @@ class OrchestrationContext:
 
     @property
     def is_replaying(self) -> bool:
-        """Whether the code runs again over old events. Code with side effects should run only if this is False."""
-        return self._generation.replaying
+        """Whether the code must have no side effect: it runs again over old events, or is only closed.
+
+        The worker closes an orchestrator, so that its ``finally`` blocks run, when it removes the orchestrator from
+        memory while it waits, and when the instance is terminated.
+        """
+        return self._generation.is_muted
 
     @property
     def current_utc_datetime(self) -> datetime:
@@ -96,11 +99,11 @@ class OrchestrationContext:
 
     @property
     def logger(self) -> ReplaySafeLogger:
-        """A logger that writes to the worker's log, and writes nothing on replay."""
+        """A logger that writes to the worker's log, and writes nothing while :attr:`is_replaying` is true."""
         return self._logger
 
     def create_replay_safe_logger(self, logger: LevelLogger) -> ReplaySafeLogger:
-        """Return a logger that writes to your logger, and writes nothing on replay.
+        """Return a logger that writes to your logger, and writes nothing while :attr:`is_replaying` is true.
 
         :param logger: a logger of Python's module ``logging``.
         """
@@ -119,45 +122,76 @@ class OrchestrationContext:
 
     @overload
     def call_activity(
-        self, activity: Callable[[A], Coroutine[Any, Any, J]], input: A, **options: Unpack[CallOptions]
-    ) -> Task[J]: ...
-    @overload
-    def call_activity(self, activity: Callable[[A], J], input: A, **options: Unpack[CallOptions]) -> Task[J]: ...
-    @overload
-    def call_activity(self, activity: Callable[[A], Any], input: A, **options: Unpack[CallOptions]) -> Task[Any]: ...
+        self, activity: Callable[[A], Any], input: A, *, result_type: type[T], **options: Unpack[CallOptions]
+    ) -> Task[T]: ...
     @overload
     def call_activity(
-        self, activity: Callable[[Any, A], Coroutine[Any, Any, J]], input: A, **options: Unpack[CallOptions]
-    ) -> Task[J]: ...
-    @overload
-    def call_activity(self, activity: Callable[[Any, A], J], input: A, **options: Unpack[CallOptions]) -> Task[J]: ...
+        self, activity: Callable[[Any, A], Any], input: A, *, result_type: type[T], **options: Unpack[CallOptions]
+    ) -> Task[T]: ...
     @overload
     def call_activity(
-        self, activity: Callable[[Any, A], Any], input: A, **options: Unpack[CallOptions]
+        self, activity: Callable[..., Any], *, result_type: type[T], **options: Unpack[CallOptions]
+    ) -> Task[T]: ...
+    @overload
+    def call_activity(
+        self,
+        activity: str,
+        input: Any = ...,
+        *,
+        result_type: type[T],
+        arguments: Sequence[Any] | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Task[T]: ...
+    # a Reference is Any, so that it fits a parameter of the type DataFrame, where it is opened
+    @overload
+    def call_activity(
+        self, activity: Callable[[A], Reference], input: A, **options: Unpack[CallOptions]
     ) -> Task[Any]: ...
     @overload
     def call_activity(
-        self, activity: Callable[..., Coroutine[Any, Any, J]], **options: Unpack[CallOptions]
-    ) -> Task[J]: ...
+        self, activity: Callable[[Any, A], Reference], input: A, **options: Unpack[CallOptions]
+    ) -> Task[Any]: ...
     @overload
-    def call_activity(self, activity: Callable[..., J], **options: Unpack[CallOptions]) -> Task[J]: ...
+    def call_activity(self, activity: Callable[..., Reference], **options: Unpack[CallOptions]) -> Task[Any]: ...
+    @overload
+    def call_activity(
+        self, activity: Callable[[A], Coroutine[Any, Any, T]], input: A, **options: Unpack[CallOptions]
+    ) -> Task[T]: ...
+    @overload
+    def call_activity(self, activity: Callable[[A], T], input: A, **options: Unpack[CallOptions]) -> Task[T]: ...
+    @overload
+    def call_activity(
+        self, activity: Callable[[Any, A], Coroutine[Any, Any, T]], input: A, **options: Unpack[CallOptions]
+    ) -> Task[T]: ...
+    @overload
+    def call_activity(self, activity: Callable[[Any, A], T], input: A, **options: Unpack[CallOptions]) -> Task[T]: ...
+    @overload
+    def call_activity(
+        self, activity: Callable[..., Coroutine[Any, Any, T]], **options: Unpack[CallOptions]
+    ) -> Task[T]: ...
+    @overload
+    def call_activity(self, activity: Callable[..., T], **options: Unpack[CallOptions]) -> Task[T]: ...
     @overload
     def call_activity(
         self,
         activity: Callable[..., Any] | str,
         *,
         arguments: Sequence[Any] | None = None,
+        result_type: Any = None,
         **options: Unpack[CallOptions],
     ) -> Task[Any]: ...
     @overload
-    def call_activity(self, activity: str, input: Any, **options: Unpack[CallOptions]) -> Task[Any]: ...
+    def call_activity(
+        self, activity: str, input: Any, *, result_type: Any = None, **options: Unpack[CallOptions]
+    ) -> Task[Any]: ...
 
     def call_activity(
         self,
         activity: Callable[..., Any] | str,
-        input: Any = _NONE,
+        input: Any = NO_INPUT,
         *,
         arguments: Sequence[Any] | None = None,
+        result_type: Any = None,
         retry: RetryPolicy | None = None,
         retry_policy: RetryPolicy | None = None,
         version: str = "",
@@ -165,50 +199,75 @@ class OrchestrationContext:
     ) -> Task[Any]:
         """Run an activity on a worker. Awaiting the returned task gives the activity's result.
 
-        The result is a JSON value: a dataclass comes back as a dict. If the activity has failed and no retry is left,
-        awaiting the task raises :class:`TaskFailedError`.
+        The result has the type that the function declares (``-> Totals``), if JSON values can be decoded to it; else it
+        is a plain JSON value. If the activity has failed and no retry is left, awaiting the task raises
+        :class:`TaskFailedError`. If the result does not fit its type, awaiting the task raises :class:`InputError`.
 
         :param activity: the declared function, or its name.
-        :param input: the one argument of the activity. The worker adds the session of a Spark activity.
+        :param input: the one argument of the activity; None is an argument too. Without it, the activity runs with the
+            default of its parameter. The worker adds the session of a Spark activity.
         :param arguments: several arguments instead of ``input``, for an activity of another system such as .NET.
             None: ``input`` is the only argument.
+        :param result_type: type to which the result is decoded, such as a dataclass; None: the type that the function
+            declares. Give it for an activity whose function no app of this worker declares.
         :param retry: retry policy of this call; None: the retry policy that the activity declares.
         :param retry_policy: the name of ``retry`` in Microsoft's Python SDK.
         :param version: version that the message carries, for workers of other systems that choose the code by version.
             TaskHub's workers choose an activity only by its name.
         :param tags: texts by name; None: no tags. The activity reads the tags with ``activity_info().tags``.
-        :raises InputError: JSON cannot express the input, or the version or the tags cannot be stored.
+        :raises InputError: JSON cannot express the input, no value can be decoded to ``result_type``, or the version or
+            the tags cannot be stored.
         """
         name = _name(activity, "call_activity")
         check_column(version, f"version of activity {name[:40]!r}")
         if tags:
             check_tags(tags, f"activity {name[:40]!r}", spilled=True)
         definition = self._generation.registry.activities.get(name)
+        function = _function(activity, definition)
+        result_type = _result_type(result_type, function, f"activity {name!r}")
         if arguments is not None:
-            given = list(arguments)
-        elif input is _NONE and definition is not None and not definition.takes_input:
-            given = []
+            text = dumps(list(arguments), what=f"input of activity {name!r}")
+        elif input is NO_INPUT:
+            text = "[]"
         else:
-            given = [None if input is _NONE else input]
+            annotation = None if definition is None else definition.input_annotation
+            text = f"[{dumps(input, annotation, what=f'input of activity {name!r}')}]"
         action = Action(
             kind=EventType.TaskScheduled,
             role="activity",
             where=CallSite.of(sys._getframe(1)),
             name=name,
             version=version,
-            input=dumps(given, what=f"input of activity {name!r}"),
+            input=text,
             tags=dict(tags) if tags else None,
         )
         policy = retry or retry_policy or (definition.retry if definition else None)
-        return Attempts(self._generation, action, policy)
+        return Attempts(self._generation, action, policy, result_type)
 
     @overload
     def call_sub_orchestrator(
         self,
-        orchestrator: Callable[[OrchestrationContext, A], Coroutine[Any, Any, J] | Generator[Any, Any, J]],
+        orchestrator: Callable[[OrchestrationContext, A], Any],
+        input: A,
+        *,
+        result_type: type[T],
+        **options: Unpack[ChildOptions],
+    ) -> Task[T]: ...
+    @overload
+    def call_sub_orchestrator(
+        self, orchestrator: Callable[..., Any], *, result_type: type[T], **options: Unpack[ChildOptions]
+    ) -> Task[T]: ...
+    @overload
+    def call_sub_orchestrator(
+        self, orchestrator: str, input: Any = ..., *, result_type: type[T], **options: Unpack[ChildOptions]
+    ) -> Task[T]: ...
+    @overload
+    def call_sub_orchestrator(
+        self,
+        orchestrator: Callable[[OrchestrationContext, A], Coroutine[Any, Any, T] | Generator[Any, Any, T]],
         input: A,
         **options: Unpack[ChildOptions],
-    ) -> Task[J]: ...
+    ) -> Task[T]: ...
     @overload
     def call_sub_orchestrator(
         self, orchestrator: Callable[[OrchestrationContext, A], Any], input: A, **options: Unpack[ChildOptions]
@@ -216,21 +275,24 @@ class OrchestrationContext:
     @overload
     def call_sub_orchestrator(
         self,
-        orchestrator: Callable[..., Coroutine[Any, Any, J] | Generator[Any, Any, J]],
+        orchestrator: Callable[..., Coroutine[Any, Any, T] | Generator[Any, Any, T]],
         **options: Unpack[ChildOptions],
-    ) -> Task[J]: ...
+    ) -> Task[T]: ...
     @overload
     def call_sub_orchestrator(
-        self, orchestrator: Callable[..., Any] | str, **options: Unpack[ChildOptions]
+        self, orchestrator: Callable[..., Any] | str, *, result_type: Any = None, **options: Unpack[ChildOptions]
     ) -> Task[Any]: ...
     @overload
-    def call_sub_orchestrator(self, orchestrator: str, input: Any, **options: Unpack[ChildOptions]) -> Task[Any]: ...
+    def call_sub_orchestrator(
+        self, orchestrator: str, input: Any, *, result_type: Any = None, **options: Unpack[ChildOptions]
+    ) -> Task[Any]: ...
 
     def call_sub_orchestrator(
         self,
         orchestrator: Callable[..., Any] | str,
-        input: Any = _NONE,
+        input: Any = NO_INPUT,
         *,
+        result_type: Any = None,
         instance_id: str | None = None,
         retry: RetryPolicy | None = None,
         retry_policy: RetryPolicy | None = None,
@@ -240,10 +302,14 @@ class OrchestrationContext:
     ) -> Task[Any]:
         """Start a child orchestration. Awaiting the returned task gives the child's result.
 
-        If the child has failed and no retry is left, awaiting the task raises :class:`SubOrchestrationFailedError`.
+        The result has the type that the function declares, as for :meth:`call_activity`. If the child has failed and no
+        retry is left, awaiting the task raises :class:`SubOrchestrationFailedError`.
 
         :param orchestrator: the declared function, or its name.
-        :param input: the one input of the child.
+        :param input: the one input of the child; None is an input too. Without it, the child runs with the default of
+            its parameter.
+        :param result_type: type to which the result is decoded, such as a dataclass; None: the type that the function
+            declares. Give it for an orchestrator whose function no app of this worker declares.
         :param instance_id: instance id of the child; None: ``{execution id of this instance}:{action number}``.
         :param retry: retry policy of this call; None: a failed child is not started again.
         :param retry_policy: the name of ``retry`` in Microsoft's Python SDK.
@@ -251,8 +317,9 @@ class OrchestrationContext:
         :param tags: texts by name, which are added to the tags that the child inherits; None: no tags are added.
         :param fire_and_forget: whether the parent does not wait for the child. The returned task is then complete at
             once, with the result None.
-        :raises InputError: JSON cannot express the input; the instance id is not valid, or is the id of this instance;
-            the version, or all tags of the child together, cannot be stored.
+        :raises InputError: JSON cannot express the input; no value can be decoded to ``result_type``; the instance id
+            is not valid, or is the id of this instance; the version, or all tags of the child together, cannot be
+            stored.
         """
         name = _name(orchestrator, "call_sub_orchestrator")
         # A start message waits until the running instance of its id has ended. If the child had the parent's id, parent
@@ -260,6 +327,8 @@ class OrchestrationContext:
         if instance_id is not None and instance_id == self.instance_id:
             raise InputError(f"call_sub_orchestrator: {instance_id!r} is the caller's own id: give the child another")
         definition = self._generation.registry.orchestrators.get(name)
+        result_type = _result_type(result_type, _function(orchestrator, definition), f"orchestrator {name!r}")
+        annotation = None if definition is None else definition.input_annotation
         version = version if version is not None else definition.version if definition else ""
         check_column(version, f"version of orchestrator {name[:40]!r}")
         own = dict(tags or {})
@@ -273,12 +342,12 @@ class OrchestrationContext:
             where=CallSite.of(sys._getframe(1)),
             name=name,
             version=version,
-            input=None if input is _NONE else dumps(input, what=f"input of orchestrator {name!r}"),
+            input=None if input is NO_INPUT else dumps(input, annotation, what=f"input of orchestrator {name!r}"),
             tags=own or None,
             instance_id=None if instance_id is None else check_new_instance_id(instance_id),
         )
         if FIRE_AND_FORGET not in own:
-            return Attempts(self._generation, action, retry or retry_policy)
+            return Attempts(self._generation, action, retry or retry_policy, result_type)
         self._generation.schedule(action, None)
         done: Task[Any] = Task()
         done.complete(None)
@@ -342,13 +411,15 @@ class OrchestrationContext:
             None,
         )
 
-    def continue_as_new(self, new_input: Any = None, *, save_events: bool = True) -> None:
+    def continue_as_new(self, new_input: Any = NO_INPUT, *, save_events: bool = True) -> None:
         """Start the orchestrator again with a new input and an empty history, when the orchestrator returns.
 
-        :param new_input: the new input: one value that JSON can express.
+        :param new_input: the new input: one value that JSON can express; None is an input too. Without it, the
+            orchestrator runs with the default of its parameter.
         :param save_events: whether external events that no wait has taken are kept for the time after the new start.
         """
-        text = dumps(new_input, what=f"input of orchestrator {self.name!r}")
+        what, annotation = f"input of orchestrator {self.name!r}", self._generation.definition.input_annotation
+        text = None if new_input is NO_INPUT else dumps(new_input, annotation, what=what)
         self._generation.continue_as_new(text, keep_events=save_events)
 
     def set_custom_status(self, status: Any) -> None:
@@ -357,7 +428,7 @@ class OrchestrationContext:
         :param status: one value that JSON can express; None: no custom status.
         """
         text = None if status is None else dumps(status, what="custom status")
-        self._generation.custom_status = text
+        self._generation.set_custom_status(text)
 
     def when_all(self, tasks: Iterable[Task[T]]) -> Task[list[T]]:
         """Return a task that gives the results of all tasks, in their order. It fails as soon as one task fails.
@@ -412,6 +483,20 @@ class OrchestrationContext:
                 time=self._generation.time,
             )
         )
+
+
+def _function(declared: Callable[..., Any] | str, definition: _Defined | None) -> Callable[..., Any] | None:
+    """Return the function of an activity or child; None: only its name is known."""
+    if not isinstance(declared, str):
+        return declared
+    return None if definition is None else definition.function
+
+
+def _result_type(given: Any, function: Callable[..., Any] | None, what: str) -> Any:
+    if given is None:
+        return None if function is None else result_annotation_of(function)
+    check_annotation(given, what=f"result_type of {what}")
+    return given
 
 
 def _name(declared: Callable[..., Any] | str, what: str) -> str:

@@ -135,7 +135,7 @@ class Driver:
 def _resumed(body: Body, task: Task[Any] | None) -> Any:
     if task is None:
         return body.send(None)
-    error = task.get_exception()
+    error = task.get_exception()  # this also decodes the result, which can fail
     if error is None:
         return body.send(task.get_result())
     # Several awaits can raise the same error object. Without `with_traceback` its traceback would grow at each await.

@@ -7,6 +7,7 @@ import re
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ MAX_TEXT = 32 * 1024
 """Maximum stored characters of an exception's text, and of its stack trace. The middle of a longer text is removed."""
 MAX_CAUSES = 10
 """Maximum stored causes of an exception (``raise ... from``, or the failures of children of children)."""
-_FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in (\S+)', re.MULTILINE)
+_FRAME = re.compile(r'^[\s|+]*File "([^"\n]+)", line (\d+), in (\S+)', re.MULTILINE)
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 _PYTHON = re.compile(
     r"^<frozen|[/\\]lib[/\\]python[\d.]+[/\\](?!(?:site|dist)-packages[/\\])|[/\\]Python[\d]+[/\\]Lib[/\\](?!site-)"
@@ -33,6 +34,8 @@ _F = TypeVar("_F", bound=tuple[Any, ...])
 _LIBRARIES = ("airflow_provider_taskhub", "pydantic", "pydantic_core")
 TASK_FAILED = (TaskFailedError.__name__, SubOrchestrationFailedError.__name__)
 """``FailureDetails.error_type`` of an instance that failed because an activity or a child failed."""
+_SHOWN_LEAVES = 5
+"""Maximum number of errors of a group that a message has."""
 
 
 def headline(failure: FailureDetails, *, activity: str | None = None, child: str | None = None) -> str:
@@ -73,7 +76,7 @@ def place_of(failure: FailureDetails | None) -> str | None:
         if frames:
             file, line, function = own_frames(frames)[-1]
             found = f"{file}:{line}, in {function}"
-        if one.error_type not in TASK_FAILED:
+        if one.error_type not in TASK_FAILED and not one.error_type.endswith("ExceptionGroup"):
             break
     return found
 
@@ -99,11 +102,13 @@ def failure_of(error: BaseException) -> FailureDetails:
     - ``error_message`` is the text of the exception. A failed activity or child gives its :func:`headline`, so that
       readers of the instance see which one failed.
     - ``stack_trace`` is what Python prints, without the frames of this package and without the causes.
-    - ``inner_failure`` is the cause (``raise ... from``). For a failed activity or child it is the failure of that
-      activity or child.
+    - ``inner_failure`` is the cause: that of ``raise ... from``, else the error that was being handled, unless it is
+      suppressed (``from None``). For a failed activity or child it is the failure of that activity or child.
     - ``is_non_retriable`` is true for ``OrchestrationError(retryable=False)``, for any exception with an attribute
       ``retryable`` that is False, for a failed activity or child whose own failure is non-retriable, for
       :class:`InputError` and for :class:`NonDeterminismError`. A retry after such an error would fail in the same way.
+    - An ``ExceptionGroup`` of one error counts as this error. For several errors, the message has all of them, the
+      cause is the first one, and the group is non-retriable if one of them is. Groups inside of groups do not count.
 
     Texts have at most :data:`MAX_TEXT` characters, and a failure has at most :data:`MAX_CAUSES` causes.
 
@@ -113,6 +118,7 @@ def failure_of(error: BaseException) -> FailureDetails:
 
 
 def _failure_of(error: BaseException, causes: int) -> FailureDetails:
+    error = _alone(error)
     return FailureDetails(
         error_type=_type_name(type(error)),
         error_message=_recorded_message(error),
@@ -127,17 +133,43 @@ def _type_name(kind: type) -> str:
     return kind.__qualname__ if own else f"{kind.__module__}.{kind.__qualname__}"
 
 
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors of a group, also of the groups inside of it. Another error yields itself."""
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from _leaves(one)
+    else:
+        yield error
+
+
+def _alone(error: BaseException) -> BaseException:
+    """Return the only error of a group; every other error unchanged."""
+    leaves = [*islice(_leaves(error), 2)]
+    return leaves[0] if len(leaves) == 1 else error
+
+
 def message_of(error: BaseException) -> str:
     """Return the text of an exception in storable form (:func:`storable`), with at most :data:`MAX_TEXT` characters.
 
-    This function never raises, even if the exception's ``__str__`` raises.
+    The text of a group has its errors. This function never raises, even if the exception's ``__str__`` raises.
 
     :param error: the exception.
     """
+    error = _alone(error)
+    if isinstance(error, BaseExceptionGroup):
+        leaves = [*_leaves(error)]
+        shown = "; ".join(_line(leaf) for leaf in leaves[:_SHOWN_LEAVES])
+        more = f"; and {len(leaves) - _SHOWN_LEAVES} more" if len(leaves) > _SHOWN_LEAVES else ""
+        return _cut(f"{len(leaves)} errors: {shown}{more}")
     try:
         return _cut(storable(str(error)))
     except BaseException as broken:  # also SystemExit: `__str__` is user code, and this function must not raise
         return f"(its __str__ raised {type(broken).__name__})"
+
+
+def _line(error: BaseException) -> str:
+    text = _recorded_message(error)
+    return text if isinstance(error, TaskFailedError) else f"{_type_name(type(error))}: {text}"
 
 
 def _recorded_message(error: BaseException) -> str:
@@ -164,7 +196,10 @@ def _inner(error: BaseException, causes: int) -> FailureDetails | None:
         return None
     if isinstance(error, TaskFailedError):
         return _shortened(error.details, causes)
-    return None if error.__cause__ is None else _failure_of(error.__cause__, causes - 1)
+    if isinstance(error, BaseExceptionGroup):
+        return _failure_of(next(_leaves(error)), causes - 1)
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return None if cause is None else _failure_of(cause, causes - 1)
 
 
 def _shortened(failure: FailureDetails | None, depth: int) -> FailureDetails | None:
@@ -180,6 +215,8 @@ def _shortened(failure: FailureDetails | None, depth: int) -> FailureDetails | N
 
 
 def _is_final(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup) and any(map(_is_final, _leaves(error))):
+        return True
     if isinstance(error, TaskFailedError):
         return error.details is not None and error.details.is_non_retriable
     if isinstance(error, InputError | NonDeterminismError):

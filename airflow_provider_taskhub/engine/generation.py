@@ -45,6 +45,7 @@ from airflow_provider_taskhub.engine.retry import RetryDecision
 from airflow_provider_taskhub.engine.tasks import Task
 from airflow_provider_taskhub.engine.wait_changes import WaitRecorder
 from airflow_provider_taskhub.errors import NonDeterminismError, OrchestrationError
+from airflow_provider_taskhub.no_input import NO_INPUT
 
 MAX_ACTIONS = 100_000
 """Maximum number of actions that the code can decide after one event. Code with more is in an endless loop without an
@@ -101,6 +102,8 @@ class Generation:
         self.continue_input: str | None = None
         self.input_is_read = definition.takes_input
         self.rewinds = 0
+        self.rewound_at = time
+        self._rewinds_seen = 0
         self.numbers = 0
         self._keep_events = True
         self._wants_generation = False
@@ -119,6 +122,14 @@ class Generation:
         self._context = OrchestrationContext(self, log)
 
     # ---- methods for the class Execution in replay.py
+
+    @property
+    def is_muted(self) -> bool:
+        """Whether the code that runs must have no effect: it is replayed, or only its ``finally`` blocks run.
+
+        They run when the instance is terminated, and each time when the worker removes the orchestrator from memory.
+        """
+        return self.replaying or self._closed
 
     @property
     def is_decided(self) -> bool:
@@ -172,6 +183,8 @@ class Generation:
         if self._actions.unrecorded and live and not self.is_decided:
             self._actions.check_recorded()
         self.time = time
+        if self._rewinds_seen != self.rewinds:
+            self._rewinds_seen, self.rewound_at = self.rewinds, time
 
     def answers(self, event: HistoryEvent) -> bool:
         """Return whether an event is an answer that fits one of the actions without an answer."""
@@ -238,7 +251,7 @@ class Generation:
         return kept + self._carried
 
     def close(self) -> None:
-        """Close the orchestrator function. Its ``finally`` blocks run, but their decisions are ignored."""
+        """Close the orchestrator function. Its ``finally`` blocks run, but have no effect: :attr:`is_muted`."""
         self._closed = True
         self._driver.close()
 
@@ -282,10 +295,17 @@ class Generation:
         :param where: line of user code that waits.
         """
         task = EventWait(name, annotation, self.time, self.wait_changes, self._events.claim)
+        if self._closed:
+            return task
         self.wait_changes.begin(task)
         self._events.wait(task)
         self._forgotten.watch(task, EventType.EventRaised, name, where)
         return task
+
+    def set_custom_status(self, text: str | None) -> None:
+        """Set the custom status, unless the code is only closed. :param text: JSON text; None: no custom status."""
+        if not self._closed:
+            self.custom_status = text
 
     def continue_as_new(self, input: str | None, *, keep_events: bool) -> None:
         """Start a new generation when the orchestrator returns, instead of completing the instance.
@@ -293,6 +313,8 @@ class Generation:
         :param input: input of the new generation, as JSON text; None: no input.
         :param keep_events: whether external events that no wait has taken go to the new generation.
         """
+        if self._closed:
+            return
         self._wants_generation = True
         self.continue_input = input
         self._keep_events = keep_events
@@ -358,7 +380,7 @@ class Generation:
             return definition.function(self._context)
         what = f"input of orchestrator {definition.name!r}"
         text = self.started.input
-        value = None if text is None else loads(text, what=what)
+        value = NO_INPUT if text is None else loads(text, what=what)
         return definition.function(self._context, *definition.arguments(value, what=what, recorded=self.replaying))
 
     def _run(self, step: Callable[[], Returned | None]) -> None:
@@ -373,17 +395,18 @@ class Generation:
 
     def _return(self, value: Any) -> None:
         self._tell_forgotten()
-        self._closed = True
         if not self.input_is_read and self.started.input not in (None, "null"):
             self._context.logger.warning(
                 "orchestrator %r was started with an input, but its function has no parameter for the input and never "
                 "called ctx.get_input(): the input had no effect",
                 self.definition.name,
             )
+        self._closed = True
         if self._wants_generation:
             self._move(Happening.CONTINUED)
             return
-        self.result = dumps(value, what=f"result of orchestrator {self.definition.name!r}")
+        what = f"result of orchestrator {self.definition.name!r}"
+        self.result = dumps(value, self.definition.result_annotation, what=what)
         self._move(Happening.RETURNED)
 
     def _raise(self, error: BaseException) -> None:

@@ -21,6 +21,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel
 
 from airflow_provider_taskhub.codec import decode
 from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.no_input import NO_INPUT
 
 _TYPE_KEY = "$type"
 """Key under which Newtonsoft, the JSON library of .NET, writes the name of a class. It is never an unknown key."""
@@ -36,19 +37,24 @@ def input_arguments(
     :param function: the orchestrator or activity.
     :param parameter: name of the parameter that takes the input.
     :param annotation: type of this parameter; None for any type.
-    :param value: the input as a plain JSON value. None means "no input": the parameter's default is then used. If
-        there is no default, None is decoded like other values.
+    :param value: the input as a plain JSON value. ``NO_INPUT``: the call gave no input, so the parameter's default is
+        used. If there is no default, None is decoded in its place. None is an input like others.
     :param what: how an error names the value, e.g. ``input of orchestrator 'flights'``.
     :param recorded: whether the instance has already run with this input. Unknown keys are then ignored, because a
-        replay must not fail where the first run did not. A value of a wrong type is refused always.
+        replay must not fail where the first run did not. A None that does not fit then means "no input", because
+        earlier versions wrote both in the same way. Any other value of a wrong type is refused always.
     :returns: one argument; an empty tuple if the parameter's default is used.
     :raises InputError: the value does not fit its type, or has an unknown key. The error text names the key or field.
     """
-    if value is None and has_default(function, parameter):
-        return ()
+    if value is NO_INPUT:
+        if has_default(function, parameter):
+            return ()
+        value = None
     try:
         decoded = decode(value, annotation, what=what)
     except InputError as error:
+        if value is None and recorded and has_default(function, parameter):
+            return ()
         if misspelt := "; ".join(_unknown_key_text(*found) for found in _unknown_at_top(value, annotation)):
             raise InputError(f"{error}; {misspelt}") from error.__cause__
         raise

@@ -6,6 +6,7 @@ from airflow_provider_taskhub.engine.episode import Outbound
 from airflow_provider_taskhub.engine.events import (
     ExecutionCompleted,
     ExecutionStarted,
+    FailureDetails,
     HistoryEvent,
     OrchestrationInstance,
     Status,
@@ -44,7 +45,11 @@ def response(
             timestamp=completed.timestamp,
             task_scheduled_id=parent.task_schedule_id,
             reason=completed.result,
-            failure=completed.failure,
+            failure=_terminated(completed) if completed.status is Status.TERMINATED else completed.failure,
             taskhub_action_id=echo,
         )
     return Outbound(event=event, target=parent.instance)
+
+
+def _terminated(completed: ExecutionCompleted) -> FailureDetails:
+    return FailureDetails(error_type="Terminated", error_message=completed.result or "nobody has given a reason")

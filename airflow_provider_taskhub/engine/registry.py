@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
-from types import SimpleNamespace
+from types import NoneType, SimpleNamespace
 from typing import Any, Protocol, TypeVar
 
-from airflow_provider_taskhub.codec import check_annotation
+from airflow_provider_taskhub.codec import check_annotation, is_decodable
 from airflow_provider_taskhub.engine.inputs import input_arguments
 from airflow_provider_taskhub.engine.references import Frame, stored
 from airflow_provider_taskhub.engine.retry import RetryPolicy
@@ -63,6 +63,11 @@ class OrchestratorDefinition:
             module does not have; or it has a ``DataFrame``, which only Spark activities can take.
         """
         return annotation_of(self.function, self.parameter, frames=False)
+
+    @property
+    def result_annotation(self) -> Any:
+        """The type to which the result is decoded: see :func:`result_annotation_of`."""
+        return result_annotation_of(self.function)
 
     def arguments(self, value: Any, *, what: str, recorded: bool) -> tuple[Any, ...]:
         """Return the arguments that follow the context in a call of this function: the decoded input, or none.
@@ -119,6 +124,11 @@ class ActivityDefinition:
             module does not have; or it has a ``DataFrame``, which only Spark activities can take.
         """
         return annotation_of(self.function, self.parameter, frames=self.spark)
+
+    @property
+    def result_annotation(self) -> Any:
+        """The type to which the result is decoded: see :func:`result_annotation_of`."""
+        return result_annotation_of(self.function)
 
     @property
     def opens_references(self) -> bool:
@@ -271,6 +281,31 @@ def annotation_of(function: Callable[..., Any], parameter: str | None, *, frames
             "declare the function with @app.spark_activity, or take a Reference"
         )
     return found
+
+
+_LAZY = (AsyncIterator, Generator, Iterable, Iterator)
+"""Annotations that pydantic would decode to an object which can be read only once."""
+
+
+@lru_cache(maxsize=4096)
+def result_annotation_of(function: Callable[..., Any]) -> Any:
+    """Return the type that an orchestrator or activity declares for its result, for the code that awaits the result.
+
+    None: the function declares no type, or none to which values can be decoded. The result is then plain JSON. Such a
+    type is no error, because a function may declare for people what only its own process has.
+
+    :param function: the function. What a generator or coroutine returns is in its last argument.
+    """
+    try:
+        found = _resolve(function, "return")
+    except InputError:
+        return None
+    origin = typing.get_origin(found)
+    if origin in (Generator, Coroutine):
+        found = typing.get_args(found)[2] if len(typing.get_args(found)) == 3 else None
+    elif origin in _LAZY:
+        return None
+    return None if found in (None, NoneType, Any) or not is_decodable(found) else found
 
 
 @lru_cache(maxsize=4096)

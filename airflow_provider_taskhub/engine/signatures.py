@@ -1,13 +1,9 @@
 """Types with which a type checker checks calls of activities and children: the input, and the awaited result.
 
-A result comes back as plain JSON. A type checker therefore sees the declared type of a result only if JSON keeps it:
-texts, numbers, booleans, None, and lists and dicts of these. Any other declared result, such as a dataclass, comes back
-as a dict or list, so the type checker sees ``Any``. The simpler way, to show the declared type always, would be wrong
-at run time.
-
-mypy does not report a variable whose annotation has another type than the result
-(``text: str = await ctx.call_activity(number)``): mypy then chooses the overload for unknown results. A variable
-without an annotation gets the type of the result.
+The result of an activity or child is decoded to the type that its function declares, so a type checker sees this type.
+``testing.run`` returns the result of an orchestration as clients read it, as plain JSON. There a type checker sees the
+declared type only if JSON keeps it: texts, numbers, booleans, None, and lists and dicts of these. Any other declared
+result, such as a dataclass, is a dict or list there, so the type checker sees ``Any``.
 """
 
 from __future__ import annotations

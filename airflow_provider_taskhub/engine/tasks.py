@@ -6,7 +6,7 @@ groups. Groups do not search their tasks, so a fan-out of n tasks costs n steps 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Generic
 
 from airflow_provider_taskhub.engine.signatures import T, T_co
@@ -29,7 +29,7 @@ class Task(Generic[T_co]):
     :class:`SubOrchestrationFailedError` for a child orchestration.
     """
 
-    __slots__ = ("_done", "_error", "_groups", "_result", "_seen", "_used")
+    __slots__ = ("_decode", "_done", "_error", "_groups", "_result", "_seen", "_used")
 
     claims = False
     """Whether :meth:`claim` can complete the task: True for a wait for an external event, and for a group with one."""
@@ -37,6 +37,7 @@ class Task(Generic[T_co]):
     def __init__(self) -> None:
         self._done = False
         self._result: Any = None
+        self._decode: Callable[[Any], Any] | None = None
         self._error: BaseException | None = None
         self._groups: list[Group[Any]] | None = None
         self._used = False  # whether the code has awaited the task, given it to a group, or asked it for anything
@@ -52,7 +53,7 @@ class Task(Generic[T_co]):
 
     @property
     def is_failed(self) -> bool:
-        """Whether the task has failed."""
+        """Whether the task has failed. A result of another type than the declared one counts as a failure."""
         if not self.is_complete:
             return False
         self.look()
@@ -61,7 +62,8 @@ class Task(Generic[T_co]):
     def get_result(self) -> T_co:
         """Return the result of a completed task.
 
-        :raises TaskFailedError: if the task has failed. (An event with data of a wrong type raises ``InputError``.)
+        :raises TaskFailedError: if the task has failed.
+        :raises InputError: if the result, or the data of an event, does not fit its declared type.
         :raises ValueError: if the task is not complete yet.
         """
         if not self.is_complete:
@@ -87,14 +89,18 @@ class Task(Generic[T_co]):
         result: T_co = yield self
         return result
 
-    def complete(self, result: Any) -> None:
+    def complete(self, result: Any, decode: Callable[[Any], Any] | None = None) -> None:
         """For the engine: complete the task. Do nothing if the task already has a result or an error.
 
         :param result: result of the task.
+        :param decode: makes the final result. It is called when the code looks at the result for the first time. So a
+            result that does not fit its type has no effect on code that never looks at it, for example in a replay of
+            a history of an earlier version. None: ``result`` is the final result.
         """
         if not self._done:
             self._done = True
             self._result = result
+            self._decode = decode
             self._notify_groups()
 
     def fail(self, error: BaseException) -> None:
@@ -129,8 +135,14 @@ class Task(Generic[T_co]):
         """For the engine: the code comes back to this task. Take what came while the task was left behind."""
 
     def look(self) -> None:
-        """For the engine: remember that the code has looked at the result or error of this task."""
+        """For the engine: the code looks at the result or error of this task. Decode the result."""
         self._seen = True
+        decode, self._decode = self._decode, None
+        if decode is not None:
+            try:
+                self._result = decode(self._result)
+            except BaseException as error:  # a pydantic validator of the user can raise any error
+                self._error = error
 
     @property
     def is_forgotten(self) -> bool:
@@ -218,7 +230,7 @@ class WhenAll(_Combined[list[Any]]):
             self._failed = self._failed or child
             self.fail(child._error)
         elif self._open == 0 and not self._done:
-            self.complete([done._result for done in self._children])
+            self.complete(self._children, lambda children: [child.get_result() for child in children])
 
     def look(self) -> None:
         super().look()

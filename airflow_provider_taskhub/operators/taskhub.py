@@ -30,6 +30,7 @@ from airflow_provider_taskhub.hooks.deployment import deployment, swept_connecti
 from airflow_provider_taskhub.hooks.outputs import returned
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
+from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.operators.giving_up import end_overdue, named, terminate
 from airflow_provider_taskhub.operators.lineage import LineageReporter, inject_parent_by_default, parent_tags
 from airflow_provider_taskhub.operators.short_wait import ends_soon, log_progress
@@ -81,7 +82,8 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
 
     :param orchestrator: name that an ``App`` of the hub's workers declares, or the function that ``@app.orchestrator``
         has declared. With a name, the DAG file imports neither the app nor Spark. Templated.
-    :param input: one value that JSON can express, templated (XComArgs included); never a secret.
+    :param input: one value that JSON can express, templated (XComArgs included); never a secret. None is an input too.
+        Without it, the orchestrator runs with the default of its parameter.
     :param taskhub_conn_id: connection of type ``taskhub``. Without such a connection, the environment and the settings
         file name the hub, and the embedded hub is the default.
     :param instance_id: id of the instance. None: an id from DAG, task, map index, run and generation.
@@ -137,7 +139,7 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
         self,
         *,
         orchestrator: str | Callable[..., Any],
-        input: Any = None,
+        input: Any = NO_INPUT,
         taskhub_conn_id: str = DEFAULT_CONNECTION,
         instance_id: str | None = None,
         version: str = "",

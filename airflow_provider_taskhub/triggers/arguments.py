@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hooks.at_parse import check_flag, check_name, check_value, is_template
+from airflow_provider_taskhub.no_input import NO_INPUT
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -24,7 +25,7 @@ def problems(
 ) -> Iterator[str]:
     """Yield an error text for each wrong argument of the operator. A retry cannot help with such errors.
 
-    :param given: the input as :func:`evaluated` has returned it.
+    :param given: the input as :func:`evaluated` has returned it; ``NO_INPUT``: none.
     """
     from airflow_provider_taskhub.codec import dumps, loads
     from airflow_provider_taskhub.engine.identity import check_new_instance_id
@@ -33,7 +34,7 @@ def problems(
     if not orchestrator or not isinstance(orchestrator, str):
         yield f"orchestrator is {orchestrator!r}: {_ORCHESTRATOR}"
     try:
-        text = dumps(given, what=f"input of orchestrator {orchestrator!r}")
+        text = "null" if given is NO_INPUT else dumps(given, what=f"input of orchestrator {orchestrator!r}")
         if instance_id:
             check_new_instance_id(instance_id)
     except InputError as error:
@@ -96,7 +97,7 @@ def check_at_parse(where: str, **given: Any) -> None:
     check_name(where, "orchestrator", orchestrator, _ORCHESTRATOR)
     check_name(where, "taskhub_conn_id", given["taskhub_conn_id"], "give the id of a connection of type 'taskhub'")
     try:
-        if not is_template(given["input"]):
+        if given["input"] is not NO_INPUT and not is_template(given["input"]):
             dumps(evaluated(given["input"]), what="input")
         if given["instance_id"] and not is_template(given["instance_id"]):
             from airflow_provider_taskhub.engine.identity import check_new_instance_id

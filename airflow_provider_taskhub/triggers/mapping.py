@@ -13,6 +13,7 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator, OperatorParti
 
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION
+from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.triggers.arguments import time_text
 from airflow_provider_taskhub.triggers.mapped_row import literals, row_of, rows
 from airflow_provider_taskhub.triggers.placement import Placement, argument_reasons
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from airflow.triggers.base import StartTriggerArgs
 
 
-_DEFAULTS: dict[str, Any] = {"taskhub_conn_id": DEFAULT_CONNECTION, "version": "", "statuses": []}
+_DEFAULTS: dict[str, Any] = {"input": NO_INPUT, "taskhub_conn_id": DEFAULT_CONNECTION, "version": "", "statuses": []}
 """The defaults of templated arguments that are not None."""
 
 

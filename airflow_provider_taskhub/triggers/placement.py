@@ -16,6 +16,7 @@ from typing import Any
 from airflow.sdk import conf
 
 from airflow_provider_taskhub.hooks.outputs import reference_in
+from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.triggers.arguments import holds_secret, time_text
 from airflow_provider_taskhub.triggers.worker_reasons import Reason, Where, after_success, listened
 
@@ -129,7 +130,8 @@ def _ending(operator: Any, base: type) -> Iterator[Reason]:
 
 def _templates(operator: Any) -> Iterator[Reason]:
     """Yield each reason why only a worker can render the operator's arguments."""
-    fields = {name: getattr(operator, name) for name in operator.template_fields}
+    given = {name: getattr(operator, name) for name in operator.template_fields}
+    fields = {name: value for name, value in given.items() if value is not NO_INPUT}
     if "start_at" in fields:
         fields["start_at"] = time_text(fields["start_at"])
     reasons = [*argument_reasons(operator, fields)]

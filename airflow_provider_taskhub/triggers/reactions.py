@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskhub.hooks.identity import GENERATION_TAG
+from airflow_provider_taskhub.no_input import NO_INPUT
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.hooks.identity import TaskIdentity
@@ -135,7 +136,7 @@ def difference(state: InstanceState, *, orchestrator: str, version: str, given: 
     :param state: the row of the failed instance, with its input.
     :param orchestrator: the orchestrator that the task asks for now.
     :param version: the version that the task asks for now; "": any.
-    :param given: the input that the task gives now.
+    :param given: the input that the task gives now; ``NO_INPUT``: none.
     """
     from airflow_provider_taskhub.codec import dumps
     from airflow_provider_taskhub.hooks.outputs import plain
@@ -144,5 +145,5 @@ def difference(state: InstanceState, *, orchestrator: str, version: str, given: 
         return f"it was started with orchestrator {state.name!r}, and the task now asks for {orchestrator!r}"
     if (state.version or "") != version:
         return f"it was started with version {state.version or ''!r}, and the task now asks for {version!r}"
-    asked = dumps(given, what=f"input of orchestrator {orchestrator!r}")
+    asked = None if given is NO_INPUT else dumps(given, what=f"input of orchestrator {orchestrator!r}")
     return None if plain(state.input) == plain(asked) else "the task now has another input"

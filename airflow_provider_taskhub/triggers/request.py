@@ -21,7 +21,7 @@ def request_of(
     """Check the rendered arguments of a task, and return what to start.
 
     :param arguments: the operator or its trigger. Both have the arguments as attributes of the same names.
-    :param given: the input, evaluated.
+    :param given: the input, evaluated; ``NO_INPUT``: none.
     :param task: the try of the Airflow task.
     :param context: Airflow's context of the task.
     :param on_retry: what to do with an instance of this task that has ended without a result.

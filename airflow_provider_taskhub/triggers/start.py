@@ -21,6 +21,7 @@ from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 from airflow_provider_taskhub.errors import ConfigurationError, InputError
 from airflow_provider_taskhub.hooks.identity import TaskIdentity
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION
+from airflow_provider_taskhub.no_input import NO_INPUT, restored, storable
 from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.tags import OWNER_TAG
@@ -61,7 +62,7 @@ class TaskHubStartTrigger(StartingTrigger):
     instance over to a worker, and with ``started`` the end of a task that does not wait for its instance.
 
     :param orchestrator: the orchestrator's name, templated.
-    :param input: the orchestrator's input, templated.
+    :param input: the orchestrator's input, templated; ``NO_INPUT``: none.
     :param taskhub_conn_id: the Airflow connection that names the hub, templated.
     :param instance_id: the instance id that the user chose, templated; None: derive the id from the task.
     :param version: the version of the instance, templated; "": any.
@@ -78,7 +79,7 @@ class TaskHubStartTrigger(StartingTrigger):
         self,
         *,
         orchestrator: str,
-        input: Any = None,
+        input: Any = NO_INPUT,
         taskhub_conn_id: str = DEFAULT_CONNECTION,
         instance_id: str | None = None,
         version: str = "",
@@ -90,7 +91,7 @@ class TaskHubStartTrigger(StartingTrigger):
     ) -> None:
         super().__init__(**of_base)
         self.orchestrator = orchestrator
-        self.input = input
+        self.input = restored(input)
         self.taskhub_conn_id = taskhub_conn_id
         self.instance_id = instance_id
         self.version = version
@@ -103,7 +104,7 @@ class TaskHubStartTrigger(StartingTrigger):
     def _arguments(self) -> dict[str, Any]:
         return {
             "orchestrator": self.orchestrator,
-            "input": self.input,
+            "input": storable(self.input),
             "taskhub_conn_id": self.taskhub_conn_id,
             "instance_id": self.instance_id,
             "version": self.version,

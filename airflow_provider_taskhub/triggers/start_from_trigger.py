@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_taskhub.no_input import storable
 from airflow_provider_taskhub.triggers.dag_file import fingerprint
 
 if TYPE_CHECKING:
@@ -69,16 +70,16 @@ def trigger_arguments(operator: Any, placement: Placement, *, instead: Mapping[s
 
     first: FirstTrigger = operator.first_trigger()
     dag_file = operator.dag.fileloc if operator.has_dag() else None
+    given = {**first.arguments, **instead}
     return StartTriggerArgs(
         trigger_cls=first.path,
         trigger_kwargs={
-            **first.arguments,
+            **{name: storable(value) for name, value in given.items()},
             "end_from_trigger": not placement.success,
             "fail_from_trigger": not placement.failure,
             "push_output": operator.do_xcom_push,
             "dag_file": dag_file,
             "dag_file_hash": fingerprint(dag_file),
-            **instead,
         },
         next_method=NEXT_METHOD,
         timeout=first.timeout,

@@ -79,7 +79,7 @@ class StartRequest:
 
     :param task: the try of the Airflow task.
     :param orchestrator: the orchestrator's name.
-    :param input: the orchestrator's input.
+    :param input: the orchestrator's input; ``NO_INPUT``: none.
     :param version: the version that a worker's app must be compatible with; "": any.
     :param instance_id: the instance id that the user chose; None: derive the id from the task.
     :param tags: the user's tags and those of the run's dates. The tags that name the task are added to them.

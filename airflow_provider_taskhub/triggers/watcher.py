@@ -317,7 +317,9 @@ class Watcher:
         whys = await client.admin.waiting_of(states, members=self._members, sentinels=0)
         for state in states:
             found = whys.get(state.instance_id, ())
-            kept = [why for wait in self._waits[state.instance_id][:1] for why in wait.whys if why.reason in AWAITED]
+            kept = [
+                why for wait in self._waits.get(state.instance_id, ())[:1] for why in wait.whys if why.reason in AWAITED
+            ]
             if found or not kept:
                 self._explain(state.instance_id, found)
 

@@ -49,6 +49,7 @@ from airflow_provider_taskhub.hub.queues.quarantine import Quarantined
 from airflow_provider_taskhub.hub.waiting.reasons import Snapshot, Why, unwatched, why
 from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.lineage import NO_LINEAGE, Lineage
+from airflow_provider_taskhub.no_input import NO_INPUT
 
 NOW = Timestamp.parse("2026-11-21T10:00:00Z")
 
@@ -228,7 +229,7 @@ class FakeClient(Fake):
     async def start(
         self,
         orchestrator: str,
-        input: Any = None,
+        input: Any = NO_INPUT,
         *,
         instance_id: str,
         version: str = "",
@@ -247,7 +248,7 @@ class FakeClient(Fake):
             instance_id,
             Status.PENDING,
             name=orchestrator,
-            input=dumps(input),
+            input=None if input is NO_INPUT else dumps(input),
             version=version,
             tags=dict(tags or {}),
             scheduled_start=Timestamp.from_datetime(start_at) if start_at else None,

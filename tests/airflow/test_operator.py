@@ -67,6 +67,12 @@ def test_starts_with_a_deterministic_id_and_tags_then_defers(make_task, hub, cap
     assert f"a triggerer now waits for instance {ID.format(1)}: one must run (airflow triggerer)" in log
 
 
+@pytest.mark.parametrize(("given", "stored"), [({}, None), ({"input": None}, "null")])
+def test_an_explicit_none_is_the_input_of_the_instance(make_task, hub, given, stored) -> None:
+    make_task(**given).start(Ti())
+    assert hub.instances[ID.format(1)].input == stored
+
+
 def test_a_start_says_first_which_task_waits(make_task, hub, monkeypatch) -> None:
     """So that an instance whose task is killed before any trigger has looked at it is found."""
     monkeypatch.setenv("AIRFLOW__TASKHUB__DEPLOYMENT", "here")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -21,6 +22,7 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import InstanceExists, StorageError
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
 from airflow_provider_taskhub.hub.model import StartPolicy
+from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
 from airflow_provider_taskhub.triggers.start import TaskHubStartTrigger
 from airflow_provider_taskhub.triggers.start_or_attach import launch
@@ -184,6 +186,33 @@ def test_serialises_to_plain_values_and_back() -> None:
     path, kwargs = TaskHubStartTrigger(**given, gone="since 0.1").serialize()
     assert path == "airflow_provider_taskhub.triggers.start.TaskHubStartTrigger"
     assert kwargs == given
+
+
+@pytest.mark.parametrize("given", [{}, {"input": None}])
+def test_no_input_is_another_thing_than_none_in_what_airflow_stores(given: dict[str, Any]) -> None:
+    _, stored = TaskHubStartTrigger(orchestrator="o", **given).serialize()
+    again = TaskHubStartTrigger(**json.loads(json.dumps(stored)))
+    assert again.input is given.get("input", NO_INPUT)
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [
+        ({}, None),
+        ({"input": None}, "null"),
+        ({"expand": {"input": [None, 1]}, "index": 0}, "null"),
+        ({"expand": [{"input": 1}, {"version": "3"}], "index": 1}, None),
+    ],
+)
+def test_an_explicit_none_is_the_input_of_the_instance(
+    hub: FakeHub, airflow: Airflow, given: dict[str, Any], stored: str | None
+) -> None:
+    async def scenario() -> None:
+        after(3, lambda: [hub.end(one, 1) for one in [*hub.instances]])
+        assert type(await event_of(airflow.trigger(**given))) is TaskSuccessEvent
+        assert [state.input for state in hub.instances.values()] == [stored]
+
+    play(scenario)
 
 
 def test_a_worker_starts_the_instance_if_the_dag_file_has_changed_since_airflow_read_it(

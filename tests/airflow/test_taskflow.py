@@ -21,6 +21,7 @@ from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.decorators.orchestration import orchestration_task
 from airflow_provider_taskhub.decorators.orchestrator_input import fields_of
 from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
 from airflow_provider_taskhub.provider_info import get_provider_info
 from tests.airflow.conftest import Task, Ti
@@ -105,6 +106,9 @@ def operator(call: Any) -> Any:
 # the input
 
 
+def of_anything(value: Any) -> None: ...
+
+
 def no_parameters() -> None:
     pass
 
@@ -121,7 +125,8 @@ def of_run(ds: str, run_id: str | None = None) -> None: ...
 @pytest.mark.parametrize(
     ("stub", "args", "kwargs", "made"),
     [
-        (no_parameters, (), {}, None),
+        (no_parameters, (), {}, NO_INPUT),
+        (of_anything, (None,), {}, None),
         (names_of, (["Ada"],), {}, ["Ada"]),
         (names_of, (), {"names": ["Ada"]}, ["Ada"]),
         (by_name, (), {"year": 2013}, {"year": 2013}),

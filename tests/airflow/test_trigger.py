@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -22,11 +23,12 @@ from airflow_provider_taskhub.errors import HubError, InputError, Throttled, Una
 from airflow_provider_taskhub.hooks.outputs import MAX_OUTPUT_BYTES
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook, settings_without_connection
 from airflow_provider_taskhub.hub.model import RecordState
+from airflow_provider_taskhub.hub.waiting.reasons import unreadable_history
 from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.triggers.settling import SETTLE
 from airflow_provider_taskhub.triggers.task_end import LARGEST_OUTPUT
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
-from airflow_provider_taskhub.triggers.watcher import IN_TURN, SOON
+from airflow_provider_taskhub.triggers.watcher import IN_TURN, SOON, WatchedInstance, Watcher
 from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from tests.airflow.fake import NOW, FakeHub, member, record
 
@@ -251,8 +253,6 @@ def test_an_end_that_is_another_one_meanwhile_is_left_to_a_worker(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch, fails_now: bool
 ) -> None:
     """Another client may rewind or start the instance again between the two readings of it."""
-    from airflow_provider_taskhub.triggers.watcher import Watcher
-
     airflow, ended = FakeXComs(monkeypatch), Watcher.ended
 
     async def changed(self: Watcher, instance_id: str) -> Any:
@@ -909,5 +909,26 @@ def test_a_connection_that_is_gone_is_reported(hub: FakeHub) -> None:
         event = await fired(waiting(taskhub_conn_id="gone"))
         assert event["reason"] == "unusable"
         assert "connection 'gone' does not exist" in event["message"]
+
+    play(scenario)
+
+
+def test_a_wait_that_ends_while_reasons_are_read_does_not_disturb_the_others(hub: FakeHub) -> None:
+    why = unreadable_history("stays", "a damaged row")
+
+    async def scenario() -> None:
+        clock = VirtualClock(asyncio.get_running_loop())
+        watcher = Watcher(lambda: nullcontext(), interval=timedelta(seconds=1), clock=clock)  # type: ignore[arg-type, return-value]
+        waits = {
+            name: WatchedInstance(instance_id=name, state=hub.put(name, Status.RUNNING)) for name in ("gone", "stays")
+        }
+        watcher._waits = {name: [wait] for name, wait in waits.items()}
+
+        async def waiting_of(states: Any, **_: Any) -> dict[str, Any]:
+            del watcher._waits["gone"]
+            return {state.instance_id: (why,) for state in states}
+
+        await watcher._explain_all(SimpleNamespace(admin=SimpleNamespace(waiting_of=waiting_of)))  # type: ignore[arg-type]
+        assert waits["stays"].whys == (why,)
 
     play(scenario)

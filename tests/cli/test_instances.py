@@ -83,6 +83,10 @@ def test_an_instance_is_started_with_a_version() -> None:
     assert "start flights_delays --version 3" in " ".join(taskhub("start", "--help").output.split())
 
 
+def test_the_input_null_is_another_thing_than_no_input() -> None:
+    assert [as_json("start", "o", *given)["input"] for given in ((), ("--input", "null"))] == [None, "null"]
+
+
 async def ended(path: Path, *instance_ids: str) -> None:
     async with SqliteStore(path) as store:
         for instance_id in instance_ids:

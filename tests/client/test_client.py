@@ -56,6 +56,11 @@ async def end(client: Client, instance_id: str) -> None:
     await merge(client, instance_id, RuntimeStatus="Completed")
 
 
+async def test_no_input_and_the_input_none_are_stored_differently(client: Client) -> None:
+    states = [await client.start("o"), await client.start("o", None), await client.start("o", 0)]
+    assert [state.input for state in states] == [None, "null", "0"]
+
+
 @pytest.mark.parametrize(("text", "operation"), ENDED, ids=[text for text, _ in ENDED])
 async def test_an_operation_that_does_not_fit_the_state_is_refused(
     client: Client, text: str, operation: Callable[[InstanceHandle], Awaitable[Any]]

@@ -25,6 +25,7 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import Execution, run
+from airflow_provider_taskhub.no_input import NO_INPUT
 
 START = Timestamp.parse("2026-11-21T08:00:00Z")
 INSTANCE = OrchestrationInstance(instance_id="play-1", execution_id="0123456789abcdef0123456789abcdef")
@@ -55,14 +56,15 @@ class Play:
     def start(
         self,
         name: str,
-        input: Any = None,
+        input: Any = NO_INPUT,
         *,
         tags: dict[str, str] | None = None,
         parent: ParentInstance | None = None,
         with_events: Sequence[HistoryEvent] = (),
     ) -> Episode:
+        text = None if input is NO_INPUT else dumps(input)
         started = ExecutionStarted(
-            timestamp=self.now, instance=self.instance, name=name, input=dumps(input), tags=tags, parent=parent
+            timestamp=self.now, instance=self.instance, name=name, input=text, tags=tags, parent=parent
         )
         return self.take(started, *with_events)
 

@@ -110,7 +110,7 @@ class Test_activities:
 
         play = Play(own)
         play.start("clean")
-        assert [getattr(o.event, "input", "") for o in play.outbound] == ["[]", "[null]", "[null]"]
+        assert [getattr(o.event, "input", "") for o in play.outbound] == ["[]", "[]", "[null]"]
 
     def test_a_large_input_is_in_the_message_only(self) -> None:
         own = App("own")
@@ -1033,6 +1033,68 @@ class Test_code:
         assert seen[0][0] == seen[1][0]
         assert len(set(seen[0][0].split())) == 2
         assert [replaying for _, replaying in seen] == [False, True]
+
+    @pytest.mark.parametrize("form", ["async def", "generator"])
+    @pytest.mark.parametrize("end", ["evicted", "terminated"])
+    def test_code_that_is_only_closed_has_no_effect(self, end: str, form: str) -> None:
+        lines: list[LogLine] = []
+        own_lines: list[str] = []
+        seen: list[bool] = []
+        own = App("own")
+
+        class Own:
+            def log(self, level: int, msg: object, /, *args: object, **kwargs: object) -> None:
+                own_lines.append(str(msg))
+
+        def close(ctx: OrchestrationContext) -> None:
+            ctx.logger.warning("closed")
+            ctx.create_replay_safe_logger(Own()).warning("closed")
+            ctx.set_custom_status("closed")
+            ctx.call_activity("clean")
+            ctx.wait_for_external_event("other")
+            ctx.continue_as_new(1)
+            seen.append(ctx.is_replaying)
+
+        if form == "async def":
+
+            @own.orchestrator
+            async def order(ctx: OrchestrationContext) -> str:
+                ctx.set_custom_status("open")
+                try:
+                    await ctx.wait_for_external_event("go")
+                finally:
+                    close(ctx)
+                return "ok"
+        else:
+
+            @own.orchestrator
+            def order(ctx: OrchestrationContext) -> Any:
+                ctx.set_custom_status("open")
+                try:
+                    yield ctx.wait_for_external_event("go")
+                finally:
+                    close(ctx)
+                return "ok"
+
+        live = Execution(Registry.of([own]), (), instance=INSTANCE, log=lines.append)
+        start = ExecutionStarted(timestamp=START, instance=INSTANCE, name="order")
+        live.advance([start], now=START)
+        if end == "evicted":
+            live.close()
+            assert seen == [True]
+            episode = live.advance([EventRaised(timestamp=START, name="other")], now=START)
+        else:
+            episode = live.advance([ExecutionTerminated(timestamp=START, input="enough")], now=START)
+            assert seen == [True]
+            assert [event.event_type.name for event in episode.history][-2:] == [
+                "ExecutionCompleted",
+                "OrchestratorCompleted",
+            ]
+            assert getattr(episode.history[-1], "taskhub_waits", None) is None
+        assert (episode.custom_status, episode.outbound, lines, own_lines) == ('"open"', (), [], [])
+        if end == "evicted":  # when the code really leaves the block, it says so once
+            live.advance([EventRaised(timestamp=START, name="go")], now=START)
+            assert ([line.message for line in lines], own_lines, seen) == (["closed"], ["closed"], [True, False])
 
     @pytest.mark.parametrize(
         ("given", "reads", "warned"), [("[1]", False, True), ("[1]", True, False), ("null", False, False)]

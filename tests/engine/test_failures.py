@@ -140,6 +140,49 @@ def test_the_errors_of_a_group_are_in_its_trace(recorded: Recorded) -> None:
     assert "KeyError: 'second'" in trace
 
 
+def test_a_group_of_one_error_counts_as_this_error(recorded: Recorded) -> None:
+    details = FailureDetails(error_type="OSError", error_message="no flights", is_non_retriable=True)
+    lost = TaskFailedError("no flights", name="load", details=details)
+    for error in (ExceptionGroup("unhandled errors in a TaskGroup", [lost]), BaseExceptionGroup("", [lost])):
+        failure = recorded(ExceptionGroup("outer", [error]) if isinstance(error, Exception) else error)
+        assert failure.error_type == "TaskFailedError"
+        assert failure.error_message == "activity 'load' failed: OSError: no flights"
+        assert (failure.inner_failure, failure.is_non_retriable) == (details, True)
+
+
+def test_a_group_of_several_errors_has_the_text_of_each(recorded: Recorded) -> None:
+    details = FailureDetails(error_type="OSError", error_message="no flights")
+    lost = TaskFailedError("no flights", name="load", details=details)
+    group = ExceptionGroup("in a TaskGroup", [ValueError("row 7"), ExceptionGroup("", [lost, Lost("x")])])
+    failure = recorded(group)
+    assert failure.error_type == "ExceptionGroup"
+    assert failure.error_message == (
+        f"3 errors: ValueError: row 7; activity 'load' failed: OSError: no flights; {__name__}.Lost: x"
+    )
+    assert failure.inner_failure is not None
+    assert (failure.inner_failure.error_type, failure.inner_failure.error_message) == ("ValueError", "row 7")
+    assert failure.is_non_retriable is False
+    assert recorded(ExceptionGroup("", [ValueError("x"), Final("y")])).is_non_retriable is True
+    many = recorded(ExceptionGroup("", [ValueError(str(number)) for number in range(9)])).error_message
+    assert many.startswith("9 errors: ValueError: 0; ")
+    assert many.endswith("ValueError: 4; and 4 more")
+
+
+def test_the_error_that_was_being_handled_is_kept_as_the_cause(recorded: Recorded) -> None:
+    def fail(*, suppressed: bool) -> None:
+        try:
+            raise OSError("no answer")
+        except OSError:
+            if suppressed:
+                raise ValueError("lost") from None
+            raise ValueError("lost")  # noqa: B904  # as users write it
+
+    for suppressed, kinds in ((False, ["ValueError", "OSError"]), (True, ["ValueError"])):
+        with pytest.raises(ValueError, match="lost") as caught:
+            fail(suppressed=suppressed)
+        assert [one.error_type for one in chain(recorded(caught.value))] == kinds
+
+
 def test_a_long_text_loses_its_middle(recorded: Recorded) -> None:
     failure = recorded(ValueError(f"begin{'x' * 1_000_000}end"))
     for text in (failure.error_message, failure.stack_trace or ""):

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
-from airflow_provider_taskhub.engine.events import FailureDetails, Status, SubOrchestrationInstanceFailed
+from airflow_provider_taskhub.engine.events import (
+    ExecutionTerminated,
+    FailureDetails,
+    Status,
+    SubOrchestrationInstanceFailed,
+)
 from airflow_provider_taskhub.engine.failures import failure_of, headline, place_of
 from tests.engine.play import Play
 
@@ -107,6 +112,47 @@ def test_the_secrets_of_a_failed_activity_of_another_language_are_masked_in_its_
     play.start("leaks")
     play.take(play.failed(play.outbound[0], "AccountKey=hunter2 is refused", error_type="OSError"))
     assert play.last.output == "activity 'load' failed: OSError: AccountKey=*** is refused"
+
+
+@pytest.mark.parametrize(("reason", "says"), [("by mistake", "by mistake"), (None, "nobody has given a reason")])
+def test_a_terminated_child_says_so_and_why_in_the_error_of_its_parent(reason: str | None, says: str) -> None:
+    play = Play(app)
+    play.start("yearly")
+    child = Play(app, instance=play.outbound[0].target)
+    child.take(play.outbound[0].event)
+    child.take(ExecutionTerminated(timestamp=child.now, input=reason))
+    play.take(child.outbound[-1].event)
+    failure = ended(play)
+    assert failure.error_message == f"child orchestration 'monthly' failed: Terminated: {says}"
+    assert failure.inner_failure is not None
+    assert (failure.inner_failure.error_type, failure.inner_failure.error_message) == ("Terminated", says)
+
+
+def test_the_place_of_a_group_is_that_of_its_first_error() -> None:
+    def first() -> None:
+        raise ValueError("row 7")
+
+    def group() -> None:
+        errors = []
+        for one in (first, second):
+            try:
+                one()
+            except ValueError as error:
+                errors.append(error)
+        raise ExceptionGroup("two", errors)
+
+    def second() -> None:
+        raise ValueError("row 8")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        group()
+    assert str(place_of(failure_of(caught.value))).endswith(", in first")
+    printed = FailureDetails(  # as a worker of an earlier version has stored it
+        error_type="jobs.Many",
+        error_message="two",
+        stack_trace='  + Exception Group Traceback (most recent call last):\n  |   File "a.py", line 3, in group\n',
+    )
+    assert place_of(printed) == "a.py:3, in group"
 
 
 def test_the_place_of_a_failure_is_the_last_frame_of_the_users_code() -> None:

@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from typing_extensions import TypedDict
 
+from airflow_provider_taskhub import testing
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.codec import dumps
 from airflow_provider_taskhub.engine.events import ExecutionStarted, FailureDetails, Status
@@ -16,6 +17,7 @@ from airflow_provider_taskhub.engine.failures import failure_of
 from airflow_provider_taskhub.engine.inputs import input_arguments
 from airflow_provider_taskhub.engine.replay import run
 from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.workers.executors.child.invocation import arguments
 from tests.engine.play import INSTANCE, START, Play
 
@@ -116,16 +118,71 @@ def failure(play: Play) -> FailureDetails:
     return play.last.completed.failure
 
 
-@pytest.mark.parametrize("given", [None, 0, 5])
-def test_an_orchestrator_without_input_runs_with_its_default(given: int | None) -> None:
+@pytest.mark.parametrize(("given", "output"), [(NO_INPUT, "7"), (0, "0"), (5, "5")])
+def test_an_orchestrator_without_input_runs_with_its_default(given: Any, output: str) -> None:
     play = Play(app)
     play.start("naughty", given)
-    assert (play.last.status, play.last.output) == (Status.COMPLETED, "7" if given is None else str(given))
+    assert (play.last.status, play.last.output) == (Status.COMPLETED, output)
+
+
+@pytest.mark.parametrize(("given", "limit"), [(NO_INPUT, 100), (None, None), (5, 5)])
+def test_an_explicit_none_is_none_for_starts_children_and_activities(given: Any, limit: int | None) -> None:
+    own = App("own")
+
+    @own.activity
+    def take(limit: int | None = 100) -> int | None:
+        return limit
+
+    @own.orchestrator
+    async def child(ctx: OrchestrationContext, limit: int | None = 100) -> list[int | None]:
+        return [limit, await ctx.call_activity(take, given)]
+
+    @own.orchestrator
+    async def parent(ctx: OrchestrationContext, limit: int | None = 100) -> Any:
+        return [limit, *await ctx.call_sub_orchestrator(child, given)]
+
+    assert testing.run(parent, given, app=own) == [limit, limit, limit]
+
+
+@pytest.mark.parametrize(("given", "output"), [(NO_INPUT, "7"), (None, "null")])
+def test_a_new_generation_gets_the_none_that_it_was_given(given: Any, output: str) -> None:
+    own = App("own")
+
+    @own.orchestrator
+    async def again(ctx: OrchestrationContext, n: int | None = 7) -> int | None:
+        if n == 1:
+            ctx.continue_as_new() if given is NO_INPUT else ctx.continue_as_new(given)
+        return n
+
+    play = Play(own)
+    play.start("again", 1)
+    assert play.last.output == output
+
+
+def test_an_activity_that_is_started_by_itself_gets_the_input_of_its_instance() -> None:
+    own = App("own")
+
+    @own.activity(standalone=True)
+    def take(limit: int | None = 100) -> int | None:
+        return limit
+
+    assert [testing.run("take", app=own), testing.run("take", None, app=own)] == [100, None]
+
+
+def test_a_none_that_does_not_fit_is_refused_but_not_in_a_replay() -> None:
+    fresh = Play(app)
+    fresh.start("naughty", None)
+    assert failure(fresh).error_message == "input of orchestrator 'naughty' does not fit int: value: None is not an int"
+
+    def function(n: int = 7) -> None: ...
+
+    # earlier versions have written "no input" as null, and their instances must go on
+    assert input_arguments(function, "n", int, None, what="input", recorded=True) == ()
 
 
 def test_an_activity_and_a_child_without_input_run_with_their_defaults() -> None:
     assert arguments(app.activities["load"], None) == ()
-    assert arguments(app.activities["load"], "[null]") == ()
+    assert arguments(app.activities["load"], "[]") == ()
     assert arguments(app.activities["load"], "[0]") == (0,)
     play = Play(app)
     play.start("asks")

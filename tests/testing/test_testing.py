@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 import warnings
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +17,11 @@ from airflow_provider_taskhub.errors import ConfigurationError, OrchestrationErr
 from airflow_provider_taskhub.testing import Event, run
 
 app = App("tested", version="1")
+
+
+@dataclass(frozen=True)
+class Order:
+    number: int
 
 
 @app.activity
@@ -72,6 +78,29 @@ def test_activities_declared_and_replaced() -> None:
     assert run(doubles, 4, app=app) == [0, 2, 4, 6]
     assert run(doubles, 4, app=app, activities={"double": lambda x: -x}) == [0, -1, -2, -3]
     assert run("doubles", "2", app=app) == [0, 2], "an input is decoded by its annotation"
+
+
+def test_a_replacement_gets_what_the_activity_itself_gets() -> None:
+    own, got = App("own"), []
+
+    @own.activity
+    def load(order: Order = Order(7)) -> Order:  # a frozen dataclass
+        raise NotImplementedError
+
+    @own.orchestrator
+    async def both(ctx: OrchestrationContext) -> list[int]:
+        orders = [await ctx.call_activity(load, Order(3)), await ctx.call_activity(load)]
+        return [order.number for order in orders] + [await ctx.call_activity("theirs", Order(5))]
+
+    def replacement(order):  # type: ignore[no-untyped-def]
+        got.append(order)
+        return order
+
+    def theirs(order: Order) -> int:
+        return order.number
+
+    assert run(both, app=own, activities={"load": replacement, "theirs": theirs}) == [3, 7, 5]
+    assert got == [Order(3), Order(7)]
 
 
 def test_a_month_of_waiting_is_not_lived_through_and_ends_as_written() -> None:

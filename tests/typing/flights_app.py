@@ -77,8 +77,8 @@ async def one_month(ctx: OrchestrationContext, month: int) -> dict[str, float]:
     rows = await ctx.call_activity(count_rows, month)
     assert_type(rows, int)
     found = await ctx.call_activity(delays, month)
-    assert_type(found, Any)  # a dataclass comes back as a dict
-    return {"rows": float(rows), "minutes": found["minutes"]}
+    assert_type(found, Delays)
+    return {"rows": float(rows), "minutes": found.minutes}
 
 
 @app.orchestrator
@@ -87,6 +87,10 @@ async def flights_delays(ctx: OrchestrationContext, job: Job) -> dict[str, float
     assert_type(await ctx.call_activity(clean), None)
     assert_type(await ctx.call_activity(vacuum), bool)
     assert_type(await ctx.call_activity("by_name", 3), Any)
+    assert_type(await ctx.call_activity("by_name", 3, result_type=Delays), Delays)
+    assert_type(await ctx.call_activity("by_name", result_type=list[Delays]), list[Delays])
+    assert_type(await ctx.call_activity(list_months, job.year, result_type=tuple[int, ...]), tuple[int, ...])
+    assert_type(await ctx.call_sub_orchestrator("by_name", result_type=Delays), Delays)
 
     calls = [ctx.call_activity(count_rows, month, retry=RETRY, tags={"of": "year"}) for month in job.months]
     assert_type(await ctx.when_all(calls), list[int])

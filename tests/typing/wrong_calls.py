@@ -9,7 +9,7 @@ from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
 from airflow_provider_taskhub.sensors.taskhub import TaskHubSensor
 from airflow_provider_taskhub.testing import Event, run
-from tests.typing.flights_app import Job, count_rows, flights_delays, list_months, one_month, publish
+from tests.typing.flights_app import Delays, Job, count_rows, flights_delays, list_months, one_month, publish
 
 app = App("wrong", version=3)  # refused: "version" to "App" has incompatible type "int"
 RetryPolicy(max_attempts="3")  # refused: "max_attempts" to "RetryPolicy" has incompatible type "str"
@@ -32,6 +32,9 @@ async def wrong(ctx: OrchestrationContext) -> None:
     ctx.create_timer(60)  # refused: "create_timer" of "OrchestrationContext" has incompatible type "int"
     ctx.send_event("f-1", 3)  # refused: "send_event" of "OrchestrationContext" has incompatible type "int"
     ctx.when_all([1, 2])  # refused: "when_all" of "OrchestrationContext" has incompatible type "list[int]"
+    ctx.call_activity(list_months, "2013", result_type=int)  # refused: No overload variant
+    delay = await ctx.call_activity("delays", 1, result_type=Delays)
+    print(delay.hours)  # refused: "Delays" has no attribute "hours"
     rows = await ctx.call_activity(count_rows, 1)
     rows.upper()  # refused: "int" has no attribute "upper"
     url = await ctx.call_activity(publish, {})

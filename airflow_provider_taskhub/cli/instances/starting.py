@@ -28,11 +28,14 @@ from airflow_provider_taskhub.hub.model import (
     InstanceState,
     StartPolicy,
 )
+from airflow_provider_taskhub.no_input import NO_INPUT
 
 
 def start(
     orchestrator: Annotated[str, typer.Argument(help="Name that the app of a worker declares.")],
-    input: Annotated[str | None, typer.Option("--input", help="Input of the instance: one JSON value.")] = None,
+    input: Annotated[
+        str | None, typer.Option("--input", help="Input of the instance: one JSON value. Without it: no input.")
+    ] = None,
     instance_id: Annotated[
         str | None, typer.Option("--id", help="Id of the instance. Default: a new random id.")
     ] = None,
@@ -65,7 +68,7 @@ def start(
     async def work(client: Client) -> InstanceState:
         state = await client.start(
             orchestrator,
-            value_of(input, "--input"),
+            NO_INPUT if input is None else value_of(input, "--input"),
             instance_id=instance_id,
             version=version,
             tags=tags_of(tag),

@@ -12,6 +12,7 @@ from airflow_provider_taskhub.engine.inputs import input_arguments
 from airflow_provider_taskhub.engine.references import Reference, is_frame, opened
 from airflow_provider_taskhub.engine.registry import ActivityDefinition
 from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.no_input import NO_INPUT
 
 _BY_REFERENCE = "write the data, for example with publish(), and return Reference(path, rows=…)"
 
@@ -21,8 +22,8 @@ def arguments(definition: ActivityDefinition, text: str | None) -> tuple[Any, ..
 
     The Spark session of a Spark activity is not in the result; the caller adds it. References are not opened yet.
 
-    :param text: the input as DurableTask stores it, a JSON array of one argument. None, ``[]`` and ``[null]`` mean that
-        there is no input.
+    :param text: the input as DurableTask stores it, a JSON array of one argument. None and ``[]`` mean that there is no
+        input; ``[null]`` is the input None.
     :raises InputError: if the function cannot take this input. The text names the activity.
     """
     what = f"input of activity {definition.name!r}"
@@ -31,9 +32,9 @@ def arguments(definition: ActivityDefinition, text: str | None) -> tuple[Any, ..
         values = [values]
     if len(values) > 1:
         raise InputError(f"{what} has {len(values)} arguments: an activity takes exactly one; pass one object instead")
-    value = values[0] if values else None
+    value = values[0] if values else NO_INPUT
     if not definition.takes_input:
-        if value is not None:
+        if value is not None and value is not NO_INPUT:
             raise InputError(f"{what} is {dumps(value)[:100]}, but its function has no parameter for it")
         return ()
     assert definition.parameter is not None
@@ -72,7 +73,7 @@ def result_text(definition: ActivityDefinition, value: Any, limit: int) -> bytes
     what = f"result of activity {definition.name!r}"
     if is_frame(type(value)):
         raise InputError(f"{what} is a DataFrame, whose rows are still in Spark: {_BY_REFERENCE}")
-    text = dumps(value, what=what).encode()
+    text = dumps(value, definition.result_annotation, what=what).encode()
     if len(text) > limit:
         raise InputError(
             f"{what} is {len(text):,} bytes of JSON: at most {limit:,}. "

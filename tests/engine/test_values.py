@@ -1,0 +1,323 @@
+"""Values on their way through a hub: what keeps its meaning, and what is refused with its path."""
+
+from __future__ import annotations
+
+import decimal
+import enum
+import uuid
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from pydantic import AwareDatetime, BaseModel, NaiveDatetime
+from typing_extensions import TypedDict
+
+from airflow_provider_taskhub import testing
+from airflow_provider_taskhub.app import App, OrchestrationContext
+from airflow_provider_taskhub.codec import decode, dumps, loads
+from airflow_provider_taskhub.engine.events import TaskCompleted
+from airflow_provider_taskhub.engine.registry import result_annotation_of
+from airflow_provider_taskhub.errors import InputError, OrchestrationError
+from tests.engine.play import Play
+
+pd: Any = pytest.importorskip("pandas")
+NOON = datetime(2026, 12, 1, 12)
+FRAME = pd.DataFrame({"x": [1, 2]})
+
+
+class Row(NamedTuple):
+    a: int
+    b: str
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+@dataclass
+class Totals:
+    amount: decimal.Decimal
+    by_year: dict[int, str] = field(default_factory=dict)
+    at: datetime = NOON
+
+
+class Model(BaseModel):
+    at: datetime
+    more: list[Model] = []
+
+
+class Typed(TypedDict):
+    at: datetime
+
+
+# results
+
+
+def declared(annotation: Any, value: Any) -> Any:
+    """What an orchestrator gets from an activity that declares this type."""
+    own, got = App("own"), []
+
+    def give() -> Any:
+        return value
+
+    give.__annotations__["return"] = annotation
+    own.activity(give)
+
+    @own.orchestrator
+    async def get(ctx: OrchestrationContext) -> None:
+        got.append(await ctx.call_activity("give"))
+
+    testing.run(get, app=own)
+    return got[-1]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (Totals, Totals(decimal.Decimal("1.10"), {2025: "a"}, NOON.replace(tzinfo=UTC))),
+        (list[Totals] | None, [Totals(decimal.Decimal(1), at=NOON.replace(tzinfo=UTC))]),
+        (Row, Row(1, "x")),
+        (list[Row], [Row(1, "x")]),
+        (decimal.Decimal, decimal.Decimal("1.10")),
+        (dict[int, str], {2025: "a"}),
+        (dict[date, int], {date(2026, 1, 2): 3}),
+        (dict[Color, int], {Color.RED: 3}),
+        (set[int], {10, 9}),
+        (tuple[int, str], (1, "x")),
+        (uuid.UUID, uuid.UUID(int=7)),
+        (Color, Color.RED),
+        (timedelta, timedelta(hours=3)),
+        (datetime, NOON.replace(tzinfo=UTC)),
+        (bytes, b"text"),
+        (None, None),
+    ],
+    ids=str,
+)
+def test_a_result_comes_back_as_its_declared_type(annotation: Any, value: Any) -> None:
+    found = declared(annotation, value)
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_a_type_that_no_value_can_be_decoded_to_leaves_plain_json() -> None:
+    assert declared("Nowhere", {"a": 1}) == {"a": 1}
+    assert declared(pd.DataFrame, [1]) == [1]
+    assert declared(Generator[int, None, None], [1]) == [1]
+    assert declared(Any, (1, 2)) == [1, 2]
+
+
+def test_a_child_is_decoded_by_its_declared_type_and_by_the_type_of_the_call() -> None:
+    own, got = App("own"), []
+
+    @own.orchestrator
+    async def child(ctx: OrchestrationContext) -> Totals:
+        return Totals(decimal.Decimal("1.10"))
+
+    @own.orchestrator
+    def old(ctx: OrchestrationContext) -> Generator[Any, Any, Totals]:
+        yield ctx.create_timer(timedelta(0))
+        return Totals(decimal.Decimal("2.20"))
+
+    @own.orchestrator
+    async def parent(ctx: OrchestrationContext) -> None:
+        for given in (child, "child", old, "old"):
+            got.append((await ctx.call_sub_orchestrator(given)).amount)
+        got.append(await ctx.call_sub_orchestrator("child", result_type=dict[str, Any]))
+        got.append((await ctx.call_activity("theirs", result_type=Totals)).amount)
+        got.extend(one.amount for one in await ctx.when_all([ctx.call_sub_orchestrator(child)]))
+
+    testing.run(parent, app=own, activities={"theirs": lambda: {"amount": "3.30"}})
+    assert got[:4] == [decimal.Decimal(one) for one in ("1.10", "1.10", "2.20", "2.20")]
+    assert got[4]["amount"] == "1.10"
+    assert got[5:] == [decimal.Decimal("3.30"), decimal.Decimal("1.10")]
+
+
+def test_a_result_that_does_not_fit_raises_where_it_is_awaited() -> None:
+    own = App("own")
+
+    @own.activity
+    def give() -> Totals:
+        return {"amount": "much"}  # type: ignore[return-value]
+
+    @own.orchestrator
+    async def get(ctx: OrchestrationContext) -> Any:
+        call = ctx.call_activity(give)
+        first = await ctx.when_any([call])
+        assert (first.is_complete, first.is_failed, type(first.get_exception())) == (True, True, InputError)
+        try:
+            await ctx.when_all([call])
+        except InputError as error:
+            return str(error)
+
+    text = "result of activity 'give' does not fit Totals: value.amount: 'much' is not a number"
+    assert testing.run(get, app=own) == text
+
+
+def test_a_result_that_nobody_looks_at_is_not_decoded() -> None:
+    """A history of an earlier version may have results that do not fit, and code that does not mind."""
+    own = App("own")
+
+    @own.activity
+    def give() -> Totals:
+        raise NotImplementedError
+
+    @own.orchestrator
+    async def waits(ctx: OrchestrationContext) -> str:
+        await ctx.when_any([ctx.call_activity(give)])
+        return "done"
+
+    play = Play(own)
+    play.start("waits")
+    sent = play.outbound[0]
+    play.take(
+        TaskCompleted(
+            timestamp=play.now, task_scheduled_id=sent.event.event_id, result="7", taskhub_action_id=sent.action_id
+        )
+    )
+    assert play.last.output == '"done"'
+
+
+def test_a_type_of_a_call_that_cannot_be_decoded_to_is_refused_at_the_call() -> None:
+    own = App("own")
+
+    @own.orchestrator
+    async def get(ctx: OrchestrationContext) -> None:
+        await ctx.call_activity("give", result_type=pd.DataFrame)
+
+    with pytest.raises(OrchestrationError, match="result_type of activity 'give': values cannot be decoded"):
+        testing.run(get, app=own)
+
+
+def test_an_annotation_is_resolved_once() -> None:
+    def give() -> Totals: ...  # type: ignore[empty-body]
+
+    assert result_annotation_of(give) is Totals
+
+
+# what JSON has
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Row(1, "x"), '{"a":1,"b":"x"}'),
+        ([Row(1, "x")], '[{"a":1,"b":"x"}]'),
+        ({"a": {"rows": FRAME["x"].sum()}}, '{"a":{"rows":3}}'),
+        (np.bool_(True), "true"),
+        (np.float32(1.5), "1.5"),
+        (np.str_("x"), '"x"'),
+        (np.datetime64("2026-01-02T03:04:05"), '"2026-01-02T03:04:05"'),
+        (pd.Timestamp("2026-01-02"), '"2026-01-02T00:00:00"'),
+        (pd.Timestamp(1), '"1970-01-01T00:00:00.000000001"'),
+        ({"b", "a"}, '["a","b"]'),
+        ({10, 9}, "[9,10]"),
+        ({"a", 1}, '["a",1]'),
+        ({"k": Color.RED}, '{"k":"red"}'),
+        (decimal.Decimal("1.10"), '"1.10"'),
+        (Totals(decimal.Decimal(1), {2025: "a"}), '{"amount":"1","by_year":{"2025":"a"},"at":"2026-12-01T12:00:00"}'),
+        (FRAME.to_dict("records"), '[{"x":1},{"x":2}]'),
+    ],
+    ids=str,
+)
+def test_values_are_written_with_their_meaning(value: Any, text: str) -> None:
+    assert dumps(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ({"a": [{"mean": float("nan")}]}, "value.a[0].mean is NaN"),
+        ({"a": [{"mean": np.float64("nan")}]}, "value.a[0].mean is NaN"),
+        ([0.5, float("-inf")], "value[1] is -Infinity"),
+        (Totals(decimal.Decimal("NaN")), "value.amount is NaN"),
+        ({"a": pd.NaT}, "value.a is NaT"),
+        ({"a": np.datetime64("NaT")}, "value.a is NaT"),
+        ([pd.NA], "value[0] is <NA>"),
+        ({"a": np.array([1])}, "value.a is of type numpy.ndarray: give a list"),
+        ({"a": FRAME}, 'value.a is of type pandas.DataFrame: give a list of objects, such as its .to_dict("records")'),
+        ([range(3)], "value[0] is of type range: give a list"),
+        ({"a": b"\xff"}, "value.a is of type bytes: give a text"),
+        ({"a": [Row(1, object())]}, "value.a[0].b is of type object"),  # type: ignore[arg-type]
+        ({2025: "a"}, "value has the key 2025 of type int"),
+        (FRAME.to_dict(), "value.x has the key 0 of type int"),
+        ({(1, 2): 3}, "value has the key (1, 2) of type tuple"),
+        ([Totals(decimal.Decimal(1), {1.5: "a"})], "value[0].by_year has the key 1.5 of type float"),  # type: ignore[dict-item]
+    ],
+    ids=str,
+)
+def test_what_json_does_not_have_is_refused_with_its_path(value: Any, says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        dumps(value, what="result of activity 'give'")
+    assert f"result of activity 'give' of type {type(value).__name__} cannot be written as JSON: {says}" in str(
+        caught.value
+    )
+
+
+def test_a_key_is_kept_where_the_declared_type_makes_it_again() -> None:
+    assert dumps({2025: "a"}, dict[int, str]) == '{"2025":"a"}'
+    for annotation in (dict, dict[str, str], Any, None):
+        with pytest.raises(InputError, match="the key 2025 of type int"):
+            dumps({2025: "a"}, annotation)
+
+
+def test_a_value_that_contains_itself_is_refused() -> None:
+    value: list[Any] = [object]
+    value.append(value)
+    with pytest.raises(InputError, match="contains itself"):
+        dumps({"a": value[1:]})
+
+
+def test_an_input_with_keys_of_its_type_reaches_its_function() -> None:
+    own = App("own")
+
+    @own.activity
+    def names(by_year: dict[int, str]) -> list[int]:
+        return [*by_year]
+
+    @own.orchestrator
+    async def get(ctx: OrchestrationContext, by_year: dict[int, str]) -> list[int]:
+        return [*by_year, *await ctx.call_activity(names, by_year)]
+
+    assert testing.run(get, {2025: "a"}, app=own) == [2025, 2025]
+
+
+# times
+
+
+@pytest.mark.parametrize(
+    "annotation", [datetime, datetime | None, str | datetime, list[datetime], dict[str, datetime], Typed, Totals, Model]
+)
+def test_a_time_without_a_zone_is_utc(annotation: Any) -> None:
+    text = "2026-12-01T12:00:00"
+    one = {"at": text, "amount": 1} if annotation is Totals else {"at": text}
+    shapes = {list[datetime]: [text], dict[str, datetime]: {"at": text}, Typed: one, Totals: one, Model: one}
+    found = decode(shapes.get(annotation, text), annotation)
+    found = found[0] if isinstance(found, list) else found["at"] if isinstance(found, dict) else found
+    if annotation == str | datetime:
+        assert found == text, "a text that fits a text stays one"
+    else:
+        assert getattr(found, "at", found) == NOON.replace(tzinfo=UTC)
+
+
+def test_models_inside_of_models_and_types_with_a_rule_of_their_own() -> None:
+    text = "2026-12-01T12:00:00"
+    assert decode({"at": text, "more": [{"at": text}]}, Model).more[0].at.tzinfo is UTC
+    assert decode(text, NaiveDatetime).tzinfo is None
+    with pytest.raises(InputError):
+        decode(text, AwareDatetime)
+    assert decode("2026-12-01T12:00:00+05:30", datetime).utcoffset() == timedelta(hours=5, minutes=30)
+
+
+def test_inputs_and_events_can_be_compared_with_the_time_of_the_orchestrator() -> None:
+    own = App("own")
+
+    @own.orchestrator
+    async def until(ctx: OrchestrationContext, at: datetime) -> list[bool]:
+        raised = await ctx.wait_for_external_event("at", datetime)
+        return [ctx.current_utc_datetime < at, ctx.current_utc_datetime < raised, ctx.get_input(datetime) == at]
+
+    events = [testing.Event(name="at", data=NOON.replace(year=2100))]
+    assert testing.run(until, NOON.replace(year=2100), app=own, events=events) == [True, True, True]
+    assert loads(dumps(NOON)) == "2026-12-01T12:00:00"
