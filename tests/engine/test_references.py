@@ -154,7 +154,7 @@ def test_an_orchestration_hands_references_from_one_activity_to_the_next() -> No
     @app.orchestrator
     async def whole(ctx: OrchestrationContext, numbers: list[int]) -> list[str]:
         months = [await ctx.call_activity(month, number) for number in numbers]
-        assert [one["rows"] for one in months] == numbers
+        assert [one.rows for one in months] == numbers
         return await ctx.call_activity(year, months)
 
     assert run(whole, [1, 2], app=app, spark=Reader()) == ["parquet /months/1 {}", "parquet /months/2 {}"]

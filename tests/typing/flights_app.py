@@ -87,10 +87,6 @@ async def flights_delays(ctx: OrchestrationContext, job: Job) -> dict[str, float
     assert_type(await ctx.call_activity(clean), None)
     assert_type(await ctx.call_activity(vacuum), bool)
     assert_type(await ctx.call_activity("by_name", 3), Any)
-    assert_type(await ctx.call_activity("by_name", 3, result_type=Delays), Delays)
-    assert_type(await ctx.call_activity("by_name", result_type=list[Delays]), list[Delays])
-    assert_type(await ctx.call_activity(list_months, job.year, result_type=tuple[int, ...]), tuple[int, ...])
-    assert_type(await ctx.call_sub_orchestrator("by_name", result_type=Delays), Delays)
 
     calls = [ctx.call_activity(count_rows, month, retry=RETRY, tags={"of": "year"}) for month in job.months]
     assert_type(await ctx.when_all(calls), list[int])
@@ -117,6 +113,15 @@ async def flights_delays(ctx: OrchestrationContext, job: Job) -> dict[str, float
         url = ""
     ctx.set_custom_status({"published": url})
     return months[0]
+
+
+@app.orchestrator
+async def with_types_of_the_calls(ctx: OrchestrationContext, year: int) -> None:
+    assert_type(await ctx.call_activity("delays", 3, result_type=Delays), Delays)
+    assert_type(await ctx.call_activity("all_delays", result_type=list[Delays]), list[Delays])
+    assert_type(await ctx.call_activity(list_months, year, result_type=tuple[int, ...]), tuple[int, ...])
+    assert_type(await ctx.call_sub_orchestrator("worst", result_type=Delays), Delays)
+    assert_type(await ctx.call_sub_orchestrator(one_month, 3, result_type=Delays), Delays)
 
 
 @app.orchestrator

@@ -32,7 +32,7 @@ async def wrong(ctx: OrchestrationContext) -> None:
     ctx.create_timer(60)  # refused: "create_timer" of "OrchestrationContext" has incompatible type "int"
     ctx.send_event("f-1", 3)  # refused: "send_event" of "OrchestrationContext" has incompatible type "int"
     ctx.when_all([1, 2])  # refused: "when_all" of "OrchestrationContext" has incompatible type "list[int]"
-    ctx.call_activity(list_months, "2013", result_type=int)  # refused: No overload variant
+    ctx.call_activity(list_months, "2013", result_type=int)  # refused: incompatible type "Callable[[int], list[int]]"
     delay = await ctx.call_activity("delays", 1, result_type=Delays)
     print(delay.hours)  # refused: "Delays" has no attribute "hours"
     rows = await ctx.call_activity(count_rows, 1)
