@@ -103,7 +103,7 @@ def _is_same(recorded: Any, decided: Any) -> bool:
 
 def _shown(event: HistoryEvent, text: str | None) -> str:
     what = "the data" if isinstance(event, EventSent) else "the input"
-    if text is None:
+    if text is None or (isinstance(event, TaskScheduled) and text == "[]"):
         return "no input"
     shown = text
     if isinstance(event, TaskScheduled):

@@ -174,7 +174,7 @@ def test_the_same_inputs_and_receivers_go_on_also_with_other_versions_and_tags()
         ),
         ({"load": 1}, "as action 4 with another input, which is longer than the history keeps,", "the input 1"),
         ({"none": {"input": 1}}, "as action 5 with no input,", "the input 1"),
-        ({"plain": [1]}, "as action 6 with the input null,", "the input 1"),
+        ({"plain": [1]}, "as action 6 with no input,", "the input 1"),
     ],
 )
 def test_another_input_child_id_or_receiver_than_in_the_history_fails_with_both_values(
