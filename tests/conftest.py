@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -80,6 +81,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         _now = None
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name a test that has failed at once: a run takes minutes, and pytest names it only at the end."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\nFAILED {report.nodeid}", flush=True)
 
 
 def _refuse(event: str, arguments: tuple[object, ...]) -> None:
