@@ -332,7 +332,8 @@ async def test_a_suspect_does_not_wait_for_an_executor_that_does_not_come(
     module.write_text("from tests.workers.apps import app\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     pool = await make_pool(apps=["fragile_app:app"], processes=2)
-    module.write_text("raise RuntimeError('edited badly')\n")
+    # Another size than before: Python takes a module of the same second and size from its cache.
+    module.write_text("raise RuntimeError('this module was edited badly')\n")
     assert (await pool.run(request("crash", "exit"))).crashed
     async with asyncio.timeout(PATIENCE):
         assert (await pool.run(request("greet", "x", alone=True))).executor == "plain-2.1"
