@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -185,6 +186,29 @@ async def test_a_cancelled_caller_leaves_the_writer_well(
         foreign.execute("ROLLBACK")
         await asyncio.wait(waiting)
     assert await store.count("abc") == 2
+
+
+async def test_the_writer_leaves_the_lock_free_after_another_connection_has_committed(
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a busy process takes the lock again before others try. Without other writers, it loses no time."""
+    pauses: list[float] = []
+    # no time passes between two transactions, as under load
+    monkeypatch.setattr(writer_thread, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=pauses.append))
+
+    async def put(count: int) -> None:
+        for _ in range(count):  # the thread pauses after the answer, and before the next transaction
+            await store.execute(PutMessage(queue="abc", text="x"))
+
+    await put(3)
+    pauses.clear()
+    await put(3)
+    assert pauses == []
+    with sqlite3.connect(path, isolation_level=None) as foreign:
+        foreign.execute("CREATE TABLE elsewhere (value)")
+    await put(3)
+    (pause,) = pauses
+    assert 0 < pause <= writer_thread.COURTESY
 
 
 async def test_a_full_disk_is_told_and_survived(store: SqliteStore, path: Path) -> None:
