@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -68,6 +68,7 @@ def run(*, everything: bool) -> int:
             if report.exists()
             for case in ElementTree.parse(report).iter("testcase")
         ]
+    print("tests and minutes by folder:", *by_folder(cases), sep="\n")
     print(f"the {SLOWEST} slowest tests, in seconds:", *slowest(cases), sep="\n")
     for group, status in statuses.items():
         if status not in (0, 1):  # 1: a test has failed, which the numbers say
@@ -76,6 +77,18 @@ def run(*, everything: bool) -> int:
     SUMMARY.write_text(line + "\n", encoding="utf-8")
     print(line)
     return max(map(abs, statuses.values()))
+
+
+def by_folder(cases: Sequence[ElementTree.Element]) -> Sequence[str]:
+    """Return a line for each folder of tests, the slowest first. The minutes are those of one process of pytest."""
+    tests = Counter[str]()
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for case in cases:
+        folder = "/".join(str(case.get("classname")).split(".")[:2])
+        tests[folder] += 1
+        seconds[folder] += float(case.get("time", 0))
+    order = sorted(seconds, key=lambda folder: -seconds[folder])
+    return [f"{seconds[folder] / 60:8.1f}  {tests[folder]:5,}  {folder}" for folder in order]
 
 
 def slowest(cases: Sequence[ElementTree.Element]) -> Sequence[str]:

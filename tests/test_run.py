@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from tests.run import SLOWEST, slowest, summary
+from tests.run import SLOWEST, by_folder, slowest, summary
 
 REPORT = """
 <testsuites><testsuite>
@@ -29,3 +29,7 @@ def test_the_slowest_tests_come_first() -> None:
         ["0.5", "tests.b::test_three"],
     ]
     assert len(slowest(CASES * 20)) == SLOWEST
+
+
+def test_folders_have_their_tests_and_minutes() -> None:
+    assert [line.split() for line in by_folder(CASES * 2)] == [["2.4", "4", "tests/a"], ["0.0", "2", "tests/b"]]
