@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from airflow_provider_taskhub.demo import spark_servers
 from airflow_provider_taskhub.settings import SparkSettings
@@ -33,8 +34,9 @@ async def spark_pool(master: str, *, logs: Logs | None = None, **more: Any) -> A
         await pool.stop(timedelta(0))
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pool() -> AsyncIterator[ExecutorPool]:
+    """One Spark for the tests of a module. They run in the module's event loop, and leave the executor alive."""
     async with spark_pool("local[2]", warm=True) as pool:
         yield pool
 

@@ -1,6 +1,6 @@
 """Spark activities in a real executor with a real, warm Spark: apart from each other, cancelled, and not to be stopped.
 
-Few tests with many assertions, since each starts a JVM.
+A Spark takes many seconds to start, so tests share one unless they kill or configure it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, Exec
 from tests.spark.conftest import APP, spark_pool
 from tests.waiting import PATIENCE, until_async
 from tests.workers.conftest import Logs, alive, request, started
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def spark(name: str, *arguments: object, **more: Any) -> ActivityRequest:
@@ -179,29 +181,31 @@ async def test_the_python_worker_of_a_cancelled_job_ends_at_once_if_no_neighbour
             await run
 
 
-async def test_a_dead_jvm_is_a_crash_and_a_dead_executor_takes_its_jvm_along(
-    pool: ExecutorPool, tmp_path: pathlib.Path
-) -> None:
+@pytest.mark.process
+async def test_a_dead_jvm_is_a_crash_and_a_dead_executor_takes_its_jvm_along(tmp_path: pathlib.Path) -> None:
     """Also if the user's code notices the end of the JVM first, by an error of its connection."""
-    first, outcome = await asyncio.gather(*(pool.run(spark("kill_jvm", go_on, alone=True)) for go_on in (False, True)))
-    assert first.crashed
-    assert (first.executor, outcome.executor) == ("spark-2.1", "spark-2.2"), "suspects have no company"
-    assert (first.shared, outcome.shared) == (False, False)
-    assert outcome.crashed
-    assert outcome.failure is not None
-    assert "Spark's JVM was killed by signal 9; likely out of memory" in outcome.failure.error_message
-    jvm = value(await pool.run(spark("jvm")))
-    run = asyncio.create_task(pool.run(spark("endless", str(tmp_path))))
-    await until_async("a Python worker of Spark's runs the user's code", lambda: started(tmp_path, "endless"))
-    worker = int(started(tmp_path, "endless") or 0)
-    executor = os.getsid(jvm)
-    assert os.getpgid(worker) != executor, "PySpark's daemon has a group of its own"
-    assert alive(jvm)
-    assert alive(worker)
-    os.kill(executor, signal.SIGKILL)
-    assert (await run).crashed
-    assert not alive(jvm)
-    assert not alive(worker)
+    async with spark_pool("local[2]", warm=True) as pool:
+        first, outcome = await asyncio.gather(
+            *(pool.run(spark("kill_jvm", go_on, alone=True)) for go_on in (False, True))
+        )
+        assert first.crashed
+        assert (first.executor, outcome.executor) == ("spark-2.1", "spark-2.2"), "suspects have no company"
+        assert (first.shared, outcome.shared) == (False, False)
+        assert outcome.crashed
+        assert outcome.failure is not None
+        assert "Spark's JVM was killed by signal 9; likely out of memory" in outcome.failure.error_message
+        jvm = value(await pool.run(spark("jvm")))
+        run = asyncio.create_task(pool.run(spark("endless", str(tmp_path))))
+        await until_async("a Python worker of Spark's runs the user's code", lambda: started(tmp_path, "endless"))
+        worker = int(started(tmp_path, "endless") or 0)
+        executor = os.getsid(jvm)
+        assert os.getpgid(worker) != executor, "PySpark's daemon has a group of its own"
+        assert alive(jvm)
+        assert alive(worker)
+        os.kill(executor, signal.SIGKILL)
+        assert (await run).crashed
+        assert not alive(jvm)
+        assert not alive(worker)
 
 
 @pytest.mark.process
