@@ -30,11 +30,13 @@ SHARED = f"{os.getpid()} shared"
 PATIENCE = 20.0
 """Seconds in which processes of a worker that was killed may notice it and end."""
 LINES = 15
+SHARING = {"shared_pool"}
+"""Fixtures of a wider scope that start processes while a test uses them."""
 _begun = pytest.StashKey[float]()
 
 
 def _mark(item: pytest.Item) -> str:
-    return f"{os.getpid()} {item.nodeid}"
+    return SHARED if SHARING & set(getattr(item, "fixturenames", ())) else f"{os.getpid()} {item.nodeid}"
 
 
 @contextmanager
@@ -69,7 +71,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, 
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
     """End what the test has left running, and fail."""
     result = yield
-    if item.get_closest_marker("process"):
+    if item.get_closest_marker("process") and _mark(item) != SHARED:
         _, alive = psutil.wait_procs(marked(_mark(item)), timeout=PATIENCE)
         told = [_told(process) for process in alive]
         for process in alive:

@@ -35,10 +35,15 @@ async def spark_pool(master: str, *, logs: Logs | None = None, **more: Any) -> A
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pool() -> AsyncIterator[ExecutorPool]:
+async def shared_pool() -> AsyncIterator[ExecutorPool]:
     """One Spark for the tests of a module. They run in the module's event loop, and leave the executor alive."""
     async with spark_pool("local[2]", warm=True) as pool:
         yield pool
+
+
+@pytest.fixture
+def pool(shared_pool: ExecutorPool) -> ExecutorPool:
+    return shared_pool
 
 
 @pytest.fixture(scope="session")

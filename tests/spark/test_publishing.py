@@ -6,9 +6,13 @@ import json
 import pathlib
 from typing import Any
 
+import pytest
+
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome
 from airflow_provider_taskhub.workers.executors.pool import ExecutorPool
 from tests.workers.conftest import request
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_spark_publishes_and_reads_partitions_of_several_attempts(
