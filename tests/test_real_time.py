@@ -58,6 +58,10 @@ ALLOWED: dict[str, dict[str, str]] = {
     "e2e/storm.py": {"_kill": PACE, "still": MEASURE, "storm": PACE},
     "e2e/storm_app.py": {"kept": WORK, "tick": WORK},
     "e2e/telling_app.py": {"tells": POLL},
+    "engine/test_asyncio.py": {
+        "generator": "what an orchestrator must not do; it is refused",
+        "sleep": "what an orchestrator must not do; it is refused",
+    },
     "engine/test_episodes.py": {
         "Test_code.test_a_foreign_awaitable_is_named_with_its_line": "what an orchestrator must not do; it is refused"
     },
@@ -66,6 +70,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     },
     "spark/apps.py": {"_meet": POLL, "endless": WORK, "in_two_stages": POLL},
     "spark/connect_apps.py": {"_slow": WORK, "dies_once": POLL, "settings": POLL},
+    "testing/test_not_awaited.py": {"note": "an activity in testing.run, whose time is virtual"},
     "waiting.py": {"until": WAIT, "until_async": WAIT},
     "workers/apps.py": {"_wait": POLL},
 }
