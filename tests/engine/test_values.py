@@ -239,7 +239,7 @@ def test_values_are_written_with_their_meaning(value: Any, text: str) -> None:
         ({"a": FRAME}, 'value.a is of type pandas.DataFrame: give a list of objects, such as its .to_dict("records")'),
         ([range(3)], "value[0] is of type range: give a list"),
         ({"a": b"\xff"}, "value.a is of type bytes: give a text"),
-        ({"a": [Row(1, object())]}, "value.a[0].b is of type object"),  # type: ignore[arg-type]
+        ({"a": [Row(1, Ellipsis)]}, "value.a[0].b is of type ellipsis"),  # type: ignore[arg-type]
         ({2025: "a"}, "value has the key 2025 of type int"),
         (FRAME.to_dict(), "value.x has the key 0 of type int"),
         ({(1, 2): 3}, "value has the key (1, 2) of type tuple"),
