@@ -94,7 +94,6 @@ def declared(annotation: Any, value: Any) -> Any:
         (bytes, b"text"),
         (None, None),
     ],
-    ids=str,
 )
 def test_a_result_comes_back_as_its_declared_type(annotation: Any, value: Any) -> None:
     found = declared(annotation, value)
@@ -219,7 +218,6 @@ def test_an_annotation_is_resolved_once() -> None:
         (Totals(decimal.Decimal(1), {2025: "a"}), '{"amount":"1","by_year":{"2025":"a"},"at":"2026-12-01T12:00:00"}'),
         (FRAME.to_dict("records"), '[{"x":1},{"x":2}]'),
     ],
-    ids=str,
 )
 def test_values_are_written_with_their_meaning(value: Any, text: str) -> None:
     assert dumps(value) == text
@@ -245,7 +243,6 @@ def test_values_are_written_with_their_meaning(value: Any, text: str) -> None:
         ({(1, 2): 3}, "value has the key (1, 2) of type tuple"),
         ([Totals(decimal.Decimal(1), {1.5: "a"})], "value[0].by_year has the key 1.5 of type float"),  # type: ignore[dict-item]
     ],
-    ids=str,
 )
 def test_what_json_does_not_have_is_refused_with_its_path(value: Any, says: str) -> None:
     with pytest.raises(InputError) as caught:
