@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Awaitable
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +35,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Unit,
 )
 from airflow_provider_taskhub.storage.sqlite import blobs, rows, writer_thread
+from airflow_provider_taskhub.storage.sqlite.file import connect
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.storage.sqlite.writer_thread import Writer
 from tests.waiting import PATIENCE, until_async
@@ -209,6 +211,12 @@ async def test_the_writer_leaves_the_lock_free_after_another_connection_has_comm
     await put(3)
     (pause,) = pauses
     assert 0 < pause <= writer_thread.COURTESY
+
+
+def test_a_connection_has_no_busy_handler(path: Path) -> None:
+    """SQLite's own handler waits longer and longer, so that a process that waits loses to those that come later."""
+    with closing(connect(path, 60.0)) as connection:
+        assert connection.execute("PRAGMA busy_timeout").fetchone() == (0,)
 
 
 async def test_a_full_disk_is_told_and_survived(store: SqliteStore, path: Path) -> None:
