@@ -22,14 +22,14 @@ class Pipeline:
         self.rejected, self.lost_rows, self.failures = rejected, lost_rows, failures
         self.calls: list[str] = []
 
-    def ingest(self, part: dict[str, Any]) -> dict[str, Any]:
-        self.calls.append(f"ingest {part['months']}")
-        months = {str(month): ROWS[month] for month in part["months"]}
+    def ingest(self, part: flights_app.Part) -> dict[str, Any]:
+        self.calls.append(f"ingest {list(part.months)}")
+        months = {str(month): ROWS[month] for month in part.months}
         return {"folder": "/out", "months": months, "rows": {"flights": sum(months.values())}}
 
-    def monthly(self, part: dict[str, Any]) -> dict[str, Any]:
-        (month,) = part["months"]
-        self.calls.append(f"month {month} in {part['folder']}")
+    def monthly(self, part: flights_app.Part) -> dict[str, Any]:
+        (month,) = part.months
+        self.calls.append(f"month {month} in {part.folder}")
         if self.failures:
             self.failures -= 1
             raise RuntimeError("executor ran out of disk")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import pytest
@@ -146,6 +147,10 @@ async def test_receipts_are_asked_for_when_sent(store: Store, place: Place) -> N
     @dataclass
     class Holder:
         receipt: Receipt
+        changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+        def deletion_answered(self, *, deleted: bool) -> None:
+            assert deleted
 
     receipt = await store.execute(PutMessage(queue=place.name, text="x", visibility=LONG))
     assert isinstance(receipt, Receipt)
