@@ -157,7 +157,7 @@ async def test_an_orchestrator_that_goes_through_a_set_is_replayed_by_another_wo
     async with embedded.client() as client:
         first = embedded.worker("first", "--no-warm", **environment).ready()
         await client.start("over_a_set", names, instance_id="s")
-        until(lambda: "asks s" in embedded.effects(), what="the end of the loop")
+        until("the end of the loop", lambda: "asks s" in embedded.effects())
         first.kill()
         second = embedded.worker("second", "--no-warm", **environment).ready()
         await client.raise_event("s", "go")
