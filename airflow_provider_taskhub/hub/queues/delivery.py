@@ -115,6 +115,13 @@ class Delivery:
         """
         return DeleteMessage(queue=self.queue, message=self, quiet=True)
 
+    def deletion_by_receipt(self) -> DeleteMessage:
+        """Return the deletion with the pop receipt of this moment, for a thread whose event loop does not run.
+
+        The lock :attr:`changing` belongs to the event loop of the worker, so no other loop can wait for it.
+        """
+        return DeleteMessage(queue=self.queue, message=self.receipt, quiet=True)
+
     def deletion_answered(self, *, deleted: bool) -> None:
         self.deleted = deleted or self.deleted is True
         self.gone = self.gone or deleted
@@ -186,6 +193,9 @@ class LocalResponse(Delivery):
 
     def deletion(self) -> DeleteMessage:
         return self.origin.deletion()
+
+    def deletion_by_receipt(self) -> DeleteMessage:
+        return self.origin.deletion_by_receipt()
 
     def returning(self, **how: object) -> None:
         """Return None: the activity puts the response into the queue as a message."""

@@ -11,7 +11,7 @@ from airflow_provider_taskhub.engine.events import ExecutionTerminated
 from airflow_provider_taskhub.hub.model import HubNames
 from airflow_provider_taskhub.hub.queues import quarantine
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
-from airflow_provider_taskhub.storage.primitives import DeleteMessage, Store
+from airflow_provider_taskhub.storage.primitives import Store
 from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstance, current_execution_id
 from airflow_provider_taskhub.workers.orchestrations.sessions import Session
 from airflow_provider_taskhub.workers.orchestrations.watchdog import Running
@@ -34,9 +34,7 @@ async def quarantine_stuck(running: Running, cause: str, store: Store, names: Hu
     ends = [held for held in running.batch if isinstance(held.message.event, ExecutionTerminated)]
     for held in [held for held in running.batch if held not in ends] or ends[:1]:
         item = quarantine.of_held(held, cause, stuck=running.execution_id)
-        # The deletion names the receipt itself. The lock of a delivery belongs to the event loop that is blocked.
-        deletion = DeleteMessage(queue=held.queue, message=held.receipt, quiet=True)
-        await quarantine.keep(store, names, item, None if held in ends else deletion)
+        await quarantine.keep(store, names, item, None if held in ends else held.deletion_by_receipt())
 
 
 async def terminates_if_stuck(
