@@ -16,7 +16,7 @@ from uuid import uuid4
 from airflow_provider_taskhub import codec, tracing
 from airflow_provider_taskhub.client.connection import Connection
 from airflow_provider_taskhub.client.starting import Starter
-from airflow_provider_taskhub.client.termination import FIRST_PAUSE, LONGEST_PAUSE, activities_end, families_end
+from airflow_provider_taskhub.client.termination import FIRST_PAUSE, LONGEST_PAUSE, nothing_runs
 from airflow_provider_taskhub.client.watching import Watches
 from airflow_provider_taskhub.clock import Deadline
 from airflow_provider_taskhub.engine.events import (
@@ -254,9 +254,10 @@ class InstanceHandle:
         the events that can still be read. Afterwards the history contains only the termination.
 
         :param reason: this text becomes the instance's output.
-        :param wait: True: return only when the instance has ended and the workers have confirmed that none of its
-            activities with an activity record runs any more. With ``recurse`` the call waits for all children in the
-            same way.
+        :param wait: True: return only when the instance has ended, none of its activities can begin any more, and the
+            workers have confirmed that none of its activities with an activity record runs. An activity without a
+            record that has begun may still run; its worker ends it soon. If the instance waited for an activity, this
+            takes two seconds more. With ``recurse`` the call waits for all children in the same way.
         :param recurse: True: also terminate every child that has not ended, and the children of these children.
             ChildPage that were started with the tag for fire and forget always continue.
         :param timeout: the longest time that ``wait`` may take; None: no limit.
@@ -280,13 +281,15 @@ class InstanceHandle:
             return row
         deadline = Deadline(self.hub.clock, timeout)
         ended = await _end_of(self, row.execution_id, deadline.left())
-        await activities_end(self, deadline)
-        if recurse and ended.status is Status.TERMINATED:
-            await families_end(self, deadline, progress or (lambda child: None))
+        children = recurse and ended.status is Status.TERMINATED
+        await nothing_runs(self, deadline, progress or (lambda child: None), recurse=children)
         return ended
 
     async def suspend(self, reason: str = "", *, by: str | None = None) -> InstanceState:
-        """Suspend the instance: running activities continue, but the orchestrator does not run before :meth:`resume`.
+        """Suspend the instance: running activities continue, but nothing else begins before :meth:`resume`.
+
+        Neither the orchestrator runs, nor does an activity begin that it has called before: its message goes back to
+        the queue. After a resume such an activity begins within 30 seconds.
 
         An instance that has not begun yet first runs its orchestrator until it waits (its first episode), and is then
         suspended. The actions of this episode, for example calls of activities, are executed only after the resume,

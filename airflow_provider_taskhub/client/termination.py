@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from airflow_provider_taskhub.clock import Deadline
 from airflow_provider_taskhub.engine import children
-from airflow_provider_taskhub.engine.events import ExecutionTerminated, Status
-from airflow_provider_taskhub.engine.identity import same_start
-from airflow_provider_taskhub.hub.model import InstanceState, RecordState
+from airflow_provider_taskhub.engine.events import (
+    ExecutionStarted,
+    ExecutionTerminated,
+    HistoryEvent,
+    OrchestratorStarted,
+    Status,
+    TaskCompleted,
+    TaskFailed,
+    TaskScheduled,
+)
+from airflow_provider_taskhub.engine.identity import generation_of, same_start
+from airflow_provider_taskhub.hub.model import BEGINS_WITHIN, InstanceState, RecordState
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.client.handle import InstanceHandle
@@ -20,13 +29,30 @@ CHILD_APPEARS = 30.0
 """Seconds to wait for the row of a child whose parent was terminated. After this time the child counts as ended."""
 
 
-async def activities_end(instance: InstanceHandle, deadline: Deadline) -> None:
-    """Wait until no activity with an activity record runs for an ended instance.
+async def nothing_runs(
+    instance: InstanceHandle, deadline: Deadline, progress: Callable[[str], None], *, recurse: bool
+) -> None:
+    """Wait until nothing of an ended instance runs any more, and no activity of it can begin.
+
+    An activity begins at most :data:`BEGINS_WITHIN` after its worker has seen the instance open. So after this time
+    from the end no activity begins. Then the records show all activities with a record that still run.
 
     :param instance: the instance that has ended.
     :param deadline: the time until which to wait.
-    :raises TimeoutError: if an activity still runs at the deadline.
+    :param progress: called with the id of each child before the wait for that child begins.
+    :param recurse: True: if the instance was terminated, wait for its children too, and for the children of these.
+    :raises TimeoutError: if something still runs at the deadline.
     """
+    ended = [one async for one in _family(instance, deadline, progress, recurse=recurse)]
+    if any(open_calls for _, open_calls in ended):
+        await instance.hub.clock.sleep(deadline.shorten(BEGINS_WITHIN.total_seconds()))
+        deadline.check(f"instance {instance.id!r} has ended, but one of its activities may still begin")
+    for one, _ in ended:
+        await _activities_end(one, deadline)
+
+
+async def _activities_end(instance: InstanceHandle, deadline: Deadline) -> None:
+    """Wait until no activity with an activity record runs for an ended instance."""
     clock, pause = instance.hub.clock, FIRST_PAUSE
     while any(record.state in (RecordState.RUNNING, RecordState.CANCELLING) for record in await instance.activities()):
         deadline.check(f"instance {instance.id!r} has ended, but one of its activities still runs")
@@ -34,19 +60,19 @@ async def activities_end(instance: InstanceHandle, deadline: Deadline) -> None:
         pause = min(LONGEST_PAUSE, pause * 2)
 
 
-async def families_end(instance: InstanceHandle, deadline: Deadline, progress: Callable[[str], None]) -> None:
-    """Wait until all children of a terminated instance have ended, and also the children of these children.
+async def _family(
+    instance: InstanceHandle, deadline: Deadline, progress: Callable[[str], None], *, recurse: bool
+) -> AsyncIterator[tuple[InstanceHandle, bool]]:
+    """Yield an ended instance, and all its children as they end, and also the children of these children.
 
-    If the termination was only for the instance itself, return at once.
+    If the termination was only for the instance itself, its children are not waited for.
 
-    :param instance: the instance that was terminated.
-    :param deadline: the time until which to wait.
-    :param progress: called with the id of each child before the wait for that child begins.
-    :raises TimeoutError: if a child has not ended at the deadline.
+    :returns: each instance, and True if it has, or perhaps has, an activity without an answer.
     """
-    history, _ = await instance.readable_history()
+    history, unreadable = await instance.readable_history()
+    yield instance, bool(unreadable) or _may_have_open_calls(history)
     terminated = [event for event in history if isinstance(event, ExecutionTerminated)]
-    if not any(event.taskhub_recurse for event in terminated):
+    if not (recurse and any(event.taskhub_recurse for event in terminated)):
         return
     for event in children.unfinished(history):
         progress(event.instance_id)
@@ -55,9 +81,24 @@ async def families_end(instance: InstanceHandle, deadline: Deadline, progress: C
         if row is None or not (event.execution_id is None or same_start(row.execution_id, event.execution_id)):
             continue
         row = await child.wait(timeout=deadline.left())
-        await activities_end(child, deadline)
-        if row.status is Status.TERMINATED:
-            await families_end(child, deadline, progress)
+        async for one in _family(child, deadline, progress, recurse=row.status is Status.TERMINATED):
+            yield one
+
+
+def _may_have_open_calls(history: Sequence[HistoryEvent]) -> bool:
+    """Return False if each call of an activity has an answer. The calls of earlier generations are not in the history.
+
+    If an instance was terminated and its history could not be read, its new history has only the episode of the
+    termination, and the calls are not known.
+    """
+    started = next((event for event in history if isinstance(event, ExecutionStarted)), None)
+    terminated = any(isinstance(event, ExecutionTerminated) for event in history)
+    episodes = sum(isinstance(event, OrchestratorStarted) for event in history)
+    first = started is not None and generation_of(started.instance.execution_id or "") == 0
+    whole = first and episodes > terminated
+    calls = {event.event_id for event in history if isinstance(event, TaskScheduled)}
+    answers = {event.task_scheduled_id for event in history if isinstance(event, TaskCompleted | TaskFailed)}
+    return not whole or bool(calls - answers)
 
 
 async def _child_row(child: InstanceHandle, deadline: Deadline) -> InstanceState | None:

@@ -70,8 +70,8 @@ class Forgotten:
         texts = []
         if running:
             texts.append(
-                f"has ended and never awaited {_listed(running)}. Nothing gets its result, and it is cancelled if it "
-                "still runs when the instance has ended: await each activity that must be done"
+                f"has ended and never awaited {_listed(running)}. Nothing gets its result. It does not begin "
+                "when the instance has ended, and is cancelled if it runs: await each activity that must be done"
             )
         if idle:
             texts.append(f"never awaited {_listed(idle)}. It had no effect: write `await` before it")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
 from typing import Final, Literal, Protocol, TypeAlias
 
@@ -18,6 +19,9 @@ from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.lineage import NO_LINEAGE, Lineage
 from airflow_provider_taskhub.settings import hub_name
 
+BEGINS_WITHIN = timedelta(seconds=2)
+"""Longest time between a request that finds an instance open and the beginning of an activity that relies on it. A
+client that has seen the end of an instance waits for as long, and then knows that no activity begins any more."""
 FORMAT_VERSION = 1
 """Version of the tables and columns that TaskHub has and DurableTask does not have. This package refuses to open a hub
 with a higher version."""

@@ -36,7 +36,7 @@ from airflow_provider_taskhub.hub.history import rewind_plan as rules
 from airflow_provider_taskhub.hub.history.load import HistoryRows, decoded, load, load_rows, sentinel_of
 from airflow_provider_taskhub.hub.history.rewind_plan import Rewinding
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.model import InstanceState
+from airflow_provider_taskhub.hub.model import BEGINS_WITHIN, InstanceState
 from airflow_provider_taskhub.storage.primitives import RowOperation, RowVerb, Transact
 
 TRIES = 5
@@ -109,6 +109,10 @@ async def _once(hub: Hub, instance_id: str, reason: str, until: float) -> list[R
     written = {event.event_id: row.timestamp for event, row in pairs if isinstance(event, TimerCreated)}
     again: set[int] = set()
     if rewinding is not None:
+        if rules.undoes_calls(past, rewinding):
+            # An activity that has seen the instance before its failure begins within this time. All others that wait
+            # for a slot see the failure or the rewind, and do not begin. So no undone call begins beside its successor.
+            await hub.clock.sleep(BEGINS_WITHIN.total_seconds())
         for at in rewinding.children:
             await _has_ended(hub, past, rows, at, target, until)
         again = {at for at in rewinding.children if await _is_asked_again(hub, past[at], target)}

@@ -21,6 +21,7 @@ from airflow_provider_taskhub.hub.queues.reader import WORK_EVENTS, ControlReade
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.spark_connect import connect_server
 from airflow_provider_taskhub.supervision import Supervisor
+from airflow_provider_taskhub.workers.activities.begins import Begins
 from airflow_provider_taskhub.workers.activities.local_queues import LocalQueues
 from airflow_provider_taskhub.workers.activities.processor import Activities
 from airflow_provider_taskhub.workers.activities.recorded import RecordedActivities
@@ -108,12 +109,14 @@ class Backend:
         )
         self.orchestrations = Dispatcher("orchestrations", self.processor, settings.orchestrations)
         responses = Responses(hub, self.work_items, self.queues)
+        begins = Begins(hub, self.work_items, responses)
         self._work = Activities(
             hub=hub,
             registry=registry,
             runner=runner,
             times=times,
             work_items=self.work_items,
+            begins=begins,
             responses=responses,
             recorded=RecordedActivities(
                 hub=hub,
@@ -122,6 +125,7 @@ class Backend:
                 times=times,
                 peers=peers,
                 work_items=self.work_items,
+                begins=begins,
                 responses=responses,
                 spark_server=connect_server(settings.spark.master),
             ),

@@ -93,8 +93,9 @@ def test_an_activity_that_ends_at_any_moment_of_its_renewal_runs_once(place: Pla
 
 @pytest.mark.rows("K37", "K39")
 @pytest.mark.parametrize("place", [MEMORY, WHOLE], ids=str)
-def test_a_worker_that_has_lost_the_answer_of_a_renewal_runs_nothing_again_and_says_so(place: Place) -> None:
-    """Nobody knows the valid receipt then. The message comes again, and the worker deletes it."""
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_was_done_before_the_answer_of_its_renewal_was_lost_does_not_run_again(workers: int, place: Place) -> None:
+    """Nobody knows the valid receipt then. The message comes again. Its worker deletes it, and so does another one."""
     ran: list[int] = []
 
     def deaf(call: Call) -> Fault | None:
@@ -102,7 +103,8 @@ def test_a_worker_that_has_lost_the_answer_of_a_renewal_runs_nothing_again_and_s
 
     async def play() -> Any:
         async with World(_timed(ran), place=place, activities=len(LENGTHS)) as hub:
-            await hub.join("only", plan=deaf)
+            for number in range(workers):
+                await hub.join(f"w{number}", plan=deaf)
             await hub.client.start("fan", LENGTHS, instance_id="one")
             await hub.wait("one")
             await hub.ended()

@@ -105,6 +105,8 @@ class Attempts(InProcess):
     async def run(
         self, request: ActivityRequest, *, progress: Callable[[ActivityProgress], None] | None = None
     ) -> ActivityOutcome:
+        if request.begin_by is not None and VirtualClock().monotonic() > request.begin_by:
+            return ActivityOutcome(too_late=True)  # as an executor does it
         _running.set(request)
         _listener.set(progress)
         return await super().run(request, progress=progress)

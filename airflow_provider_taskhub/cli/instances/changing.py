@@ -26,7 +26,7 @@ def terminate(
     instance_id: InstanceId,
     reason: Annotated[str, typer.Option(help="Reason. It becomes the output of the instance.")] = "",
     wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until no recorded activity of the instance runs any more.")
+        bool, typer.Option("--wait", help="Wait until no activity of the instance begins, and no recorded one runs.")
     ] = False,
     timeout: Annotated[
         float | None, typer.Option(min=0.0, help="Wait at most so many seconds. Exit status 6 after that.")
@@ -59,7 +59,7 @@ def terminate(
 
 
 def suspend(instance_id: InstanceId, reason: Reason = "", hub: HubName = None, json: AsJson = False) -> None:
-    """Suspend an instance. Running activities continue. The orchestrator does not run until `resume`.
+    """Suspend an instance. Running activities continue. Nothing else begins until `resume`.
 
     Example: taskhub instances suspend flights-2013 --reason "the cluster is being moved"
     """

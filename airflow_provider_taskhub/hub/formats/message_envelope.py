@@ -99,7 +99,8 @@ class Envelope:
     :param deliveries: number that is added to the queue's dequeue count. It is 1 higher if the sending worker handed
         the message over in memory, and 1 lower each time a worker returned the message before it began any work.
     :param waiting_since: when a worker first received the message and did not have the function that it needs, by the
-        storage service. The next worker uses this time, so that the wait does not begin again.
+        storage service. The next worker uses this time, so that the wait does not begin again. For a work item of a
+        suspended instance: when it becomes visible again, because the wait for a slot begins after the suspension.
     """
 
     activity_id: UUID

@@ -91,6 +91,16 @@ def plan(past: Sequence[HistoryEvent]) -> Rewinding | None:
     return _Plan(past).made()
 
 
+def undoes_calls(past: Sequence[HistoryEvent], rewinding: Rewinding) -> bool:
+    """Return True if a rewind removes a call of an activity that has no answer. Such an activity may not have begun.
+
+    :param past: events of the history.
+    """
+    answered = {event.task_scheduled_id for event in past if isinstance(event, TaskCompleted | TaskFailed)}
+    calls = (past[at] for at in rewinding.taken)
+    return any(isinstance(event, TaskScheduled) and event.event_id not in answered for event in calls)
+
+
 class _Plan:
     """Makes the plan of a rewind.
 

@@ -43,6 +43,8 @@ class Delivery:
     :param dequeue_count: how often the queue has delivered the message, including this delivery.
     :param size: number of characters of the message's text in the queue.
     :param claimed: monotonic time, in seconds, at which the request for the newest pop receipt was sent.
+    :param scheduled: monotonic time, in seconds, at which this worker sent the checkpoint that stored the call of this
+        work item; None: another process may have sent it, or the message is no work item.
     :param gone: True if the message is deleted or visible again. The pop receipt is then useless.
     :param deleted: the answer of the store to the deletion of the message. False: the store has not deleted the
         message. None: there is no answer.
@@ -58,6 +60,7 @@ class Delivery:
     dequeue_count: int
     size: int
     claimed: float
+    scheduled: float | None = None
     gone: bool = False
     deleted: bool | None = None
     changing: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)

@@ -69,6 +69,7 @@ class OutboundMessage:
             dequeue_count=0,
             size=len(self.text),
             claimed=claimed,
+            scheduled=claimed,
         )
 
 

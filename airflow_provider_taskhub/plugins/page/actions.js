@@ -9,7 +9,7 @@ const ACTIONS = {
   "raise-event": { name: "Raise event…", button: "Send the event", fields: [{ name: "name", label: "Name of the event", kind: "text", required: true }, { name: "data", label: "Data: a JSON value, or nothing", kind: "json" }],
     says: () => ["The orchestrator receives the event now, or when it waits for it."] },
   suspend: { name: "Suspend…", button: "Suspend", fields: [REASON],
-    says: (task) => ["The orchestrator does not run before somebody resumes the instance. Running activities continue.", task && "The Airflow task goes on waiting, and its time limits go on."] },
+    says: (task) => ["Nothing begins before somebody resumes the instance. Running activities continue.", task && "The Airflow task goes on waiting, and its time limits go on."] },
   resume: { name: "Resume…", button: "Resume", fields: [REASON], says: () => ["The instance goes on, with everything that arrived while it was suspended."] },
   terminate: { name: "Terminate…", button: "Terminate", danger: true, fields: [REASON],
     says: (task) => ["The instance and its children end now, and so do their activities.",

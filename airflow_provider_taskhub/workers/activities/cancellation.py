@@ -14,7 +14,7 @@ from airflow_provider_taskhub.hub.admission.facts import SECOND
 from airflow_provider_taskhub.hub.history import activity_records as records
 from airflow_provider_taskhub.hub.history.load import sentinel_of
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
+from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, RecordState
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.storage.primitives import Entity
 
@@ -84,20 +84,47 @@ class ActivityCancellation:
 
 
 class Fate(StrEnum):
-    """Whether the run that has scheduled an activity has ended."""
+    """Whether the run that has scheduled an activity has ended, and whether it needs the activity."""
 
     OPEN = "open"
+    SUSPENDED = "suspended"
+    ANSWERED = "answered"
+    """The history has the answer to the call of the activity. Only :mod:`begins` asks for this, and for UNDONE."""
+    UNDONE = "undone"
+    """A rewind has undone the call of the activity."""
     ENDED = "ended"
     NOTHING = "nothing"
     """Nothing is stored of the run: it was purged, or its first checkpoint was cut off."""
 
 
-async def fate_of(hub: Hub, held: Delivery) -> Fate:
-    """Read from the store whether the run that has scheduled an activity has ended.
+def fate_by_row(row: InstanceState | None, held: Delivery) -> Fate | None:
+    """Return what the instance row says about the run that has scheduled an activity.
 
-    The instance row decides if it belongs to this run. If the row is missing or belongs to another run, it proves
-    nothing, because a checkpoint writes the row last. Then the sentinel decides: this last row of the history lists the
-    ended runs.
+    :param held: the work item of the activity.
+    :returns: None if the row is missing or belongs to another run. That proves nothing, because a checkpoint writes the
+        row last.
+    """
+    if row is None or not same_start(row.execution_id, held.message.instance.execution_id):
+        return None
+    if row.status.is_final:
+        return Fate.ENDED
+    return Fate.SUSPENDED if row.is_held else Fate.OPEN
+
+
+async def fate_of(hub: Hub, held: Delivery) -> Fate:
+    """Read from the store whether the run that has scheduled an activity has ended. The instance row decides if it
+    belongs to this run, else the history.
+
+    :param held: the work item of the activity.
+    """
+    fate = fate_by_row(await hub.instance(held.message.instance.instance_id), held)
+    return fate or await fate_by_history(hub, held)
+
+
+async def fate_by_history(hub: Hub, held: Delivery) -> Fate:
+    """Read from the sentinel, the last row of the history, whether the run that has scheduled an activity has ended.
+
+    The sentinel lists the ended runs.
 
     Runs that a .NET worker stored are not in the sentinel's list. Such a run has ended if the sentinel belongs to
     another run and was written after the work item was put into its queue. Both times are the storage service's own; a
@@ -106,9 +133,6 @@ async def fate_of(hub: Hub, held: Delivery) -> Fate:
     :param held: the work item of the activity.
     """
     instance = held.message.instance
-    row = await hub.instance(instance.instance_id)
-    if row is not None and same_start(row.execution_id, instance.execution_id):
-        return Fate.ENDED if row.status.is_final else Fate.OPEN
     sentinel = await sentinel_of(hub.store, hub.names, instance.instance_id)
     if sentinel is None:
         return Fate.NOTHING

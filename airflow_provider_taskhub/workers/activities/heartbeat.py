@@ -61,6 +61,8 @@ class RecordedAttempt:
     async def run(self, runner: Runner, request: ActivityRequest) -> ActivityOutcome:
         """Run the attempt and renew its record meanwhile; return the outcome.
 
+        If the outcome is ``too_late``, the attempt has not begun, and this method may be called again.
+
         :raises Superseded: if the attempt must end because another worker has it, it is cancelled, or no renewal of the
             record succeeded for the give-up time.
         """
@@ -70,6 +72,7 @@ class RecordedAttempt:
             if not news.observed:
                 self._changed.set()
 
+        self._ended = False
         async with owned() as start:
             running = start(runner.run(request, progress=progress))
             beating = start(self._beat())
@@ -85,16 +88,19 @@ class RecordedAttempt:
                 self._changed.set()
                 await asyncio.gather(running, beating, return_exceptions=True)
 
-    async def lose(self, why: str) -> None:
+    async def lose(self, why: str) -> bool:
         """Record that the attempt ended without an outcome, so that the next attempt starts at once.
 
         :param why: the reason, which the record keeps.
+        :returns: False if the record could not be written: it was cancelled or taken over, or the store did not answer.
         """
         self.record = replace(self.record, state=RecordState.LOST, ended=self._hub.clock.utc_now(), message=why[:500])
         try:
             await self._write()
+            return True
         except StorageError as error:
             log.info("record_not_closed", activity=self.record.name, error=str(error))
+            return False
 
     def becomes(self, record: ActivityRecord) -> Transact:
         """Return the operation that writes ``record``. It raises ``Conflict`` if another worker has changed the row."""

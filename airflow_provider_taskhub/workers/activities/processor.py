@@ -24,6 +24,7 @@ from airflow_provider_taskhub.hub.queues import quarantine
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.telemetry import Outage
+from airflow_provider_taskhub.workers.activities.begins import Begins
 from airflow_provider_taskhub.workers.activities.cancellation import Fate, fate_of
 from airflow_provider_taskhub.workers.activities.recorded import RecordedActivities
 from airflow_provider_taskhub.workers.activities.responses import Responses
@@ -37,14 +38,6 @@ log = structlog.get_logger(__name__)
 QUICK = 1.0
 """Seconds. If an activity without a record runs longer, its result is stored in a message at once and is not handed to
 the instance in memory. A result in memory is lost if this worker dies, and the activity would run again."""
-SHORTEST_PAUSE = timedelta(seconds=1)
-"""Shortest pause after which a work item whose instance is not stored is delivered again."""
-LONG_WAIT = timedelta(minutes=1)
-"""If a work item has waited longer than this, the worker checks whether the instance has ended before it runs the
-activity."""
-PURGED_AFTER = timedelta(minutes=10)
-"""A work item whose instance is not stored is deleted after this time. Until then, the first checkpoint of the instance
-may still be on its way."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +63,7 @@ class Activities:
     :param runner: runs the user's functions.
     :param times: the renewal interval and the other times of leases.
     :param work_items: the work items that this worker has claimed.
+    :param begins: tells whether an activity may begin.
     :param responses: sends the response of a work item and deletes the work item.
     :param recorded: processes activities with an activity record.
     :param absences: the functions that this worker does not have.
@@ -83,6 +77,7 @@ class Activities:
         runner: Runner,
         times: LeaseTimes,
         work_items: WorkItems,
+        begins: Begins,
         responses: Responses,
         recorded: RecordedActivities,
         absences: MissingFunctions,
@@ -91,7 +86,7 @@ class Activities:
         self._unrecorded_running: dict[Delivery, _Unrecorded] = {}
         self._watch = asyncio.Event()
         self._work_items, self._reader = work_items, work_items.reader
-        self._responses, self._recorded = responses, recorded
+        self._begins, self._responses, self._recorded = begins, responses, recorded
 
     async def next(self) -> Delivery:
         return await self._work_items.next()
@@ -130,9 +125,11 @@ class Activities:
         if definition is None:
             await self._wait_for_function(held, event)
         elif (overdue := self._overdue(held, definition)) is not None:
-            await self._responses.respond(held, event, ActivityOutcome(failure=overdue))
-        elif await self._is_settled(held, event, definition):
-            return
+            fate = (await self._begins.permit(held)).fate
+            if fate in (Fate.SUSPENDED, Fate.NOTHING):  # it has not waited for a slot
+                await self._begins.refuse(held, event, fate)
+            else:
+                await self._responses.respond(held, event, ActivityOutcome(failure=overdue))
         elif definition.record:
             await self._recorded.process(held, event, definition)
         else:
@@ -147,44 +144,13 @@ class Activities:
         limit = definition.queue_timeout
         if limit is None or held.deliveries > 1:
             return None
-        waited = self._waited(held)
+        waited = held.received(self._times.visibility) - (held.envelope.waiting_since or held.inserted)
         if waited <= limit:
             return None
         return FailureDetails(
             error_type="QueueTimeout",
             error_message=f"activity {definition.name!r} waited {waited} for a free slot: its queue_timeout is {limit}",
         )
-
-    def _waited(self, held: Delivery) -> timedelta:
-        return held.received(self._times.visibility) - held.inserted
-
-    async def _is_settled(self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition) -> bool:
-        """Settle a work item without a run if its instance has ended or was purged.
-
-        A work item that is delivered for the first time is checked only if it has waited long, because the check is a
-        request to the store.
-
-        :returns: True if the work item is settled; False if its activity must run.
-        """
-        first = held.deliveries <= 1
-        if first and self._waited(held) < LONG_WAIT:
-            return False
-        fate = await fate_of(self._hub, held)
-        # An activity with a record is settled here only at its first delivery. Later there may be a record to close.
-        if fate is Fate.ENDED and (first or not definition.record):
-            # A response is sent although the instance has ended: if its last checkpoint was cut off, the response makes
-            # a worker repair this checkpoint.
-            ended = FailureDetails(error_type="InstanceEnded", error_message="the instance has ended")
-            await self._responses.respond(held, event, ActivityOutcome(failure=ended))
-            return True
-        if fate is Fate.NOTHING:
-            if self._waited(held) < PURGED_AFTER:
-                pause = min(LONG_WAIT, max(SHORTEST_PAUSE, self._waited(held) / 4))
-                await self._reader.give_back([held], delay=pause, begun=False)
-            else:
-                await self._responses.drop_purged(held)
-            return True
-        return False
 
     async def _wait_for_function(self, held: Delivery, event: TaskScheduled) -> None:
         """Give back a work item whose activity this worker does not have.
@@ -221,7 +187,10 @@ class Activities:
             return
         finally:
             self._unrecorded_running.pop(held, None)
-        await self._responses.respond_or_fail(held, event, outcome, cheap=cheap)
+        if isinstance(outcome, Fate):
+            await self._begins.refuse(held, event, outcome)
+        else:
+            await self._responses.respond_or_fail(held, event, outcome, cheap=cheap)
 
     async def watch(self) -> None:
         """Cancel running activities without an activity record whose instance has ended. Runs until cancelled.
@@ -253,15 +222,22 @@ class Activities:
                     plain.asked_to_end = True
                     plain.life.reschedule(asyncio.get_running_loop().time())
 
-    async def _run(self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition) -> ActivityOutcome:
+    async def _run(
+        self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition
+    ) -> ActivityOutcome | Fate:
         """Run an activity without an activity record. If the executor dies, run the activity again, up to a limit.
 
-        :returns: the outcome of the last run.
+        :returns: the outcome of the last run; or why the activity, or its next run, may not begin.
         """
         crashes, attempt = Crashes(), max(1, held.deliveries)
         while True:
-            request = request_of(held, event, definition, attempt=attempt, crashes=crashes)
+            permit = await self._begins.permit(held)
+            if permit.fate is not Fate.OPEN:
+                return permit.fate
+            request = request_of(held, event, definition, attempt=attempt, crashes=crashes, begin_by=permit.begin_by)
             outcome = await traced(event, request, self._runner.run)
+            if outcome.too_late:
+                continue
             crashes = crashes.after(outcome)
             if not outcome.crashed or crashes.too_many:
                 return outcome

@@ -36,6 +36,8 @@ from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.spark_connect import ConnectServer
 from airflow_provider_taskhub.storage.primitives import Entity, PutBlob, Step, Unit
+from airflow_provider_taskhub.workers.activities.begins import Begins
+from airflow_provider_taskhub.workers.activities.cancellation import Fate
 from airflow_provider_taskhub.workers.activities.heartbeat import RecordedAttempt, Superseded
 from airflow_provider_taskhub.workers.activities.responses import Responses, refused, write_outcome
 from airflow_provider_taskhub.workers.activities.runner import (
@@ -82,6 +84,7 @@ class RecordedActivities:
     :param me: the identity of this worker, which it writes into the records that it claims.
     :param peers: tells which other workers are proven dead.
     :param work_items: frees the slot of a work item that waits until another worker counts as silent.
+    :param begins: tells whether an activity may begin.
     :param responses: sends the responses and deletes the work items.
     :param spark_server: the Spark Connect server of this worker; None: its Spark is a classic one.
     """
@@ -95,27 +98,35 @@ class RecordedActivities:
         times: LeaseTimes,
         peers: Peers,
         work_items: WorkItems,
+        begins: Begins,
         responses: Responses,
         spark_server: ConnectServer | None = None,
     ) -> None:
         self._hub, self._runner, self._me, self._times = hub, runner, me, times
-        self._peers, self._work_items, self._responses = peers, work_items, responses
+        self._peers, self._work_items, self._begins, self._responses = peers, work_items, begins, responses
         self._spark_server = spark_server
 
     async def process(self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition) -> None:
         crashes = Crashes()
         while True:
-            attempt = await self._claim(held, event, definition)
-            if attempt is None:
+            claimed = await self._claim(held, event, definition)
+            if claimed is None:
                 return
+            attempt, begin_by = claimed
             record = attempt.record
             request = replace(
-                request_of(held, event, definition, attempt=record.attempt, crashes=crashes),
+                request_of(held, event, definition, attempt=record.attempt, crashes=crashes, begin_by=begin_by),
                 spark_session=record.spark_session,
                 left_sessions=attempt.left_sessions,
             )
             try:
                 outcome = await traced(event, request, partial(attempt.run, self._runner))
+                fate = Fate.OPEN
+                while outcome.too_late and fate is Fate.OPEN:
+                    permit = await self._begins.permit(held)
+                    request, fate = replace(request, begin_by=permit.begin_by), permit.fate
+                    if fate is Fate.OPEN:
+                        outcome = await traced(event, request, partial(attempt.run, self._runner))
             except Superseded as reason:
                 log.info("activity_superseded", activity=event.name, attempt=record.attempt, reason=str(reason))
                 await self._end_sessions(attempt.left_sessions)  # the cancel may have come before their end
@@ -124,6 +135,13 @@ class RecordedActivities:
             except asyncio.CancelledError:
                 await attempt.lose("its worker stopped")
                 raise
+            if fate is not Fate.OPEN:
+                if await attempt.lose("it did not begin"):
+                    await self._refuse(held, event, fate, attempt.left_sessions)
+                else:  # the end of the instance has marked the record as cancelling
+                    await self._end_sessions(attempt.left_sessions)
+                    await self._cancelled(held, attempt)
+                return
             crashes = crashes.after(outcome)
             if outcome.crashed and not crashes.too_many:
                 warn_of_crash(request, outcome)
@@ -139,13 +157,14 @@ class RecordedActivities:
 
     async def _claim(
         self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition
-    ) -> RecordedAttempt | None:
+    ) -> tuple[RecordedAttempt, float] | None:
         """Claim the record of the next attempt.
 
-        While another worker renews the record of the last attempt, this method waits.
+        While another worker renews the record of the last attempt, this method waits. Right before the claim it asks
+        whether the activity may begin.
 
-        :returns: None if there is no next attempt: the instance was ended, or an earlier attempt has an outcome and its
-            response was sent again.
+        :returns: the attempt, and the time by which it must begin. None if there is no next attempt: the activity may
+            not begin, or an earlier attempt has an outcome and its response was sent again.
         """
         hub, instance = self._hub, held.message.instance
         silence = Silence(hub.clock, self._times.take)
@@ -155,7 +174,7 @@ class RecordedActivities:
         paused = False
         while True:
             found = await records.attempts(hub.store, hub.names, instance, event.event_id) if read else []
-            read, last = True, found[-1] if found else None
+            known, read, last = read, True, found[-1] if found else None
             reaction, silent = self._reaction(event, last, silence)
             match reaction:
                 case ActivityReaction.REPEAT if last is not None:
@@ -183,6 +202,19 @@ class RecordedActivities:
                 await self._work_items.slots.resume(held)
                 paused = False
                 continue  # the wait for a slot took time: read the record again
+            permit = await self._begins.permit(held)
+            if permit.fate is not Fate.OPEN:
+                if not known:
+                    continue  # there may be a record nevertheless, which must be closed
+                if last is not None and silent is not None and permit.fate is not Fate.SUSPENDED:
+                    # No next attempt marks the record of the dead worker.
+                    await self._end_sessions(_left_sessions(found))
+                    with suppress(Conflict):
+                        await self._close(held, *last)
+                        return None
+                    continue
+                await self._refuse(held, event, permit.fate, _left_sessions(found))
+                return None
             claim = self._new_record(held, event, definition, last[0].attempt + 1 if last else 1)
             etag = await self._write_claim(claim, silent)
             if etag is None:
@@ -196,7 +228,15 @@ class RecordedActivities:
                     attempt=claim.attempt,
                     before=records.decode(silent).worker,
                 )
-            return RecordedAttempt(hub, self._times, held, claim, etag, left_sessions=_left_sessions(found))
+            attempt = RecordedAttempt(hub, self._times, held, claim, etag, left_sessions=_left_sessions(found))
+            return attempt, permit.begin_by
+
+    async def _refuse(self, held: Delivery, event: TaskScheduled, fate: Fate, left_sessions: tuple[str, ...]) -> None:
+        """Settle a work item whose activity may not begin. If no next attempt will end what dead workers have left
+        running, end it now."""
+        if fate is not Fate.SUSPENDED:
+            await self._end_sessions(left_sessions)
+        await self._begins.refuse(held, event, fate)
 
     async def _end_sessions(self, sessions: tuple[str, ...]) -> None:
         """End what dead executors have left running on a Spark Connect server, if no next attempt does it.

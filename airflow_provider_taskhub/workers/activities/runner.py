@@ -42,7 +42,13 @@ class Runner(Protocol):
 
 
 def request_of(
-    held: Delivery, event: TaskScheduled, definition: ActivityDefinition, *, attempt: int, crashes: Crashes
+    held: Delivery,
+    event: TaskScheduled,
+    definition: ActivityDefinition,
+    *,
+    attempt: int,
+    crashes: Crashes,
+    begin_by: float,
 ) -> ActivityRequest:
     """Return the request that asks the runner for one attempt.
 
@@ -51,6 +57,7 @@ def request_of(
     :param attempt: the number of the attempt, from 1.
     :param crashes: counts the executors that died under this activity. After some deaths the activity runs alone in an
         executor.
+    :param begin_by: as :class:`ActivityRequest` has it.
     """
     instance = held.message.instance
     return ActivityRequest(
@@ -68,6 +75,7 @@ def request_of(
         log=log_name(instance, event.event_id, attempt),
         spark_conf=_spark_conf(held.message.context_tags) if definition.spark else None,
         watched=WATCH_TAG in (held.message.context_tags or {}),
+        begin_by=begin_by,
     )
 
 

@@ -50,6 +50,8 @@ class ActivityRequest:
     :param left_sessions: names of Spark Connect sessions that earlier attempts may have left running on the server.
         They are ended before this attempt runs.
     :param watched: True if an Airflow task waits for the instance, whose log follows the log of the attempt.
+    :param begin_by: monotonic time of this machine, in seconds, after which the executor must not begin the attempt.
+        None: no limit.
     """
 
     name: str
@@ -69,6 +71,7 @@ class ActivityRequest:
     spark_session: str | None = None
     left_sessions: tuple[str, ...] = ()
     watched: bool = False
+    begin_by: float | None = None
 
 
 def tag_of(action_id: str, attempt: int) -> str:
@@ -116,6 +119,7 @@ class ActivityOutcome:
     :param crashed: True if the attempt is lost, because its executor died or its worker stopped. A lost attempt does
         not count against a retry policy.
     :param shared: True if other attempts ran in the executor when it died, so that any of them may be the cause.
+    :param too_late: True if the attempt has not begun, because ``begin_by`` of its request was over.
     :param log_tail: the last 50 lines of the attempt's output.
     :param executor: name of the executor that ran the attempt; empty if no executor ran it.
     :param lineage: the data that a successful attempt has declared.
@@ -125,6 +129,7 @@ class ActivityOutcome:
     failure: FailureDetails | None = None
     crashed: bool = False
     shared: bool = False
+    too_late: bool = False
     log_tail: tuple[str, ...] = ()
     executor: str = ""
     lineage: Lineage = NO_LINEAGE

@@ -84,6 +84,7 @@ class Run(ExecutorMessage):
     :param spark_session: name of the attempt's Spark Connect session; None without Spark Connect.
     :param trace_parent: W3C ``traceparent`` of the attempt; None: the attempt is not traced.
     :param trace_state: W3C ``tracestate`` of the attempt; None: there is no such value.
+    :param begin_by: monotonic time of the machine, in seconds, after which the attempt must not begin; None: no limit.
     """
 
     number: int
@@ -100,6 +101,7 @@ class Run(ExecutorMessage):
     spark_session: str | None = None
     trace_parent: str | None = None
     trace_state: str | None = None
+    begin_by: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,11 +193,13 @@ class Failed(ExecutorMessage):
 
     :param failure: the error.
     :param cancelled: True if the host had asked the attempt to stop.
+    :param too_late: True if the attempt has not begun, because the time of :attr:`Run.begin_by` was over.
     """
 
     number: int
     failure: FailureDetails
     cancelled: bool = False
+    too_late: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,6 +65,7 @@ class RemoteAttempt:
             spark_session=request.spark_session,
             trace_parent=request.trace.trace_parent if request.trace else None,
             trace_state=request.trace.trace_state if request.trace else None,
+            begin_by=request.begin_by,
             body=(request.input or "").encode(),
         )
 
@@ -110,8 +111,8 @@ class RemoteAttempt:
         match self.ended.result():
             case Done(body=body, lineage=lineage):
                 return replace(self._outcome(result=body.decode()), lineage=lineage)
-            case Failed(failure=failure):
-                return self._outcome(failure=failure)
+            case Failed(failure=failure, too_late=too_late):
+                return replace(self._outcome(failure=failure), too_late=too_late)
             case None:
                 text = f"executor {self.state.executor}, running activity {self.request.name!r}, {reason}"
                 failure = FailureDetails(error_type="ExecutorCrashed", error_message=text)

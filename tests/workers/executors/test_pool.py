@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.engine.events import OrchestrationInstance, TraceContext
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.lineage import NO_LINEAGE, Lineage
@@ -57,6 +58,17 @@ async def test_an_activity_knows_its_call(pool: ExecutorPool) -> None:
         "trace": [carried.trace_parent, "vendor=x"],
         "pid": 0,
     }
+
+
+@pytest.mark.parametrize("name", ["greet", "asynchronous"])
+async def test_an_attempt_that_comes_too_late_does_not_begin(pool: ExecutorPool, name: str) -> None:
+    """The worker and its executors measure with one clock."""
+    now = SYSTEM_CLOCK.monotonic()
+    late = await pool.run(request(name, "you", begin_by=now - 0.001))
+    assert (late.too_late, late.crashed, late.result) == (True, False, None)
+    outcome = await pool.run(request(name, "you", begin_by=now + 3600.0))
+    assert outcome.result
+    assert not outcome.too_late
 
 
 async def test_progress_reaches_the_host_before_the_outcome(pool: ExecutorPool) -> None:

@@ -120,6 +120,10 @@ def end() -> NoReturn:
     os._exit(1)
 
 
+class _TooLate(Exception):
+    """The attempt has not begun, because it was too late (:attr:`Run.begin_by`). The host asks whether it may begin."""
+
+
 class RunningActivity:
     """One attempt of an activity that this executor runs.
 
@@ -171,8 +175,11 @@ class RunningActivity:
         """Return the arguments for the activity's function, without a Spark session.
 
         :raises ActivityCancelled: if the host has asked to stop the attempt before the function was called.
+        :raises _TooLate: if the attempt must not begin any more.
         """
         self.check_stop()
+        if self.run.begin_by is not None and SYSTEM_CLOCK.monotonic() > self.run.begin_by:
+            raise _TooLate("the worker could not begin the activity in time")
         return invocation.arguments(self.definition, self.run.body.decode() if self.run.has_input else None)
 
     def check_stop(self) -> None:
@@ -185,7 +192,12 @@ class RunningActivity:
         return Done(number=self.run.number, lineage=self.public.lineage.declared(), body=text)
 
     def failure(self, error: BaseException) -> ExecutorMessage:
-        return Failed(number=self.run.number, failure=failure_of(error), cancelled=self.public.cancelled.is_set())
+        return Failed(
+            number=self.run.number,
+            failure=failure_of(error),
+            cancelled=self.public.cancelled.is_set(),
+            too_late=isinstance(error, _TooLate),
+        )
 
     def flush(self) -> None:
         """Send the newest progress if it was not sent yet."""

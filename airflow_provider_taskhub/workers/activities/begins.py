@@ -1,0 +1,191 @@
+"""Tells whether an activity may begin: not if its instance has ended or is suspended, or if nobody needs the call.
+
+A work item can wait for hours until an activity of it begins, in its queue or for a slot. So the worker reads the
+instance row as the last step before the beginning. Between this request and the beginning at most
+:data:`BEGINS_WITHIN` may pass; if it takes longer, the executor refuses to begin, and the worker asks again. A client
+that has seen the end of an instance waits for the same time, by its own clock. After that no activity of the instance
+begins any more, on no machine. Clocks of two machines are not compared.
+
+The worker asks nothing if it has itself stored the call of the activity within the last second: an instance that
+calls an activity is neither ended nor suspended. So an activity that begins at once costs no request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import structlog
+
+from airflow_provider_taskhub.engine.events import FailureDetails, TaskScheduled
+from airflow_provider_taskhub.hub.admission.facts import SECOND
+from airflow_provider_taskhub.hub.history.calls import Calls, calls_of
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.model import BEGINS_WITHIN
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
+from airflow_provider_taskhub.workers.activities.cancellation import Fate, fate_by_history, fate_by_row
+from airflow_provider_taskhub.workers.activities.responses import Responses
+from airflow_provider_taskhub.workers.activities.work_items import WorkItems
+from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome
+
+log = structlog.get_logger(__name__)
+
+FRESH = BEGINS_WITHIN.total_seconds() * 3 / 4
+"""Seconds for which an answer of the store is used for all activities of an instance. The rest of the time remains for
+the beginning."""
+REMEMBERED = 256
+"""The most instances whose answers are kept."""
+APPEARS_WITHIN = 1.0
+"""Seconds to wait for the first checkpoint of an instance that is not stored. The checkpoint sends the work items
+before it writes the history."""
+LOOK = 0.1
+"""Seconds between two looks at such an instance."""
+SHORTEST_PAUSE, LONGEST_PAUSE = timedelta(seconds=1), timedelta(minutes=1)
+"""Shortest and longest time until a work item is delivered again whose instance is not stored."""
+LONGEST_HOLD = timedelta(seconds=30)
+"""Longest time until a work item of a suspended instance is delivered again."""
+PURGED_AFTER = timedelta(minutes=10)
+"""A work item whose instance is not stored is deleted after this time. Until then, the first checkpoint of the instance
+may still be on its way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permit:
+    """Whether an activity may begin.
+
+    :param fate: only with OPEN may it begin.
+    :param begin_by: monotonic time of this machine, in seconds, after which it must not begin without a new permit.
+    """
+
+    fate: Fate
+    begin_by: float
+
+
+@dataclass(slots=True, kw_only=True)
+class _Answer:
+    """The newest answer of the store about an instance.
+
+    :param asking: a lock, so that the activities of an instance share one request.
+    :param sent: monotonic time at which the request was sent, in seconds.
+    :param fate: None: no answer may be used again.
+    :param rewound: True if a rewind has taken back a failure of this run.
+    :param calls: the calls in the history; None: not asked, or not known.
+    """
+
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    sent: float = 0.0
+    fate: Fate | None = None
+    rewound: bool = False
+    calls: Calls | None = None
+
+
+def fate_of_call(calls: Calls | None, held: Delivery, *, rewound: bool) -> Fate:
+    """Return ANSWERED if the history has the answer to the call of a work item, UNDONE if a rewind has undone the call.
+
+    A call is undone if the history does not have it although it was written after the work item was put. Both times are
+    the store's; a queue may give its time in whole seconds.
+
+    :param calls: the calls in the history of the instance; None: not known.
+    :param rewound: True if a rewind has taken back a failure of this run.
+    :returns: OPEN if the call is needed, or if that is not known.
+    """
+    event = held.message.event
+    assert isinstance(event, TaskScheduled)
+    if calls is None or calls.execution_id != held.message.instance.execution_id:
+        return Fate.OPEN
+    action = calls.actions.get(event.event_id)
+    if event.event_id in calls.actions and (
+        event.taskhub_action_id is None or action in (None, event.taskhub_action_id)
+    ):
+        return Fate.ANSWERED if event.event_id in calls.answered else Fate.OPEN
+    put = held.inserted.ticks + (SECOND if held.inserted.ticks % SECOND == 0 else 0)
+    undone = rewound and calls.written is not None and put <= calls.written.ticks
+    return Fate.UNDONE if undone else Fate.OPEN
+
+
+class Begins:
+    """Asks for each activity whether it may begin, and settles the work items of those that may not.
+
+    :param responses: sends the responses and deletes the work items.
+    """
+
+    def __init__(self, hub: Hub, work_items: WorkItems, responses: Responses) -> None:
+        self._hub, self._work_items, self._responses = hub, work_items, responses
+        self._answers: OrderedDict[tuple[str, str | None], _Answer] = OrderedDict()
+
+    async def permit(self, held: Delivery) -> Permit:
+        """Ask whether the activity of a work item may begin. Call this as the last step before the beginning.
+
+        :raises StorageError: if the store does not answer.
+        """
+        clock = self._hub.clock
+        if held.scheduled is not None and clock.monotonic() - held.scheduled < FRESH:
+            return _permit(Fate.OPEN, held.scheduled)
+        until = clock.monotonic() + APPEARS_WITHIN
+        while True:
+            permit = await self._ask(held)
+            if permit.fate is not Fate.NOTHING or self._waited(held) > SHORTEST_PAUSE or clock.monotonic() >= until:
+                return permit
+            await clock.sleep(LOOK)
+
+    async def _ask(self, held: Delivery) -> Permit:
+        hub, instance = self._hub, held.message.instance
+        key = instance.instance_id, instance.execution_id
+        answer = self._answers.setdefault(key, _Answer())
+        self._answers.move_to_end(key)
+        if len(self._answers) > REMEMBERED:
+            self._answers.popitem(last=False)
+        async with answer.asking:
+            now = hub.clock.monotonic()
+            if answer.fate is None or now - answer.sent >= FRESH:
+                answer.fate, answer.calls = None, None
+                row = await hub.instance(instance.instance_id)
+                fate = fate_by_row(row, held)
+                if fate is None:
+                    return _permit(await fate_by_history(hub, held), now)
+                if fate is Fate.ENDED:  # not for the next call: a rewind may open the instance again
+                    return _permit(fate, now)
+                answer.fate, answer.sent = fate, now
+                answer.rewound = row is not None and row.completed is not None
+            if answer.fate is Fate.OPEN and (answer.rewound or held.deliveries > 1):
+                if answer.calls is None:
+                    answer.calls = await calls_of(hub.store, hub.names, instance.instance_id)
+                return _permit(fate_of_call(answer.calls, held, rewound=answer.rewound), answer.sent)
+            return _permit(answer.fate, answer.sent)
+
+    def _waited(self, held: Delivery) -> timedelta:
+        """Return how long a work item had been in its queue when this worker received it, by the clock of the store."""
+        return held.received(self._work_items.visibility) - held.inserted
+
+    async def refuse(self, held: Delivery, event: TaskScheduled, fate: Fate) -> None:
+        """Settle a work item whose activity may not begin.
+
+        :param fate: the answer of :meth:`permit`, not OPEN.
+        """
+        waited, reader = self._waited(held), self._work_items.reader
+        log.info(
+            "activity_not_begun", activity=event.name, instance_id=held.message.instance.instance_id, why=str(fate)
+        )
+        match fate:
+            case Fate.ENDED | Fate.ANSWERED:
+                # A response is sent although nobody waits for it: if the last checkpoint was cut off, the response
+                # makes a worker repair this checkpoint.
+                failure = FailureDetails(error_type="ActivityNotBegun", error_message=f"not begun: {fate}")
+                await self._responses.respond(held, event, ActivityOutcome(failure=failure))
+            case Fate.UNDONE:
+                await self._responses.drop(held, "a rewind has undone its call")
+            case Fate.NOTHING if waited >= PURGED_AFTER:
+                await self._responses.drop_purged(held)
+            case _:
+                # The pauses grow, so that a long suspension costs few requests. The time does not count as a wait for a
+                # slot (``queue_timeout``), and the deliveries do not count for the quarantine.
+                longest = LONGEST_HOLD if fate is Fate.SUSPENDED else LONGEST_PAUSE
+                pause = min(longest, max(SHORTEST_PAUSE, waited / 4))
+                again = held.received(self._work_items.visibility) + pause
+                await reader.give_back([held], delay=pause, begun=False, waiting_since=again)
+
+
+def _permit(fate: Fate, sent: float) -> Permit:
+    return Permit(fate=fate, begin_by=sent + BEGINS_WITHIN.total_seconds())
