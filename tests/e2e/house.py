@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes, Settings
+from tests.e2e.forked import Commands
 from tests.waiting import PATIENCE, until
 
 TASKHUB = [str(Path(sys.executable).with_name("taskhub"))]
@@ -64,6 +65,8 @@ class House:
     partitions: int = 4
     lease_store: Literal["table", "blob"] | None = None
     """Of the hub that the client makes; workers find it as it is."""
+    commands: Commands | None = None
+    """Runs commands without a start of Python for each; None: each is started as a user starts it."""
 
     @property
     def settings(self) -> Settings:
@@ -109,13 +112,10 @@ class House:
 
     def command(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """One command of the CLI, to its end."""
-        return subprocess.run(
-            [*TASKHUB, *arguments],
-            env=self.environment | {"COLUMNS": "200", "NO_COLOR": "1"} | environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
+        env = self.environment | {"COLUMNS": "200", "NO_COLOR": "1"} | environment
+        if self.commands is not None and arguments[0] != "worker":
+            return self.commands.run(arguments, env)
+        return subprocess.run([*TASKHUB, *arguments], env=env, capture_output=True, text=True, timeout=PATIENCE)
 
     def json(self, *arguments: str, status: int = 0) -> Any:
         """What a command prints with ``--json``."""
@@ -138,8 +138,8 @@ class House:
 
 
 @contextmanager
-def housed(folder: Path, connection: str, hub: str) -> Iterator[House]:
-    house = House(folder, connection, hub)
+def housed(folder: Path, connection: str, hub: str, commands: Commands | None = None) -> Iterator[House]:
+    house = House(folder, connection, hub, commands=commands)
     try:
         yield house
     finally:
