@@ -100,20 +100,35 @@ def test_times_and_rates_have_their_ceiling_of_the_same_run(lines: Lines) -> Non
 
 def test_an_orchestration_of_one_activity_is_nine_operations(lines: Lines) -> None:
     """Row of the start; start and work item; two episodes' histories and row merges; two messages deleted."""
-    assert operations(lines["a0"]) == {
+    found, looks = _without_looks(lines["a0"])
+    assert looks <= 1
+    assert found == {
         "table.insert": 1,
         "queue.put": 2,
         "table.batch": 2,
         "table.update": 2,
         "queue.delete": 2,
     }
-    assert lines["a0"][BUDGETED]["value"] == 9
+    assert lines["a0"][BUDGETED]["value"] == 9 + looks
+
+
+def _without_looks(figures: dict[str, dict[str, Any]]) -> tuple[dict[str, float], float]:
+    """Return the operations without the looks at the instance before an activity begins, and the number of looks.
+
+    An activity that begins at once needs none. On a machine that stands still for a moment it does not begin at once.
+    tests/hub/test_request_counts.py counts them in virtual time.
+    """
+    found = operations(figures)
+    looks = found.pop("table.get", 0.0)
+    return found, looks
 
 
 def test_a_step_of_a_chain_is_a_work_item_and_an_episode(lines: Lines) -> None:
     """Of n steps: n + 1 messages with the start that the client puts; n + 1 episodes; the row as it starts and ends."""
     steps = lines["c"]["step"]["size"]
-    assert {kind: round(value * steps, 2) for kind, value in operations(lines["c"]).items()} == {
+    found, looks = _without_looks(lines["c"])
+    assert looks <= 1
+    assert {kind: round(value * steps, 2) for kind, value in found.items()} == {
         "queue.put": steps,
         "queue.delete": steps + 1,
         "table.batch": steps + 1,
@@ -123,7 +138,9 @@ def test_a_step_of_a_chain_is_a_work_item_and_an_episode(lines: Lines) -> None:
 
 def test_a_fan_out_costs_four_queue_operations_an_activity_at_most(lines: Lines) -> None:
     width = lines["b"]["whole"]["size"]
-    found = {kind: round(value * width, 2) for kind, value in operations(lines["b"]).items()}
+    operations_of_one, looks = _without_looks(lines["b"])
+    assert looks <= 1
+    found = {kind: round(value * width, 2) for kind, value in operations_of_one.items()}
     episodes = found.pop("table.batch")
     put, deleted = found.pop("queue.put"), found.pop("queue.delete")
     assert found == {"table.update": 2}
