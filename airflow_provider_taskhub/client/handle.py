@@ -309,7 +309,6 @@ class InstanceHandle:
         event = ExecutionSuspended(
             timestamp=self.hub.clock.utc_now(),
             reason=reason,
-            taskhub_process=self.hub.process,
             taskhub_by=suspended_by,
         )
         return await _send_suspension(self.hub, await self._existing(), event, "suspended")
@@ -326,7 +325,7 @@ class InstanceHandle:
         :raises InputError: if the reason cannot be stored.
         """
         check_text(reason, "the reason")
-        event = ExecutionResumed(timestamp=self.hub.clock.utc_now(), reason=reason, taskhub_process=self.hub.process)
+        event = ExecutionResumed(timestamp=self.hub.clock.utc_now(), reason=reason)
         return await _send_suspension(self.hub, await self._existing(), event, "resumed")
 
     async def rewind(self, reason: str = "") -> InstanceState:

@@ -383,11 +383,17 @@ class EventSent(HistoryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRaised(HistoryEvent):
+    """An external event for the instance.
+
+    :param taskhub_process: id of the process that sent the message; None in a history, and for a .NET client.
+    """
+
     event_type = EventType.EventRaised
 
     name: str
     input: str | None = None
     parent_trace_context: TraceContext | None = None
+    taskhub_process: str | None = None
     taskhub_execution_id: str | None = None
 
 
@@ -441,7 +447,7 @@ class HistoryState(HistoryEvent):
 class ExecutionSuspended(HistoryEvent):
     """A request to suspend the instance.
 
-    :param taskhub_process: id of the client process that sent the message; None in a history.
+    :param taskhub_process: as in :class:`EventRaised`.
     :param taskhub_by: user who asked for the suspension, such as ``ann@node7``; None: the client does not name a user.
     """
 
@@ -457,7 +463,7 @@ class ExecutionSuspended(HistoryEvent):
 class ExecutionResumed(HistoryEvent):
     """A request to resume the instance.
 
-    :param taskhub_process: as in :class:`ExecutionSuspended`.
+    :param taskhub_process: as in :class:`EventRaised`.
     """
 
     event_type = EventType.ExecutionResumed

@@ -147,6 +147,7 @@ class Hub:
             target,
             names=self.names,
             queue=self.queue_of(target.instance_id),
+            process=self.process,
             sequence=self.sequence(),
             sender=sender,
             now=now or self.clock.utc_now(),
@@ -177,7 +178,9 @@ class Hub:
         :param claims: returns, for the name of a queue, how many more messages this worker may hand over in memory, and
             for how long these messages are hidden from other workers.
         """
-        routing = Routing(names=self.names, control=self.queue_of, claims=claims, sequence=self.sequence)
+        routing = Routing(
+            names=self.names, control=self.queue_of, claims=claims, process=self.process, sequence=self.sequence
+        )
         return outbound_messages(episode, routing, self.clock.utc_now())
 
     def checkpoint(

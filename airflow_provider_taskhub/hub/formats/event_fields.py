@@ -188,7 +188,7 @@ LAYOUT_OF: Mapping[type[HistoryEvent], EventLayout] = {
         _layout(ev.OrchestratorStarted),
         _layout(ev.OrchestratorCompleted, own=(_WAITS,)),
         _layout(ev.EventSent, _INSTANCE_ID, _NAME, _INPUT, own=_IDENTIFIED),
-        _layout(ev.EventRaised, _NAME, _INPUT, _TRACE, own=(_EXECUTION_ID,)),
+        _layout(ev.EventRaised, _NAME, _INPUT, _TRACE, own=(_EXECUTION_ID, _PROCESS)),
         _layout(ev.ContinueAsNew, *_COMPLETION),
         _layout(ev.GenericEvent, before=(_text("Data", "data"),), own=(_EXECUTION_ID,)),
         _layout(ev.ExecutionSuspended, _REASON, own=(_EXECUTION_ID, _PROCESS, _BY)),

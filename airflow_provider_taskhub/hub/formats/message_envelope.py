@@ -46,6 +46,8 @@ DELIVERIES = "TaskHubDeliveries"
 """Member that DurableTask does not have: see ``Envelope.deliveries``."""
 WAITING_SINCE = "TaskHubWaitingSince"
 """Member that DurableTask does not have: see ``Envelope.waiting_since``."""
+PLACE = "TaskHubPlace"
+"""Member that DurableTask does not have: see ``Envelope.place``."""
 
 _DATA = "DurableTask.AzureStorage.MessageData"
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -84,7 +86,7 @@ class TaskMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """A message as it stands in a queue: DurableTask's class MessageData. DurableTask does not have the last three
+    """A message as it stands in a queue: DurableTask's class MessageData. DurableTask does not have the last four
     fields.
 
     :param activity_id: a random id, or the identity of the action that the message carries out.
@@ -101,6 +103,8 @@ class Envelope:
     :param waiting_since: when a worker first received the message and did not have the function that it needs, by the
         storage service. The next worker uses this time, so that the wait does not begin again. For a work item of a
         suspended instance: when it becomes visible again, because the wait for a slot begins after the suspension.
+    :param place: place of the message in its queue, as the worker saw it that first received the message
+        (``Delivery.place``). None: no worker has given the message back to the queue.
     """
 
     activity_id: UUID
@@ -113,6 +117,7 @@ class Envelope:
     failures: int = 0
     deliveries: int = 0
     waiting_since: Timestamp | None = None
+    place: int | None = None
 
 
 # --- writing ------------------------------------------------------------------------------------------------------
@@ -147,6 +152,8 @@ def _data(envelope: Envelope) -> dict[str, Any]:
         data[DELIVERIES] = envelope.deliveries
     if envelope.waiting_since is not None:
         data[WAITING_SINCE] = json_values.write(Kind.TIME, envelope.waiting_since, typed=False)
+    if envelope.place is not None:
+        data[PLACE] = envelope.place
     return data
 
 
@@ -159,6 +166,7 @@ def _wrapper(envelope: Envelope) -> dict[str, Any]:
         failures=envelope.failures,
         deliveries=envelope.deliveries,
         waiting_since=envelope.waiting_since,
+        place=envelope.place,
     )
     return _data(bare)
 
@@ -277,6 +285,7 @@ def unspill(wrapper: Envelope, text: str) -> Envelope:
         failures=wrapper.failures,
         deliveries=wrapper.deliveries,
         waiting_since=wrapper.waiting_since,
+        place=wrapper.place,
     )
 
 
@@ -326,7 +335,7 @@ def _unbase64(text: str) -> str:
 
 def _read_data(data: JsonObject) -> Envelope:
     failures, deliveries = data.get(FAILURES, Kind.INT) or 0, data.get(DELIVERIES, Kind.INT) or 0
-    waiting_since = data.get(WAITING_SINCE, Kind.TIME)
+    waiting_since, place = data.get(WAITING_SINCE, Kind.TIME), _read_count(data, PLACE) or None
     blob_name = data.get("CompressedBlobName", Kind.TEXT)
     if blob_name:  # The blob holds the whole message. Of this wrapper, only TaskHub's own members count too.
         check_blob_name(blob_name)
@@ -337,6 +346,7 @@ def _read_data(data: JsonObject) -> Envelope:
             failures=failures,
             deliveries=deliveries,
             waiting_since=waiting_since,
+            place=place,
         )
     if not data.has("TaskMessage"):
         raise MessageError("MessageData has neither a TaskMessage nor a CompressedBlobName")
@@ -350,6 +360,7 @@ def _read_data(data: JsonObject) -> Envelope:
         failures=failures,
         deliveries=deliveries,
         waiting_since=waiting_since,
+        place=place,
     )
 
 

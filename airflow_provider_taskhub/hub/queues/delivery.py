@@ -14,6 +14,7 @@ import structlog
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.events import EventRaised, ExecutionResumed, ExecutionSuspended
 from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.formats.message_envelope import Envelope, TaskMessage, encode
@@ -28,6 +29,8 @@ GIVE_BACK_PARALLEL = 16
 """Messages that one call of ``Reader.give_back`` updates at the same time. The same bound holds for renewals."""
 LATEST = Timestamp.parse("9999-12-31T00:00:00Z")
 """The insertion time of a local response. It is later than the insertion time of every message in a queue."""
+ORDERED = (EventRaised, ExecutionSuspended, ExecutionResumed)
+"""Events whose order an orchestrator sees. Their messages name the process that sent them."""
 ACTION_UUID = 5
 """Version of a UUID that identifies an action. All other messages have random UUIDs (version 4)."""
 
@@ -43,6 +46,9 @@ class Delivery:
     :param dequeue_count: how often the queue has delivered the message, including this delivery.
     :param size: number of characters of the message's text in the queue.
     :param claimed: monotonic time, in seconds, at which the request for the newest pop receipt was sent.
+    :param place: place of the message among those of its queue, in 100 ns of the storage service's clock. A worker that
+        receives a message for the first time gives it a place behind those that it has received earlier. The message
+        keeps this place if it goes back to the queue and comes again. 0: a message that no queue has.
     :param scheduled: monotonic time, in seconds, at which this worker sent the checkpoint that stored the call of this
         work item; None: another process may have sent it, or the message is no work item.
     :param gone: True if the message is deleted or visible again. The pop receipt is then useless.
@@ -60,6 +66,7 @@ class Delivery:
     dequeue_count: int
     size: int
     claimed: float
+    place: int = 0
     scheduled: float | None = None
     gone: bool = False
     deleted: bool | None = None
@@ -148,6 +155,7 @@ class Delivery:
             failures=envelope.failures + failed,
             deliveries=envelope.deliveries - (not begun),
             waiting_since=waiting_since or envelope.waiting_since,
+            place=self.place if self.place and isinstance(self.message.event, ORDERED) else envelope.place,
         )
         text = None if counted == envelope else encode(counted)
         return UpdateMessage(queue=self.queue, message=self.receipt, visibility=delay, text=text, signal=signal)
@@ -159,19 +167,20 @@ class Delivery:
         """
 
     @property
+    def process(self) -> str:
+        """Id of the process that sent the message. Only the messages of :data:`ORDERED` that TaskHub has sent name it.
+
+        For every other message it is "".
+        """
+        return getattr(self.message.event, "taskhub_process", None) or ""
+
+    @property
     def stamp(self) -> Stamp:
         """When the message was enqueued, which process sent it, and its number among the messages of that process.
 
-        The time is always known; that of a local response is :data:`LATEST`. Only suspensions and resumes of TaskHub's
-        own clients name the process. For every other message ``process`` is "".
+        The time is always known; that of a local response is :data:`LATEST`.
         """
-        process = getattr(self.message.event, "taskhub_process", None)
-        return Stamp(inserted=self.inserted, process=process or "", number=self.envelope.sequence_number)
-
-    @property
-    def sort_key(self) -> tuple[Timestamp, int]:
-        """Sort key for the order of processing: the insertion time, then the sender's sequence number."""
-        return self.inserted, self.envelope.sequence_number
+        return Stamp(inserted=self.inserted, process=self.process, number=self.envelope.sequence_number)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -6,6 +6,7 @@ docs/concepts/checkpoint.md says in which order the messages are put.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID, uuid4
 
@@ -21,7 +22,7 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.formats.message_envelope import Envelope, TaskMessage, spill
 from airflow_provider_taskhub.hub.model import HubNames
-from airflow_provider_taskhub.hub.queues.delivery import Delivery
+from airflow_provider_taskhub.hub.queues.delivery import ORDERED, Delivery
 from airflow_provider_taskhub.storage.primitives import MAX_VISIBILITY, PutBlob, PutMessage, Receipt
 
 NOBODY = OrchestrationInstance(instance_id="", execution_id="")
@@ -80,12 +81,14 @@ class Routing:
     :param control: returns the name of the control queue of an instance id.
     :param claims: returns, for the name of a queue, how many more messages this worker may claim there now, and the
         visibility timeout of such a claim.
+    :param process: id of this process.
     :param sequence: returns the next sequence number of this process.
     """
 
     names: HubNames
     control: Callable[[str], str]
     claims: Callable[[str], tuple[int, timedelta]]
+    process: str
     sequence: Callable[[], int]
 
 
@@ -108,6 +111,7 @@ def outbound_message(
     *,
     names: HubNames,
     queue: str,
+    process: str,
     sequence: int,
     sender: OrchestrationInstance,
     now: Timestamp,
@@ -121,6 +125,8 @@ def outbound_message(
     A message with a delay or with a blob is never claimed, even if ``claim`` asks for it.
 
     :param queue: name of the queue that the message goes to.
+    :param process: id of the process that sends the message. The receiver compares sequence numbers only within it.
+    :param sequence: number of the message among those of this process.
     :param episode: number of the sender's episode. None: the sender is a client.
     :param activity_id: the identity of the action that the message carries out. None: the message gets a random id.
     :param context_tags: tags of the sending instance. None: no tags.
@@ -129,6 +135,8 @@ def outbound_message(
     delay = _delay(event, now)
     if delay:
         claim = None
+    if isinstance(event, ORDERED):
+        event = replace(event, taskhub_process=process)
     envelope = Envelope(
         activity_id=UUID(activity_id) if activity_id else uuid4(),
         message=TaskMessage(event=event, instance=target, context_tags=context_tags),
@@ -162,6 +170,7 @@ def outbound_messages(episode: Episode, routing: Routing, now: Timestamp) -> tup
             outbound.target,
             names=routing.names,
             queue=queue,
+            process=routing.process,
             sequence=routing.sequence(),
             sender=episode.loaded,
             now=now,

@@ -337,7 +337,7 @@ async def _as_new(store: Store, names: HubNames, item: Quarantined) -> tuple[str
     known = envelope.activity_id
     if known.version != ACTION_UUID:
         known = uuid5(NAMESPACE, f"quarantine {item.message_id}")
-    fresh = replace(envelope, activity_id=known, failures=0, deliveries=0, waiting_since=None)
+    fresh = replace(envelope, activity_id=known, failures=0, deliveries=0, waiting_since=None, place=None)
     return spill(fresh if message is None else replace(fresh, blob_name=None), names.large_messages)
 
 

@@ -155,6 +155,7 @@ class Reader:
         self._room, self._deliver, self._check, self._runs = room, deliver, check, runs
         self._count = context.quarantined
         self._renewer = VisibilityRenewer(store, clock, visibility)
+        self._last_place = 0
         self._left = OrderedDict[str, Delivery]()
         """Messages whose work is done, and whose deletion the store has refused, by message id."""
         self._backoff = PollingBackoff(ceiling=context.max_polling.total_seconds())
@@ -189,8 +190,18 @@ class Reader:
 
     def adopt(self, held: Delivery) -> None:
         """Deliver a message that this worker claimed when it put the message, as if the message had been received."""
+        self._put_last(held, held.inserted)
         self._renewer.add(held)
         self._deliver(held)
+
+    def _put_last(self, held: Delivery, now: Timestamp) -> None:
+        """Give a message its place behind those that came before it. A message that comes again keeps its place.
+
+        :param now: present time, by the clock of the storage service. Readers before this one, in other processes, had
+            earlier times.
+        """
+        self._last_place = max(self._last_place + 1, now.ticks)
+        held.place = held.envelope.place or self._last_place
 
     def release(self, messages: Iterable[Delivery]) -> None:
         """Stop renewing the visibility of messages that were deleted or are given back. This makes room for others.
@@ -393,6 +404,7 @@ class Reader:
             self._backoff.shift()
         for outcome in outcomes:
             if outcome is not None:
+                self._put_last(outcome, outcome.received(self.visibility))
                 await self._deliver_safely(outcome)
         if len(messages) < asked:  # the queue had no more messages
             await self._pause(batching_delay(took))

@@ -16,7 +16,6 @@ from itertools import takewhile
 from typing import Generic, TypeVar
 
 from airflow_provider_taskhub.engine.events import ExecutionStarted
-from airflow_provider_taskhub.hub.admission.facts import SUSPENSIONS
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.queues.reader import ControlReader
 
@@ -80,18 +79,21 @@ def next_batch(messages: Iterable[Delivery]) -> tuple[list[Delivery], list[Deliv
 
 
 def _ordered(messages: Sequence[Delivery]) -> list[Delivery]:
-    """Return messages in the order in which they are processed: by time, then by the sequence number of the sender.
+    """Return messages in the order in which they are processed.
 
-    Suspensions and resumes are ordered by time only, and keep the order of arrival if their times are equal: they may
-    come from two processes, whose sequence numbers cannot be compared. Admission later compares the sequence numbers of
-    each process (``facts.precedes``).
+    That is the order of the queue, except that the messages of one sender take their places among themselves in the
+    order of their sequence numbers. Each process counts its own messages, so numbers of two processes say nothing about
+    each other. A message that names no process, such as that of a .NET client, keeps its place in the queue.
     """
-    ordered = sorted(messages, key=lambda held: held.sort_key)
-    suspensions = [held for held in messages if isinstance(held.message.event, SUSPENSIONS)]
-    if len(suspensions) > 1:
-        places = [place for place, held in enumerate(ordered) if isinstance(held.message.event, SUSPENSIONS)]
-        for place, held in zip(places, sorted(suspensions, key=lambda held: held.inserted), strict=True):
-            ordered[place] = held
+    ordered = sorted(messages, key=lambda held: (held.inserted, held.place))
+    senders: dict[str, list[int]] = {}
+    for index, held in enumerate(ordered):
+        if process := held.process:
+            senders.setdefault(process, []).append(index)
+    for places in senders.values():
+        sent = sorted((ordered[index] for index in places), key=lambda held: held.envelope.sequence_number)
+        for index, held in zip(places, sent, strict=True):
+            ordered[index] = held
     return ordered
 
 

@@ -440,11 +440,11 @@ def test_the_message_in_the_blob_counts_when_there_are_two() -> None:
 def test_failures_are_counted_on_the_wrapper() -> None:
     written, blob = spill(sized(SPILL_BYTES + 1), "c")
     assert blob is not None
-    read = unspill(replace(decode(written), failures=3), decompress(blob.body))
-    assert read.failures == 3
+    read = unspill(replace(decode(written), failures=3, place=7), decompress(blob.body))
+    assert (read.failures, read.place) == (3, 7)
     again = encode(replace(read, failures=4))
     assert len(again) < 400
-    assert (decode(again).failures, blob_of(decode(again))) == (4, blob.name)
+    assert (decode(again).failures, decode(again).place, blob_of(decode(again))) == (4, 7, blob.name)
     assert blob_of(read) is None
     assert spill(read, "c") == (encode(read), None)  # it is spilled already
 
@@ -477,6 +477,7 @@ def test_a_blob_that_holds_no_message_is_refused() -> None:
         sender=st.none() | st.builds(OrchestrationInstance, instance_id=text, execution_id=st.none() | text),
         trace_context=st.none() | text,
         failures=st.integers(0, 100),
+        place=st.none() | st.integers(1, 2**60),
     )
 )
 def test_every_event_comes_back_as_it_went(made: Envelope) -> None:

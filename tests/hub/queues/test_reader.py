@@ -17,7 +17,7 @@ import structlog
 
 from airflow_provider_taskhub import virtual_time
 from airflow_provider_taskhub.codec import compress
-from airflow_provider_taskhub.engine.events import EventType
+from airflow_provider_taskhub.engine.events import EventRaised, EventType
 from airflow_provider_taskhub.errors import NotFound, Unavailable
 from airflow_provider_taskhub.hub.formats.message_envelope import encode, spill
 from airflow_provider_taskhub.hub.model import HubNames
@@ -565,6 +565,38 @@ def test_what_is_given_back_is_there_at_once_or_after_its_delay() -> None:
         assert await _all(desk.store) == [1] * 20, "one failed processing more, counted in the message"
 
     play(work)
+
+
+@pytest.mark.rows("K16", "K58")
+def test_what_is_given_back_keeps_its_place() -> None:
+    """It comes again behind others, or to another worker, and the queue's times have whole seconds."""
+
+    async def work(desk: Desk) -> None:
+        for number in range(4):
+            await desk.put(held(raised(str(number))))
+        await asyncio.sleep(1.0)
+        before = {message.message_id: message.place for message in desk.got}
+        first, *others = desk.got
+        await desk.reader.give_back([first], delay=timedelta(seconds=5))
+        await desk.put(held(raised("new")))
+        await asyncio.sleep(1.0)
+        await desk.reader.stop()
+        await desk.reader.give_back(others)
+        await desk.end()
+        again = Desk(desk.store)
+        await asyncio.sleep(10.0)
+        await again.end()
+        places = {message.message_id: message.place for message in again.got}
+        assert {name: place for name, place in places.items() if name in before} == before
+        assert [names_of(message) for message in sorted(again.got, key=lambda held: held.place)] == [*"0123", "new"]
+
+    play(work)
+
+
+def names_of(message: Delivery) -> str:
+    event = message.message.event
+    assert isinstance(event, EventRaised)
+    return event.name
 
 
 @pytest.mark.rows("K58", "K39")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from airflow_provider_taskhub.engine.events import ExecutionResumed, ExecutionSuspended, TaskCompleted
+from airflow_provider_taskhub.engine.events import EventRaised, ExecutionResumed, ExecutionSuspended, TaskCompleted
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.queues.reader import ControlReader
 from airflow_provider_taskhub.workers.orchestrations.sessions import (
@@ -49,14 +52,59 @@ def test_a_batch_is_in_the_order_of_the_queue() -> None:
     assert next_batch([late, early, middle]) == ([early, middle, late], [])
 
 
+def sent(process: str | None, number: int, *, place: int, at: float = 0.0, event: type = EventRaised) -> Delivery:
+    """An event of a process, or of a client that names none, at a place of the queue."""
+    named = {"name": "go"} if event is EventRaised else {}
+    message = held(event(timestamp=NOW, taskhub_process=process, **named), at=at)
+    message.envelope = replace(message.envelope, sequence_number=number)
+    message.place = place
+    return message
+
+
 @pytest.mark.rows("K16", "K46")
-def test_suspensions_and_resumes_of_one_moment_stay_as_they_arrived() -> None:
-    """Two processes count their messages apart. Which is older of one process's own is told by their stamps."""
-    event, suspend = held(raised()), held(ExecutionSuspended(timestamp=NOW))
-    early, resume = held(ExecutionResumed(timestamp=NOW), at=-1), held(ExecutionResumed(timestamp=NOW))
-    for number, message in enumerate((event, resume, suspend, early)):  # resume's process has just begun to count
-        message.envelope = replace(message.envelope, sequence_number=number)
-    assert next_batch([suspend, resume, event, early]) == ([early, event, suspend, resume], [])
+def test_numbers_of_two_processes_are_not_compared() -> None:
+    """Each was sent after the answer to the one before, in one second; the second process has just begun to count."""
+    queue = [
+        sent("one", 108, place=1),
+        sent("two", 1, place=2, event=ExecutionSuspended),
+        sent("one", 109, place=3, event=ExecutionResumed),
+        sent("two", 2, place=4),
+    ]
+    for arrived in permutations(queue):
+        assert next_batch(arrived) == (queue, [])
+
+
+@pytest.mark.rows("K16")
+def test_what_one_process_has_sent_is_in_its_order_whatever_its_places_are() -> None:
+    """A checkpoint puts its messages in parallel, so the later one can be in the queue first, a second earlier even."""
+    third, other, first = sent("one", 3, place=1), sent("two", 9, place=2), sent("one", 1, place=4, at=1.0)
+    second, nobodys = sent("one", 2, place=3), sent(None, 0, place=9, at=1.0)
+    assert next_batch([third, other, second, first, nobodys])[0] == [first, other, second, third, nobodys]
+
+
+@pytest.mark.rows("K16")
+def test_what_names_no_process_is_in_the_order_of_the_queue() -> None:
+    """Two .NET clients count apart too, and their messages do not say which of them sent one."""
+    queue = [sent(None, number, place=place) for place, number in enumerate((7, 1, 8, 2), 1)]
+    assert next_batch(reversed(queue)) == (queue, [])
+
+
+@pytest.mark.rows("K16")
+@given(st.data())
+def test_the_order_does_not_depend_on_what_arrived_first(data: st.DataObject) -> None:
+    senders = data.draw(st.lists(st.sampled_from(["one", "two", "three", None]), max_size=12))
+    numbers = data.draw(st.permutations(range(len(senders))))
+    queue = [
+        sent(sender, number, place=place, at=place // 4)
+        for place, (sender, number) in enumerate(zip(senders, numbers, strict=True), 1)
+    ]
+    batch, _ = next_batch(queue)
+    assert next_batch(data.draw(st.permutations(queue)))[0] == batch
+    assert [message.process for message in batch] == [message.process for message in queue], "each keeps its places"
+    for sender in set(senders) - {None}:
+        own = [message.envelope.sequence_number for message in batch if message.process == sender]
+        assert own == sorted(own)
+    assert [m for m in batch if not m.process] == [m for m in queue if not m.process]
 
 
 @pytest.mark.rows("K16")
