@@ -7,9 +7,11 @@ overloads that let type checkers check calls, and the texts of the methods, whic
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from types import CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, Protocol, Unpack, overload
 from uuid import UUID
 
@@ -23,7 +25,7 @@ from airflow_provider_taskhub.engine.registry import result_annotation_of
 from airflow_provider_taskhub.engine.replay_safe_logger import LevelLogger, Log, LogLine, ReplaySafeLogger
 from airflow_provider_taskhub.engine.retry import RetryPolicy
 from airflow_provider_taskhub.engine.signatures import A, CallOptions, ChildOptions, T
-from airflow_provider_taskhub.engine.tasks import NAME, CancellableTask, Task, when_all, when_any
+from airflow_provider_taskhub.engine.tasks import NAME, CancellableTask, Task, described, when_all, when_any
 from airflow_provider_taskhub.engine.validation import LAST_TIME, check_column, check_event, check_tags, check_time
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.no_input import NO_INPUT
@@ -31,6 +33,7 @@ from airflow_provider_taskhub.tags import FIRE_AND_FORGET
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.engine.generation import Generation
+    from airflow_provider_taskhub.engine.timeouts import Timeout
 
 
 class _Defined(Protocol):
@@ -360,16 +363,61 @@ class OrchestrationContext:
         :raises InputError: the time is before the year 1601, which no row can hold.
         :raises TypeError: ``fire_at`` is neither a timedelta nor a datetime.
         """
-        generation = self._generation
-        if isinstance(fire_at, timedelta):
-            at = generation.time + fire_at
-        elif isinstance(fire_at, datetime):
-            at = Timestamp.from_datetime(fire_at)
-        else:
-            raise TypeError(f"create_timer takes a timedelta or a datetime, not {type(fire_at).__name__} {fire_at!r}")
-        # A time after LAST_TIME is accepted: a long timer is stored in parts of six days, so no row holds its end.
-        check_time(min(at, LAST_TIME), f"create_timer: {fire_at}")
-        return Timer(generation, at, CallSite.of(sys._getframe(1)))
+        return Timer(self._generation, self._time(fire_at, "create_timer"), CallSite.of(sys._getframe(1)))
+
+    def branch(self, coroutine: Coroutine[Any, Any, T] | Generator[Any, Any, T]) -> CancellableTask[T]:
+        """Run a coroutine of several steps beside the code that follows. Awaiting the returned task gives its result.
+
+        Use it like ``asyncio.create_task``. The code of the branch runs at once, up to its first await. Give the task
+        to :meth:`when_all` or :meth:`when_any`, or await it. If the branch raises an error, awaiting the task raises
+        the same error. ``cancel()`` of the task raises ``asyncio.CancelledError`` at the await of the branch, where
+        the branch can clean up; awaiting the task then raises :class:`TaskFailedError`.
+
+        A branch that the orchestrator does not await goes on. When the orchestrator ends before the branch, the rest of
+        the branch does not run, and a warning in the worker's log names the branch.
+
+        :param coroutine: the call of a coroutine function, such as ``load(ctx, "a")``, or of a generator function. It
+            can await tasks of this context, start branches and use :meth:`timeout`.
+        :raises TypeError: the argument is not the call of a coroutine function or generator function.
+        :raises InputError: the coroutine was already begun or awaited.
+        """
+        if not isinstance(coroutine, CoroutineType | GeneratorType):
+            raise TypeError(_not_a_coroutine(coroutine))
+        name = coroutine.__name__
+        if (inspect.getcoroutinestate if isinstance(coroutine, CoroutineType) else inspect.getgeneratorstate)(
+            coroutine  # type: ignore[arg-type]  # one of the two types, which the condition has chosen
+        ) not in (inspect.CORO_CREATED, inspect.GEN_CREATED):
+            raise InputError(f"branch: the coroutine {name!r} was begun before: call the function again")
+        return self._generation.branch(coroutine, name, CallSite.of(sys._getframe(1)))
+
+    def timeout(self, delay: float | timedelta | datetime | None) -> Timeout:
+        """Limit how long a block of code waits. Use it like ``asyncio.timeout``, with ``async with``.
+
+        When the time is over, the await at which the block waits is interrupted, and the end of the block raises
+        ``TimeoutError``. The limit is a durable timer, which is cancelled when the block ends. Limits can be nested. A
+        limit holds only for the branch that has entered the block.
+
+        What was awaited is left behind: an external event goes to the next wait of its name, and a branch is
+        cancelled if no other code waits for it. Activities and children go on, and can be awaited again later.
+
+        In a generator function, write ``with ctx.timeout(...)``.
+
+        :param delay: seconds from the orchestrator's current time, or a timedelta, or a time; None: no limit. A time
+            without a zone is UTC.
+        :raises InputError: the time is before the year 1601, or the seconds are not a finite number.
+        :raises TypeError: ``delay`` is of another type.
+        """
+        where = CallSite.of(sys._getframe(1))
+        if delay is None:
+            return self._generation.limit(None, "None", where)
+        shown = str(delay) if isinstance(delay, timedelta | datetime) else repr(delay)
+        given: Any = delay
+        if isinstance(delay, int | float) and not isinstance(delay, bool):
+            try:
+                given = timedelta(seconds=delay)
+            except (OverflowError, ValueError):
+                raise InputError(f"timeout: {shown} is no number of seconds; for no limit, give None") from None
+        return self._generation.limit(self._time(given, "timeout"), shown, where)
 
     @overload
     def wait_for_external_event(self, name: str, data_type: type[T]) -> CancellableTask[T]: ...
@@ -465,6 +513,18 @@ class OrchestrationContext:
         text = self._generation.started.input
         return decode(None if text is None else loads(text), annotation, what=f"input of orchestrator {self.name!r}")
 
+    def _time(self, given: timedelta | datetime, what: str) -> Timestamp:
+        if isinstance(given, timedelta):
+            at = self._generation.time + given
+        elif isinstance(given, datetime):
+            at = Timestamp.from_datetime(given)
+        else:
+            seconds = "seconds, " if what == "timeout" else ""
+            raise TypeError(f"{what} takes {seconds}a timedelta or a datetime, not {type(given).__name__} {given!r}")
+        # A time after LAST_TIME is accepted: a long timer is stored in parts of six days, so no row holds its end.
+        check_time(min(at, LAST_TIME), f"{what}: {given}")
+        return at
+
     def _emit(self, level: int, message: object, *args: object, **_: Any) -> None:
         if self._sink is None:
             return
@@ -483,6 +543,15 @@ class OrchestrationContext:
                 time=self._generation.time,
             )
         )
+
+
+def _not_a_coroutine(given: object) -> str:
+    found = f"branch takes a coroutine, not {described(given)}: "
+    if isinstance(given, Task):
+        return f"{found}a task runs already, so give it to when_all or when_any"
+    if callable(given):
+        return f"{found}call the function, as in ctx.branch(load(ctx))"
+    return f"{found}give it the call of an `async def` function, as in ctx.branch(load(ctx))"
 
 
 def _function(declared: Callable[..., Any] | str, definition: _Defined | None) -> Callable[..., Any] | None:

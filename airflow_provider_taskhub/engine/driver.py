@@ -1,119 +1,198 @@
-"""Runs one orchestrator function with ``send`` and ``throw``, without an event loop.
+"""Runs the coroutines of one orchestrator with ``send`` and ``throw``, without an event loop.
 
-The function can await only tasks of its context. The driver knows whether a task is settled (has a result or an error),
-and nothing else about the task. The module ``generation`` decides what a result or an error of the function means.
+There is one coroutine for the orchestrator function itself, the *main branch*, and one for each branch that the code
+has started with ``ctx.branch``. A coroutine can await only tasks of its context. Branches that can go on run one after
+the other, in the order in which the history has settled what they await. So a replay runs them in the same order.
+
+The module ``generation`` decides what a result or an error of the main branch means.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Coroutine, Generator, Iterator
 from contextlib import suppress
-from types import CoroutineType, FrameType, GeneratorType
+from types import CoroutineType, FrameType, GeneratorType, TracebackType
 from typing import Any
 
 from airflow_provider_taskhub.engine.actions import CallSite
-from airflow_provider_taskhub.engine.no_event_loop import advice, called_at
-from airflow_provider_taskhub.engine.tasks import Task
-from airflow_provider_taskhub.errors import OrchestrationError
-from airflow_provider_taskhub.fast_dataclass import dataclass
+from airflow_provider_taskhub.engine.no_event_loop import CancelledError, advice, called_at, reworded
+from airflow_provider_taskhub.engine.signatures import T_co
+from airflow_provider_taskhub.engine.tasks import CancellableTask, Group, Task
+from airflow_provider_taskhub.errors import OrchestrationError, TaskFailedError
 
 MAX_STEPS = 1_000_000
-"""Maximum number of awaits in one turn, which ends when the function waits. Code with more awaits is in an endless loop
+"""Maximum number of awaits in one turn, which ends when all branches wait. Code with more awaits is in an endless loop
 over completed tasks."""
 
 Body = Coroutine[Any, Any, Any] | Generator[Any, Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """The orchestrator function has returned.
+class Branch(CancellableTask[T_co], Group[T_co]):
+    """The task of a coroutine: it gives what the coroutine returns, or fails with what the coroutine raises.
 
-    :param value: its return value.
+    A branch is also the group that a task notifies while the branch awaits the task.
+
+    :param driver: the driver that runs the branch.
+    :ivar interruptions: number of interruptions, by :meth:`cancel` or by a limit of ``ctx.timeout``, that no limit has
+        turned into a ``TimeoutError``.
     """
 
-    value: Any
+    __slots__ = ("_awaited", "_body", "_driver", "_is_cancelled", "_is_running", "_pending", "_trace", "interruptions")
 
+    runs = True
 
-class Driver:
-    """Runs one orchestrator function.
-
-    :param name: name of the orchestrator, for errors.
-    """
-
-    __slots__ = ("_awaited", "_body", "_name")
-
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, driver: Driver) -> None:
+        super().__init__()
+        self.interruptions = 0
+        self._driver = driver
         self._body: Body | None = None
         self._awaited: Task[Any] | None = None
+        self._pending: str | None = None
+        self._is_cancelled = False
+        self._is_running = False
+        self._trace: TracebackType | None = None
 
     @property
-    def awaited(self) -> Task[Any] | None:
-        """The task that the function awaits; None if it has not begun or was closed."""
-        return self._awaited
+    def trace(self) -> TracebackType | None:
+        return self._trace
 
-    def start(self, made: Any) -> Returned | None:
-        """Run the orchestrator function for the first time.
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the orchestrator function itself."""
+        return self is self._driver.main
 
-        :param made: what the call of the function gave: a coroutine, a generator, or the result of a plain function.
-        :returns: as :meth:`turn`.
-        :raises BaseException: as :meth:`turn`.
+    def begin(self, body: Body) -> None:
+        """Run a coroutine until it waits or ends.
+
+        :param body: the coroutine, which has not begun.
         """
-        if not isinstance(made, CoroutineType | GeneratorType):
-            return Returned(made)
-        self._body = made
-        return self.turn()
+        self._body = body
+        self.step()
 
-    def turn(self) -> Returned | None:
-        """Run the function until it waits for a task without a result and without an error, or until it returns.
+    def settled(self, child: Task[Any]) -> None:
+        if child is self._awaited:
+            self._driver.wake(self)
 
-        :returns: a :class:`Returned` with the return value; None if the function waits.
-        :raises BaseException: any error that the function raised.
-        :raises OrchestrationError: the function awaited an object that is not a task, or it awaited completed tasks
-            more than :data:`MAX_STEPS` times.
+    def step(self) -> None:
+        """Run the coroutine until it waits or ends. Do nothing if it runs already, waits or has ended."""
+        driver = self._driver
+        if self._is_running or driver.is_closed:
+            return
+        before, driver.current = driver.current, self
+        self._is_running = True
+        try:
+            while (body := self._body) is not None and self._can_go_on():
+                self._advance(body)
+        finally:
+            self._is_running = False
+            driver.current = before
+            if self._done:
+                driver.ended(self)
+
+    def interrupt(self, why: str) -> None:
+        """Raise ``asyncio.CancelledError`` in the coroutine, at the await at which it waits, when it runs next.
+
+        :param why: text of the error.
         """
-        steps = 0
-        while (body := self._body) is not None and ((task := self._awaited) is None or task._done):
-            steps += 1
-            if steps > MAX_STEPS:
-                raise self._closed_error(
-                    f"awaited completed tasks {MAX_STEPS} times in one turn at {self.line()}: "
-                    "this loop never waits. Await a task that is not complete"
-                )
-            try:
-                yielded = _resumed(body, task)
-            except StopIteration as stop:
-                self._body = None
-                return Returned(stop.value)
-            except BaseException:
-                self._body = None
-                raise
-            if not isinstance(yielded, Task):
-                where, called = self._called(yielded)
-                raise self._closed_error(
-                    f"awaited {called or type(yielded).__name__} at {where}: only tasks of its context can be awaited. "
-                    f"{advice(called)}"
-                )
-            self._awaited = yielded
-            if yielded.claims:
-                yielded.claim()
-        return None
+        if not self._done:
+            self.interruptions += 1
+            self._pending = why
+            self._driver.wake(self)
+
+    def cancel(self) -> None:
+        """Cancel the branch: the await at which its code waits raises ``asyncio.CancelledError``.
+
+        The code can clean up in an ``except`` or ``finally`` block, also with awaits. When the code ends, the task
+        fails with :class:`TaskFailedError`. If the code goes on in spite of the cancellation, its result counts.
+        """
+        self._used = True
+        self._is_cancelled = True
+        self.interrupt("the branch was cancelled by the orchestrator")
+        self.step()
 
     def close(self) -> None:
-        """Close the function: its ``finally`` blocks run now. An error that they raise is ignored."""
+        """Close the coroutine: its ``finally`` blocks run now. An error that they raise is ignored."""
         body, self._body = self._body, None
         self._awaited = None
         if body is not None:
-            with suppress(BaseException):  # the function is not needed any more: an error of its `finally` is ignored
+            with suppress(BaseException):  # the code is not needed any more: an error of its `finally` is ignored
                 body.close()
 
     def line(self) -> CallSite | str:
-        """Return the line of user code at which the function waits; a text if the line is unknown."""
+        """Return the line of user code at which the coroutine waits; a text if the line is unknown."""
         return called_at(_waiting(self._body))[0] or "an unknown line"
 
     def doing(self) -> str:
-        """Return a text for errors that says whether the function had ended, or at which line it waited."""
+        """Return a text for errors that says whether the coroutine had ended, or at which line it waited."""
         return "had ended" if self._body is None else f"waited at {self.line()}"
+
+    def _can_go_on(self) -> bool:
+        return self._pending is not None or self._awaited is None or self._awaited._done
+
+    def _advance(self, body: Body) -> None:
+        """Run the coroutine up to its next await."""
+        try:
+            self._driver.count(self)
+            yielded = self._resumed(body)
+        except StopIteration as stop:
+            self._body = None
+            self.complete(stop.value)
+        except BaseException as error:  # also SystemExit: an orchestrator must not end its worker
+            self._failed(error)
+        else:
+            self._await(yielded)
+
+    def _resumed(self, body: Body) -> Any:
+        if self._pending is not None:
+            why, self._pending = self._pending, None
+            self._leave()
+            return body.throw(CancelledError(why))
+        task = self._awaited
+        if task is None:
+            return body.send(None)
+        error = task.get_exception()  # this also decodes the result, which can fail
+        if error is None:
+            return body.send(task.get_result())
+        # Several awaits can raise the same error object. Without `with_traceback` its traceback would grow each time.
+        return body.throw(error.with_traceback(task.trace))
+
+    def _await(self, yielded: Any) -> None:
+        if not isinstance(yielded, Task):
+            where, called = self._called(yielded)
+            self._failed(
+                self._driver.error(
+                    f"awaited {called or type(yielded).__name__} at {where}: only tasks of its context can be awaited. "
+                    f"{advice(called)}"
+                )
+            )
+            return
+        self._awaited = yielded
+        if self._pending is not None:  # it is interrupted at this await, so it must take no event here
+            return
+        if yielded.claims:
+            yielded.claim()
+        if not yielded._done:
+            yielded.join(self)
+
+    def _failed(self, error: BaseException) -> None:
+        self.close()
+        error = reworded(error)
+        if self._is_cancelled and isinstance(error, CancelledError):
+            self._seen = True
+            self.fail(TaskFailedError("the task was cancelled by the orchestrator"))
+            return
+        self._trace = error.__traceback__
+        self.fail(error)
+
+    def _leave(self) -> None:
+        """Stop waiting for the awaited task, and cancel the branches for which nobody waits any more."""
+        task, self._awaited = self._awaited, None
+        if task is not None and not task._done:
+            task.leave(self)
+            for part in _parts(task):
+                if isinstance(part, Branch) and part.is_left_behind():
+                    part.cancel()
 
     def _called(self, yielded: object) -> tuple[CallSite | str, str]:
         """Return the line that awaits an object of another library, and the function of asyncio that made the object.
@@ -127,19 +206,94 @@ class Driver:
         where, called = called_at(frames)
         return where or "an unknown line", called
 
-    def _closed_error(self, text: str) -> OrchestrationError:
-        self.close()
+
+class Driver:
+    """Runs the branches of one orchestrator.
+
+    :param name: name of the orchestrator, for errors.
+    :ivar main: the orchestrator function itself.
+    :ivar current: the branch whose code runs; the main branch if no code runs.
+    :ivar is_closed: whether no code runs any more, because the driver was closed.
+    """
+
+    __slots__ = ("_branches", "_name", "_ready", "_steps", "current", "is_closed", "main")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._ready: deque[Branch[Any]] = deque()
+        self._branches: dict[int, Branch[Any]] = {}
+        self._steps = 0
+        self.is_closed = False
+        self.main = self.current = Branch[Any](self)
+
+    def start(self, made: Any) -> None:
+        """Run the orchestrator function for the first time, until it and its branches wait.
+
+        :param made: what the call of the function gave: a coroutine, a generator, or the result of a plain function.
+        """
+        if isinstance(made, CoroutineType | GeneratorType):
+            self.main.begin(made)
+            self.turn()
+        else:
+            self.main.complete(made)
+
+    def branch(self, body: Body) -> Branch[Any]:
+        """Start a branch: its code runs at once, until it waits or ends.
+
+        :param body: the coroutine, which has not begun.
+        """
+        branch = Branch[Any](self)
+        if self.is_closed:
+            body.close()
+            return branch
+        self._branches[id(branch)] = branch
+        branch.begin(body)
+        return branch
+
+    def turn(self) -> None:
+        """Run all branches that can go on, until each waits or the orchestrator function has ended."""
+        while self._ready and not self.main._done:
+            self._ready.popleft().step()
+        self._steps = 0
+
+    def ended(self, branch: Branch[Any]) -> None:
+        """Forget a branch, because its code has ended."""
+        self._branches.pop(id(branch), None)
+
+    def wake(self, branch: Branch[Any]) -> None:
+        """Let a branch run in this turn, because it can go on."""
+        self._ready.append(branch)
+
+    def count(self, branch: Branch[Any]) -> None:
+        """Count a step of a branch.
+
+        :raises OrchestrationError: there were more than :data:`MAX_STEPS` steps in this turn.
+        """
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise self.error(
+                f"awaited completed tasks {MAX_STEPS} times in one turn at {branch.line()}: "
+                "this loop never waits. Await a task that is not complete"
+            )
+
+    def error(self, text: str) -> OrchestrationError:
         return OrchestrationError(f"orchestrator {self._name!r} {text}", retryable=False)
 
+    def close(self) -> None:
+        """Close all branches, the newest first: their ``finally`` blocks run now, and no code runs after that."""
+        self.is_closed = True
+        for branch in reversed([self.main, *self._branches.values()]):
+            branch.close()
+        self._branches.clear()
+        self._ready.clear()
 
-def _resumed(body: Body, task: Task[Any] | None) -> Any:
-    if task is None:
-        return body.send(None)
-    error = task.get_exception()  # this also decodes the result, which can fail
-    if error is None:
-        return body.send(task.get_result())
-    # Several awaits can raise the same error object. Without `with_traceback` its traceback would grow at each await.
-    return body.throw(error.with_traceback(None))
+
+def _parts(task: Task[Any]) -> Iterator[Task[Any]]:
+    """Yield a task and, for a group, the open tasks in the group, also those of the groups in it."""
+    yield task
+    for part in task.parts:
+        if not part._done:
+            yield from _parts(part)
 
 
 def _waiting(body: Any) -> Iterator[FrameType]:

@@ -4,7 +4,8 @@ Upper and lower case of event names are the same, as in DurableTask.
 
 A wait that the code has left behind takes no event: after ``when_any([got, timer])`` was won by the timer, the next
 event is for the next wait of its name. If the code comes back to the old wait (it awaits it, gives it to a group, or
-asks whether it is complete), the old wait takes an event that no other wait has taken meanwhile.
+asks whether it is complete), the old wait takes an event that no other wait has taken meanwhile. A branch that was left
+behind goes on, so the wait at which it stands takes an event, but only if no other wait wants it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,10 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from itertools import islice
-from typing import Any
 
 from airflow_provider_taskhub.engine.awaitables import EventWait
 from airflow_provider_taskhub.engine.events import EventRaised
 from airflow_provider_taskhub.engine.pending_waits import MAX_EXAMINED, AwaitedEvent
-from airflow_provider_taskhub.engine.tasks import Task
 
 
 class ExternalEvents:
@@ -52,37 +51,45 @@ class ExternalEvents:
         if number is not None:
             self._wait(task, number)
 
-    def offer(self, event: EventRaised, awaited: Task[Any] | None) -> None:
-        """Give an event to the oldest wait for its name. If there is no such wait, keep the event for a later wait.
-
-        :param awaited: the task that the code awaits now. It decides which waits are left behind.
-        """
+    def offer(self, event: EventRaised) -> None:
+        """Give an event to the oldest wait for its name. If there is no such wait, keep the event for a later wait."""
         key = event.name.casefold()
-        waits = self._waits.get(key)
-        while waits:
-            number, task = waits.popleft()
-            if task._done:  # the wait was cancelled: the event is for the next wait
-                continue
-            if not task.is_left_behind(awaited):
-                task.raised(event.input)
-                return
-            task.left_place = number
+        task = self._next(self._waits.get(key, deque()))
+        if task is not None:
+            task.raised(event.input)
+            return
         self._waits.pop(key, None)
         self._unclaimed[self._raised] = event
         self._by_name.setdefault(key, deque()).append(self._raised)
         self._raised += 1
 
-    def awaited(self, awaited: Task[Any] | None) -> list[AwaitedEvent]:
-        """Return the oldest open wait of each name, for at most :data:`.pending_waits.MAX_EXAMINED` names.
-
-        :param awaited: the task that the code awaits now.
-        """
+    def awaited(self) -> list[AwaitedEvent]:
+        """Return the oldest open wait of each name, for at most :data:`.pending_waits.MAX_EXAMINED` names."""
         found = []
         for waits in islice(self._waits.values(), MAX_EXAMINED):
             for _, task in islice(waits, MAX_EXAMINED):
-                if not task._done and not task.is_left_behind(awaited):
+                if not task._done and not task.is_left_behind():
                     found.append(AwaitedEvent(name=task.name, since=task.since))
                     break
+        return found
+
+    def _next(self, waits: deque[tuple[int, EventWait]]) -> EventWait | None:
+        """Remove and return the wait that takes the next event, and remove the waits that can take none."""
+        of_left_branches: list[tuple[int, EventWait]] = []
+        found = None
+        while waits and found is None:
+            number, task = waits.popleft()
+            if task._done:  # the wait was cancelled: the event is for the next wait
+                continue
+            if task.is_left_behind():
+                task.left_place = number
+            elif task.is_left_behind(with_branch=True):
+                of_left_branches.append((number, task))
+            else:
+                found = task
+        if found is None and of_left_branches:
+            found = of_left_branches.pop(0)[1]
+        waits.extendleft(reversed(of_left_branches))
         return found
 
     def _wait(self, task: EventWait, number: int) -> None:

@@ -2,14 +2,17 @@
 
 A forgotten ``await`` is no error in Python: the code goes on at once, and nobody learns how the task ended. So the end
 of a generation names such tasks in a warning. A task that was given to ``when_any`` and lost there is not forgotten.
+A branch whose code has not ended is always named, because the rest of its steps is not done.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any
 
 from airflow_provider_taskhub.engine.actions import CallSite
-from airflow_provider_taskhub.engine.events import EventType
+from airflow_provider_taskhub.engine.driver import Branch
 from airflow_provider_taskhub.engine.failures import message_of
 from airflow_provider_taskhub.engine.tasks import Task
 from airflow_provider_taskhub.fast_dataclass import dataclass
@@ -17,18 +20,23 @@ from airflow_provider_taskhub.fast_dataclass import dataclass
 MOST = 5
 """Maximum number of tasks that a warning names."""
 _SHOWN_ERROR = 200
-_KINDS = {
-    EventType.TaskScheduled: "activity",
-    EventType.SubOrchestrationInstanceCreated: "child",
-    EventType.TimerCreated: "timer",
-    EventType.EventRaised: "wait for event",
-}
+
+
+class Kind(StrEnum):
+    """What the code has started; the value is the word for it in a warning."""
+
+    ACTIVITY = "activity"
+    CHILD = "child"
+    TIMER = "timer"
+    EVENT = "wait for event"
+    BRANCH = "branch"
+    LIMIT = "ctx.timeout"
 
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
     task: Task[Any]
-    kind: EventType
+    kind: Kind
     name: str
     where: CallSite
 
@@ -37,7 +45,7 @@ class _Watched:
         return self.task.is_forgotten or not self.task._done or self.task.unseen_error is not None
 
     def __str__(self) -> str:
-        return f"{_KINDS[self.kind]}{f' {self.name!r}' if self.name else ''} at {self.where}"
+        return f"{self.kind}{f' {self.name!r}' if self.name else ''} at {self.where}"
 
 
 class Forgotten:
@@ -49,11 +57,12 @@ class Forgotten:
         self._watched: dict[int, _Watched] = {}
         self._limit = 100
 
-    def watch(self, task: Task[Any], kind: EventType, name: str, where: CallSite) -> None:
+    def watch(self, task: Task[Any], kind: Kind, name: str, where: CallSite) -> None:
         """Add a task that the code has started. A later attempt of a retried task has no effect.
 
-        :param kind: type of the event that schedules the task, such as TaskScheduled; EventRaised for a wait.
-        :param name: name of the activity, of the child's orchestrator or of the event; "" for a timer.
+        :param kind: what the task is.
+        :param name: name of the activity, of the child's orchestrator, of the event or of the branch's function; "" for
+            a timer or limit.
         :param where: line of user code that has started the task.
         """
         self._watched.setdefault(id(task), _Watched(task, kind, name, where))
@@ -64,8 +73,14 @@ class Forgotten:
     def texts(self) -> list[str]:
         """Return what to tell at the end of the generation, each text as the rest of a sentence about the code."""
         every = tuple(self._watched.values())
-        running = [one for one in every if one.task.is_forgotten and not one.task._done and one.kind is _ACTIVITY]
+        running = [one for one in every if one.task.is_forgotten and not one.task._done and one.kind is Kind.ACTIVITY]
+        cut_off = [
+            f"{one}, which waited at {one.task.line()}"
+            for one in every
+            if isinstance(one.task, Branch) and not one.task._done
+        ]
         idle = [one for one in every if one.task.is_forgotten and one.kind in _IDLE]
+        not_entered = [one for one in every if one.task.is_forgotten and one.kind is Kind.LIMIT]
         failed = [(one, error) for one in every if (error := one.task.unseen_error) is not None]
         texts = []
         if running:
@@ -73,6 +88,13 @@ class Forgotten:
                 f"has ended and never awaited {_listed(running)}. Nothing gets its result. It does not begin "
                 "when the instance has ended, and is cancelled if it runs: await each activity that must be done"
             )
+        if cut_off:
+            texts.append(
+                f"has ended before {_listed(cut_off)}. The rest of its code does not run: await each branch, or "
+                "cancel it, before the orchestrator ends"
+            )
+        if not_entered:
+            texts.append(f"never entered {_listed(not_entered)}. It limits nothing: write `async with` before it")
         if idle:
             texts.append(f"never awaited {_listed(idle)}. It had no effect: write `await` before it")
         if failed:
@@ -82,10 +104,9 @@ class Forgotten:
         return texts
 
 
-_ACTIVITY = EventType.TaskScheduled
-_IDLE = (EventType.TimerCreated, EventType.EventRaised)
+_IDLE = (Kind.TIMER, Kind.EVENT)
 
 
-def _listed(found: list[_Watched]) -> str:
+def _listed(found: Sequence[object]) -> str:
     more = f" and {len(found) - MOST} more" if len(found) > MOST else ""
     return "; ".join(map(str, found[:MOST])) + more

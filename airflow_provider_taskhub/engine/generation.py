@@ -17,7 +17,7 @@ from airflow_provider_taskhub.codec import Timestamp, dumps, loads
 from airflow_provider_taskhub.engine.actions import Action, CallSite, Decided, Scope
 from airflow_provider_taskhub.engine.awaitables import Answerable, EventWait
 from airflow_provider_taskhub.engine.context import OrchestrationContext
-from airflow_provider_taskhub.engine.driver import Driver, Returned
+from airflow_provider_taskhub.engine.driver import Body, Branch, Driver
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
     EventType,
@@ -33,7 +33,7 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.external_events import ExternalEvents
 from airflow_provider_taskhub.engine.failures import error_of, failure_of, message_of
-from airflow_provider_taskhub.engine.forgotten import Forgotten
+from airflow_provider_taskhub.engine.forgotten import Forgotten, Kind
 from airflow_provider_taskhub.engine.lifecycle import HAPPENINGS, Happening, Reaction, react_instance
 from airflow_provider_taskhub.engine.no_event_loop import reworded
 from airflow_provider_taskhub.engine.open_actions import Answer, OpenAction, OpenActions, Scheduling
@@ -43,6 +43,7 @@ from airflow_provider_taskhub.engine.registry import OrchestratorDefinition, Reg
 from airflow_provider_taskhub.engine.replay_safe_logger import Log
 from airflow_provider_taskhub.engine.retry import RetryDecision
 from airflow_provider_taskhub.engine.tasks import Task
+from airflow_provider_taskhub.engine.timeouts import Timeout
 from airflow_provider_taskhub.engine.wait_changes import WaitRecorder
 from airflow_provider_taskhub.errors import NonDeterminismError, OrchestrationError
 from airflow_provider_taskhub.no_input import NO_INPUT
@@ -52,6 +53,11 @@ MAX_ACTIONS = 100_000
 await."""
 
 _FAILURES = (TaskFailed, SubOrchestrationInstanceFailed)
+_KINDS = {
+    EventType.TaskScheduled: Kind.ACTIVITY,
+    EventType.SubOrchestrationInstanceCreated: Kind.CHILD,
+    EventType.TimerCreated: Kind.TIMER,
+}
 _DROPPED: Mapping[Status, tuple[EventType, ...]] = {
     Status.COMPLETED: (EventType.TimerCreated,),
     Status.FAILED: (EventType.TimerCreated,),
@@ -232,7 +238,7 @@ class Generation:
     def awaits(self) -> Awaits:
         """Return what the orchestrator waits for now."""
         named, child_ids, timer = self._actions.awaited()
-        events = self._events.awaited(self._driver.awaited)
+        events = self._events.awaited()
         activities, children = named[EventType.TaskScheduled], named[EventType.SubOrchestrationInstanceCreated]
         return Awaits(
             activities=tuple(islice(activities, MAX_NAMES)),
@@ -277,7 +283,7 @@ class Generation:
         self.numbers += 1
         self._actions.add(action, waiter)
         if isinstance(waiter, Task):
-            self._forgotten.watch(waiter, action.kind, action.name, action.where)
+            self._forgotten.watch(waiter, _KINDS[action.kind], action.name, action.where)
 
     def recorded_decision(self, number: int) -> tuple[RetryDecision, Timestamp]:
         """Return the decision about a retry as the history has it, and when the timer of this decision fires.
@@ -299,7 +305,7 @@ class Generation:
             return task
         self.wait_changes.begin(task)
         self._events.wait(task)
-        self._forgotten.watch(task, EventType.EventRaised, name, where)
+        self._forgotten.watch(task, Kind.EVENT, name, where)
         return task
 
     def set_custom_status(self, text: str | None) -> None:
@@ -307,14 +313,45 @@ class Generation:
         if not self._closed:
             self.custom_status = text
 
+    def branch(self, body: Body, name: str, where: CallSite) -> Branch[Any]:
+        """Start a branch. Its code runs at once, until it waits or ends.
+
+        :param body: the coroutine, which has not begun.
+        :param name: name of the coroutine's function.
+        :param where: line of user code that starts the branch.
+        """
+        branch = self._driver.branch(body)
+        if not self._closed:
+            self._forgotten.watch(branch, Kind.BRANCH, name, where)
+        return branch
+
+    def limit(self, fire_at: Timestamp | None, shown: str, where: CallSite) -> Timeout:
+        """Return a limit for the waits of a block, which the code has not entered yet.
+
+        :param fire_at: when the limit is over; None: never.
+        :param shown: the limit as the code gave it, for errors.
+        :param where: line of user code that makes the limit.
+        """
+        timeout = Timeout(self, lambda: self._driver.current, fire_at, shown, where)
+        if not self._closed:
+            self._forgotten.watch(timeout.expiry, Kind.LIMIT, "", where)
+        return timeout
+
     def continue_as_new(self, input: str | None, *, keep_events: bool) -> None:
         """Start a new generation when the orchestrator returns, instead of completing the instance.
 
         :param input: input of the new generation, as JSON text; None: no input.
         :param keep_events: whether external events that no wait has taken go to the new generation.
+        :raises OrchestrationError: a branch calls it. The code of the other branches would go on and lose its events.
         """
         if self._closed:
             return
+        if not self._driver.current.is_main:
+            raise OrchestrationError(
+                "ctx.continue_as_new cannot be called in a branch: return from the branch, and call it in the "
+                "orchestrator function itself when its branches have ended",
+                retryable=False,
+            )
         self._wants_generation = True
         self.continue_input = input
         self._keep_events = keep_events
@@ -329,7 +366,7 @@ class Generation:
             if self._wants_generation:
                 self._carried.append(event)
             else:
-                self._events.offer(event, self._driver.awaited)
+                self._events.offer(event)
         elif isinstance(event, _FAILURES) and entry:
             recorded = self.recorded and entry.identity is not None
             entry.waiter.failed(error_of(event, entry.action.name), recorded=recorded)
@@ -383,13 +420,16 @@ class Generation:
         value = NO_INPUT if text is None else loads(text, what=what)
         return definition.function(self._context, *definition.arguments(value, what=what, recorded=self.replaying))
 
-    def _run(self, step: Callable[[], Returned | None]) -> None:
+    def _run(self, step: Callable[[], None]) -> None:
         if self._closed:
             return
         try:
-            returned = step()
-            if returned is not None:
-                self._return(returned.value)
+            step()
+            main = self._driver.main
+            if main._error is not None:
+                self._raise(main._error)
+            elif main._done:
+                self._return(main._result)
         except BaseException as error:  # also SystemExit: an orchestrator must not end its worker
             self._raise(reworded(error))
 

@@ -25,14 +25,21 @@ from airflow_provider_taskhub.engine.actions import CallSite
 from airflow_provider_taskhub.engine.failures import own_frames
 from airflow_provider_taskhub.errors import OrchestrationError
 
+CancelledError = asyncio.CancelledError
+"""The error that interrupts code at an await. It is the one that authors know from asyncio, and no ``Exception``, so
+that ``except Exception`` does not take it for a failure of what was awaited."""
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _LIBRARIES = ("asyncio", "anyio", "sniffio")
 """Packages that work on an event loop. Their frames are never user code."""
 _TIMER = "use `await ctx.create_timer(...)`"
-_LIMIT = "use `ctx.when_any([task, ctx.create_timer(...)])`, which gives the one that ends first"
-_TASKS = "use `ctx.when_all([...])` or `ctx.when_any([...])` with the tasks of the context"
+_LIMIT = "use `async with ctx.timeout(...)`"
+_TASKS = (
+    "use `ctx.when_all([...])` or `ctx.when_any([...])` with the tasks of the context, and `ctx.branch(...)` to make a "
+    "task of a coroutine"
+)
 _ACTIVITY = "use an activity, with `ctx.call_activity(...)`"
 _EVENT = "use `ctx.wait_for_external_event(...)`"
 _HINTS = {
@@ -47,8 +54,8 @@ _HINTS = {
 }
 """What to use instead, by a part of the name of what was called."""
 _RULE = (
-    "An orchestrator runs on no event loop: it waits with ctx.when_all, ctx.when_any and ctx.create_timer, "
-    "and activities do everything else"
+    "An orchestrator runs on no event loop: it waits with ctx.when_all, ctx.when_any, ctx.create_timer, ctx.timeout "
+    "and ctx.branch, and activities do everything else"
 )
 
 

@@ -116,7 +116,7 @@ class OpenActions:
         action = self.unrecorded.pop(event.event_id, None)
         if action is None:
             raise NonDeterminismError(
-                f"the history has {_named(event)} here, but the code {driver.doing()} "
+                f"the history has {_named(event)} here, but the code {driver.main.doing()} "
                 f"and had decided {numbers} actions by then. {ADVICE}"
             )
         name = getattr(event, "name", "")

@@ -7,6 +7,8 @@ groups. Groups do not search their tasks, so a fan-out of n tasks costs n steps 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
+from inspect import iscoroutine
+from types import TracebackType
 from typing import Any, Generic
 
 from airflow_provider_taskhub.engine.signatures import T, T_co
@@ -33,6 +35,8 @@ class Task(Generic[T_co]):
 
     claims = False
     """Whether :meth:`claim` can complete the task: True for a wait for an external event, and for a group with one."""
+    runs = False
+    """Whether the task is a branch: its code runs on, whether or not other code awaits the task."""
 
     def __init__(self) -> None:
         self._done = False
@@ -131,8 +135,26 @@ class Task(Generic[T_co]):
                 self._groups = [other for other in self._groups if not other._done]
             self._groups.append(group)
 
+    def leave(self, group: Group[Any]) -> None:
+        """For the engine: notify a group no more, because its code was interrupted while it waited for this task.
+
+        :param group: the group, to which :meth:`join` was called.
+        """
+        if self._groups is not None and group in self._groups:
+            self._groups.remove(group)
+
     def claim(self) -> None:
         """For the engine: the code comes back to this task. Take what came while the task was left behind."""
+
+    @property
+    def parts(self) -> Sequence[Task[Any]]:
+        """For the engine: the tasks of ``when_all`` or ``when_any``; empty for other tasks."""
+        return ()
+
+    @property
+    def trace(self) -> TracebackType | None:
+        """For the engine: where the code of a failed branch has raised its error; None for other tasks."""
+        return None
 
     def look(self) -> None:
         """For the engine: the code looks at the result or error of this task. Decode the result."""
@@ -154,19 +176,20 @@ class Task(Generic[T_co]):
         """For the engine: the error of the task if the code has not looked at it; else None."""
         return None if self._seen else self._error
 
-    def is_left_behind(self, awaited: Task[Any] | None) -> bool:
+    def is_left_behind(self, *, with_branch: bool = False) -> bool:
         """For the engine: return whether the code has gone on without this task.
 
-        That is so if the task was given to groups (``when_any``, ``when_all``) and the code waits for none of them any
-        more: each has a result or an error, or was left behind itself. A task that was given to no group is not left
-        behind, because the code can still await it.
+        That is so if the task was awaited or given to groups (``when_any``, ``when_all``), and the code waits for it
+        and for the groups no more: a limit of ``ctx.timeout`` has interrupted the await, or each group has a result or
+        an error, or was left behind itself. A task that was never awaited and given to no group is not left behind,
+        because the code can still await it.
 
-        :param awaited: the task that the code awaits now; None: it awaits nothing.
+        :param with_branch: whether a task for which a branch waits is left behind if the branch itself is.
         """
         reached: list[Task[Any]] = [self]
         while reached:
             task = reached.pop()
-            if task is awaited or task._groups is None:
+            if task._groups is None or (task.runs and task is not self and not with_branch):
                 return False
             reached += [group for group in task._groups if not group._done]
         return True
@@ -193,15 +216,20 @@ class Group(Task[T_co]):
 class _Combined(Group[T_co]):
     """A group that user code has made of several tasks."""
 
-    __slots__ = ("_claiming",)
+    __slots__ = ("_children", "_claiming")
 
     def __init__(self, children: Sequence[Task[Any]]) -> None:
         super().__init__()
+        self._children = children
         self._claiming = [child for child in children if child.claims]
 
     @property
     def claims(self) -> bool:  # type: ignore[override]  # a constant of the other classes
         return bool(self._claiming)
+
+    @property
+    def parts(self) -> Sequence[Task[Any]]:
+        return self._children
 
     def claim(self) -> None:
         for child in self._claiming:
@@ -212,12 +240,11 @@ class _Combined(Group[T_co]):
 class WhenAll(_Combined[list[Any]]):
     """The task of ``when_all``: it gives the results of all tasks in their order, or fails with the first failure."""
 
-    __slots__ = ("_children", "_failed", "_open")
+    __slots__ = ("_failed", "_open")
 
     def __init__(self, children: Sequence[Task[Any]]) -> None:
         super().__init__(children)
         self._failed: Task[Any] | None = None
-        self._children = children
         self._open = len(children)
         if not children:
             self.complete([])
@@ -237,6 +264,10 @@ class WhenAll(_Combined[list[Any]]):
         if self._failed is not None:
             self._failed.look()
 
+    @property
+    def trace(self) -> TracebackType | None:
+        return None if self._failed is None else self._failed.trace
+
 
 class WhenAny(_Combined[Task[Any]]):
     """The task of ``when_any``: it gives the first task with a result or an error, and does not fail with that task."""
@@ -253,7 +284,7 @@ class WhenAny(_Combined[Task[Any]]):
 
 
 class CancellableTask(Task[T_co]):
-    """A task that the orchestrator can cancel: a timer, or a wait for an external event."""
+    """A task that the orchestrator can cancel: a timer, a wait for an external event, or a branch."""
 
     __slots__ = ()
 
@@ -291,12 +322,23 @@ def when_any(tasks: Iterable[Task[T]]) -> Task[Task[T]]:
     return WhenAny(children)
 
 
+def described(given: object) -> str:
+    """Return a text for an error about a value of user code. It has no address, so it is the same on each replay."""
+    name = getattr(given, "__name__", None)
+    if name is None and isinstance(given, Task):
+        return "a task"
+    return f"{type(given).__name__} {given!r:.100}" if name is None else f"the {type(given).__name__} {name!r}"
+
+
 def _checked(tasks: Iterable[Task[Any]], what: str) -> list[Task[Any]]:
     children = list(tasks)
     for child in children:
         if not isinstance(child, Task):
+            for one in children:
+                if iscoroutine(one):
+                    one.close()  # else Python warns that it was never awaited
             raise TypeError(
-                f"{what} takes tasks made by the context, not {type(child).__name__} {child!r:.100}; "
-                "await a coroutine of your own separately"
+                f"{what} takes tasks made by the context, not {described(child)}; "
+                f"start a coroutine of several steps with ctx.branch(...) and give {what} what ctx.branch returns"
             )
     return children

@@ -47,7 +47,7 @@ def test_the_same_seed_gives_the_same_programs() -> None:
     assert programs == [make(3, number) for number in range(50)]
     assert programs != [make(4, number) for number in range(50)]
     text = json.dumps([make(3, number) for number in range(300)])
-    kinds = ("activity", "timer", "event", "child", "all", "any", "again", "send", "status", "raise")
+    kinds = ("activity", "timer", "event", "child", "all", "any", "branch", "limit", "again", "send", "status", "raise")
     for kind in (*kinds, "suspend", "resume", "terminate"):
         assert f'"do": "{kind}"' in text, kind
 

@@ -115,7 +115,7 @@ def plain(ctx: OrchestrationContext) -> None:
     asyncio.create_task(step(ctx))  # noqa: RUF006  # it is refused
 
 
-TIMER, LIMIT, TASKS = "Use `await ctx.create_timer", "Use `ctx.when_any([task, ctx.create_timer", "Use `ctx.when_all("
+TIMER, LIMIT, TASKS = "Use `await ctx.create_timer", "Use `async with ctx.timeout(", "Use `ctx.when_all("
 ACTIVITY, EVENT = "Use an activity", "Use `ctx.wait_for_external_event"
 FORMS = [
     (timeout, "asyncio.timeout", LIMIT),
@@ -163,7 +163,7 @@ def told(function: Callable[..., Any], called: str, hint: str) -> None:
     assert place in text
     assert f"{called} " in text
     assert hint in text
-    assert "it waits with ctx.when_all, ctx.when_any and ctx.create_timer" in text
+    assert "it waits with ctx.when_all, ctx.when_any, ctx.create_timer, ctx.timeout and ctx.branch" in text
 
 
 @pytest.mark.parametrize(("function", "called", "hint"), FORMS, ids=lambda value: getattr(value, "__name__", ""))

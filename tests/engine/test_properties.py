@@ -6,6 +6,7 @@ history must have, and that the outcome does not depend on how answers are batch
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
@@ -52,7 +53,21 @@ STEP = st.one_of(
     st.tuples(st.just("retry"), st.integers(1, 3)),
     st.just(("again",)),
 )
-PROGRAM = st.lists(STEP, max_size=6)
+INNER = st.recursive(
+    st.one_of(LEAF, STEP.filter(lambda step: step[0] != "again")),
+    lambda step: st.one_of(
+        st.tuples(st.just("branch"), st.lists(step, max_size=3)),
+        st.tuples(st.just("limit"), st.integers(0, 20), st.lists(step, max_size=3)),
+        st.tuples(st.just("branches"), st.lists(st.lists(step, max_size=3), max_size=3)),
+        st.tuples(st.just("first"), st.lists(st.lists(step, max_size=2), min_size=1, max_size=3), st.booleans()),
+        st.tuples(st.just("left"), st.lists(step, max_size=2)),
+    ),
+    max_leaves=6,
+)
+PROGRAM = st.lists(st.one_of(STEP, INNER), max_size=6)
+BRANCHES = st.tuples(st.just("branches"), st.lists(st.lists(LEAF, max_size=3), max_size=3))
+BATCHED = st.lists(st.one_of(STEP, BRANCHES), max_size=6)
+"""Without limits and races of several steps, whose outcome depends on what comes first."""
 
 app = App("random")
 
@@ -74,6 +89,20 @@ def task(ctx: OrchestrationContext, leaf: Step) -> Task[Any]:
 
 @app.orchestrator
 async def random(ctx: OrchestrationContext, program: list[Any]) -> Any:
+    return await steps_of(ctx, program)
+
+
+async def branch_of(ctx: OrchestrationContext, program: list[Any]) -> Any:
+    try:
+        return await steps_of(ctx, program)
+    except CancelledError:
+        ctx.send_event("other", "undo", str(ctx.new_guid()))
+        if program and program[0][0] == "activity":
+            await ctx.call_activity("undo")
+        raise
+
+
+async def steps_of(ctx: OrchestrationContext, program: list[Any]) -> Any:
     results: list[Any] = []
     for at, step in enumerate(program):
         kind, *rest = step
@@ -89,13 +118,29 @@ async def random(ctx: OrchestrationContext, program: list[Any]) -> Any:
                 ctx.set_custom_status(rest[0])
             elif kind == "spawn":
                 task(ctx, tuple(rest[0]))
+            elif kind == "branch":
+                results.append(await ctx.branch(branch_of(ctx, rest[0])))
+            elif kind == "branches":
+                results.append(await ctx.when_all([ctx.branch(branch_of(ctx, part)) for part in rest[0]]))
+            elif kind == "first":
+                parts = [ctx.branch(branch_of(ctx, part)) for part in rest[0]]
+                results.append(parts.index(await ctx.when_any(parts)))
+                if rest[1]:
+                    for part in parts:
+                        part.cancel()
+            elif kind == "left":
+                ctx.branch(branch_of(ctx, rest[0]))
+            elif kind == "limit":
+                async with ctx.timeout(rest[0]) as limit:
+                    results.append(await steps_of(ctx, rest[1]))
+                results.append(limit.expired())
             elif kind == "again":
                 ctx.continue_as_new(program[at + 1 :])
                 return None
             else:
                 results.append(await task(ctx, tuple(step)))
-        except TaskFailedError as error:
-            results.append(str(error))
+        except (TaskFailedError, TimeoutError) as error:
+            results.append(f"{type(error).__name__}: {error}")
     return results
 
 
@@ -185,7 +230,7 @@ def settle(program: list[Step], sizes: Iterator[int]) -> str | None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(program=PROGRAM, sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5))
+@given(program=BATCHED, sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5))
 def test_batches_do_not_matter(program: list[Step], sizes: list[int]) -> None:
     one_by_one = settle(program, iter([1] * 200))
     assert settle(program, iter((sizes * 200)[:200])) == one_by_one

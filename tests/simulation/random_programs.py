@@ -70,10 +70,12 @@ def faults(dice: random.Random) -> Plan:
     return plan
 
 
-def explored(seed: int, *, place: Place = MEMORY, faulty: bool = False) -> tuple[Wrong, Sequence[Program], int]:
+def explored(
+    seed: int, *, place: Place = MEMORY, faulty: bool = False, branches: bool = True
+) -> tuple[Wrong, Sequence[Program], int]:
     """One world. :returns: what is wrong, the programs, and how many workers died."""
     dice = random.Random(seed)
-    programs = [make(seed, number) for number in range(PROGRAMS)]
+    programs = [make(seed, number, branches=branches) for number in range(PROGRAMS)]
     effects: list[str] = []
     wrong: Wrong = defaultdict(list)
 

@@ -81,6 +81,11 @@ async def one_month(ctx: OrchestrationContext, month: int) -> dict[str, float]:
     return {"rows": float(rows), "minutes": found.minutes}
 
 
+async def hours_of(ctx: OrchestrationContext, month: int) -> float:
+    found = await ctx.call_activity(delays, month)
+    return found.minutes / 60
+
+
 @app.orchestrator
 async def flights_delays(ctx: OrchestrationContext, job: Job) -> dict[str, float]:
     assert_type(await ctx.call_activity(list_months, job.year), list[int])
@@ -97,6 +102,11 @@ async def flights_delays(ctx: OrchestrationContext, job: Job) -> dict[str, float
     children = [ctx.call_sub_orchestrator(one_month, month) for month in job.months]
     months = await when_all(children)
     assert_type(months, list[dict[str, float]])
+
+    async with ctx.timeout(60) as limit:
+        both = await ctx.when_all([ctx.branch(hours_of(ctx, month)) for month in job.months])
+    assert_type(both, list[float])
+    assert_type(limit.expired(), bool)
 
     approved = ctx.wait_for_external_event("approve", bool)
     deadline = ctx.create_timer(timedelta(hours=1))

@@ -29,6 +29,8 @@ async def wrong(ctx: OrchestrationContext) -> None:
     ctx.call_activity(42)  # refused: No overload variant
     ctx.call_sub_orchestrator(one_month, "May")  # refused: "call_sub_orchestrator"
     ctx.call_sub_orchestrator(flights_delays, {"year": 2013})  # refused: "call_sub_orchestrator"
+    ctx.timeout("60")  # refused: "timeout" of "OrchestrationContext" has incompatible type "str"
+    ctx.branch(one_month)  # refused: "branch" of "OrchestrationContext" has incompatible type
     ctx.create_timer(60)  # refused: "create_timer" of "OrchestrationContext" has incompatible type "int"
     ctx.send_event("f-1", 3)  # refused: "send_event" of "OrchestrationContext" has incompatible type "int"
     ctx.when_all([1, 2])  # refused: "when_all" of "OrchestrationContext" has incompatible type "list[int]"

@@ -137,9 +137,35 @@ def _build(ctx: OrchestrationContext, step: dict[str, Any]) -> Built:
         case "any":
             parts = [_build(ctx, part) for part in step["of"]]
             task = ctx.when_any([part.task for part in parts])
+        case "branch":
+            task = ctx.branch(_sequence(ctx, step["of"]))
+        case "limit":
+            task = ctx.branch(_limited(ctx, step))
         case other:
             raise OrchestrationError(f"no step {other!r}", retryable=False)
     return Built(step, task, ctx.current_utc_datetime, parts)
+
+
+async def _sequence(ctx: OrchestrationContext, steps: Sequence[dict[str, Any]]) -> list[Any]:
+    values = []
+    for step in steps:
+        built = _build(ctx, step)
+        await built.task
+        values.append(_read(ctx, built))
+    return values
+
+
+async def _limited(ctx: OrchestrationContext, step: dict[str, Any]) -> list[Any]:
+    try:
+        async with ctx.timeout(step["seconds"]):
+            built = _build(ctx, step["of"])
+            try:
+                await built.task
+            except TaskFailedError as error:
+                return [True, _told(error)]
+            return [True, _read(ctx, built)]
+    except TimeoutError:
+        return [False]
 
 
 def _retry(step: dict[str, Any]) -> RetryPolicy | None:

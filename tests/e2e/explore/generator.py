@@ -19,9 +19,52 @@ DEEPEST = 2
 HOUR = 3600.0
 
 
-def make(seed: int, number: int) -> Program:
-    """The program of this number."""
-    return _Writer(random.Random(f"{seed} {number}"), f"x{seed}-{number}").program()
+TASKS = ("activity", "timer", "event", "child", "all", "any")
+
+
+def make(seed: int, number: int, *, branches: bool = True) -> Program:
+    """The program of this number. :param branches: whether parts of it run in branches and within limits."""
+    made = _Writer(random.Random(f"{seed} {number}"), f"x{seed}-{number}").program()
+    if branches:
+        made["steps"] = _Changer(random.Random(f"{seed} {number} branches")).steps(made["steps"])
+    return made
+
+
+class _Changer:
+    """Puts some tasks of a program into branches and within limits."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self._dice = dice
+
+    def steps(self, steps: list[Step]) -> list[Step]:
+        return [self._step(step) for step in steps]
+
+    def _step(self, step: Step) -> Step:
+        if step["do"] not in TASKS:
+            return step
+        if step["do"] == "child":
+            step = step | {"steps": self.steps(step["steps"])}
+        if "of" in step:
+            parts = self.steps(step["of"])
+            step = step | {"of": self._joined(parts) if step["do"] == "all" else parts}
+        kind = self._dice.random()
+        caught = {"caught": step["caught"]} if "caught" in step else {}
+        if kind < 0.06:
+            return {"do": "branch", "of": [step]} | caught
+        if kind < 0.14:
+            seconds = self._dice.choice([0.0, 0.05, 0.3, 1.0, HOUR, HOUR])
+            return {"do": "limit", "seconds": seconds, "of": step} | caught
+        return step
+
+    def _joined(self, parts: list[Step]) -> list[Step]:
+        """Some neighbours one after the other in one branch, instead of all at once."""
+        joined: list[Step] = []
+        for part in parts:
+            if joined and self._dice.random() < 0.3:
+                before = joined.pop()
+                part = {"do": "branch", "of": [*(before["of"] if before["do"] == "branch" else [before]), part]}
+            joined.append(part)
+        return joined
 
 
 class _Writer:

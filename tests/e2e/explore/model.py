@@ -179,6 +179,10 @@ class _Reader:
                 return self._all(step, own, sure=sure)
             case "any":
                 return self._any(step, own)
+            case "branch":
+                return self._branch(step, own, sure=sure)
+            case "limit":
+                return self._limit(step, own, sure=sure)
         raise AssertionError(step)
 
     def _activity(self, step: Step, *, sure: bool) -> Outcome:
@@ -228,6 +232,25 @@ class _Reader:
                 options.append([at, outcome.value])
             elif isinstance(outcome, Fails):
                 options += [[at, error] for error in outcome.errors]
+        return Ends(OneOf(tuple(options))) if options else None
+
+    def _branch(self, step: Step, own: str, *, sure: bool) -> Outcome:
+        values = []
+        for part in step["of"]:
+            outcome = self._task(part, own, sure=sure)
+            if not isinstance(outcome, Ends):
+                return outcome
+            values.append(outcome.value)
+        return Ends(values)
+
+    def _limit(self, step: Step, own: str, *, sure: bool) -> Outcome:
+        wide = step["seconds"] >= HOUR
+        outcome = self._task(step["of"], own, sure=sure and wide)
+        options: list[Any] = [] if wide else [[False]]
+        if isinstance(outcome, Ends):
+            options.append([True, outcome.value])
+        elif isinstance(outcome, Fails):
+            options += [[True, error] for error in outcome.errors]
         return Ends(OneOf(tuple(options))) if options else None
 
     def _glance(self, step: Step) -> Outcome:
