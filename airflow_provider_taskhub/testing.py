@@ -36,6 +36,7 @@ from airflow_provider_taskhub.supervision import owned
 from airflow_provider_taskhub.workers.backend import Backend
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.executors.child.invocation import arguments, opened_arguments, result_text
+from airflow_provider_taskhub.workers.executors.pause import Pause
 from airflow_provider_taskhub.workers.peers import Peers
 
 __all__ = ["Event", "run"]
@@ -182,7 +183,11 @@ class InProcess:
         self._replaced, self._spark = replaced, spark
 
     async def run(
-        self, request: ActivityRequest, *, progress: Callable[[ActivityProgress], None] | None = None
+        self,
+        request: ActivityRequest,
+        *,
+        progress: Callable[[ActivityProgress], None] | None = None,
+        pause: Pause | None = None,
     ) -> ActivityOutcome:
         recorded = request.name in self._replaced or self.registry.activity(request.name).record
         attempt = Attempt(info=_info(request), report=lambda fraction, message: None, recorded=recorded)

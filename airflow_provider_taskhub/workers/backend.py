@@ -19,7 +19,6 @@ from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, Service, 
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.queues.reader import WORK_EVENTS, ControlReader, Reader, ReaderContext
 from airflow_provider_taskhub.settings import Settings
-from airflow_provider_taskhub.spark_connect import connect_server
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.workers.activities.begins import Begins
 from airflow_provider_taskhub.workers.activities.local_queues import LocalQueues
@@ -127,7 +126,7 @@ class Backend:
                 work_items=self.work_items,
                 begins=begins,
                 responses=responses,
-                spark_server=connect_server(settings.spark.master),
+                spark_master=settings.spark.master,
             ),
             absences=self.absences,
         )

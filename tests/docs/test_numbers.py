@@ -27,7 +27,9 @@ from airflow_provider_taskhub.triggers.sweep import SETTLE as SWEEP_SETTLE
 from airflow_provider_taskhub.triggers.task_end import LARGEST_OUTPUT
 from airflow_provider_taskhub.triggers.taskhub import _AZURE_INTERVAL, _EMBEDDED_INTERVAL
 from airflow_provider_taskhub.triggers.watcher import IN_TURN, MEMBERS_EVERY
+from airflow_provider_taskhub.workers.activities.heartbeat import _ANSWER
 from airflow_provider_taskhub.workers.activities.processor import QUICK
+from airflow_provider_taskhub.workers.activities.recorded import LOCAL_SPARK_PAUSE
 from airflow_provider_taskhub.workers.activities.responses import OUTCOMES
 from airflow_provider_taskhub.workers.executors.attempt_log import TAIL_LINES
 from airflow_provider_taskhub.workers.executors.attempt_values import MAX_CRASHES, MAX_SHARED
@@ -81,6 +83,8 @@ CLAIMS = [
     (RECORDS, f"for the take time ({s(AZURE.take)} on Azure, {s(LOCAL.take)} on SQLite)"),
     (RECORDS, f"for the give-up time ({s(AZURE.give_up)}, {s(LOCAL.give_up)})"),
     (RECORDS, f"After a grace time of {s(TIMES.grace)}"),
+    (RECORDS, f"that has no answer after {s(_ANSWER)}"),
+    (RECORDS, f"It stands still for {s(LOCAL_SPARK_PAUSE)} at most"),
     (RECORDS, f"tries again for up to {HOURS[OUTCOMES.within]}"),
     (SPARK, f"An attempt that loses a {WORDS[MAX_SHARED]} executor in company"),
     (SPARK, f"After {WORDS[MAX_CRASHES]} of them the activity fails"),

@@ -11,12 +11,12 @@ import contextvars
 import itertools
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import structlog
 from structlog.testing import LogCapture
@@ -63,6 +63,7 @@ from airflow_provider_taskhub.testing import InProcess
 from airflow_provider_taskhub.virtual_time import VirtualClock
 from airflow_provider_taskhub.workers.backend import POLLS_MISSED, Backend
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
+from airflow_provider_taskhub.workers.executors.pause import Pause
 from airflow_provider_taskhub.workers.peers import Peers
 
 T = TypeVar("T")
@@ -99,17 +100,47 @@ def seen_in_spark(fraction: float, message: str) -> None:
     listener(ActivityProgress(executor="spark-1.1", fraction=fraction, message=message, observed=True))
 
 
+class Standing(Generic[T]):
+    """A coroutine that runs no step while a pause is on, as a stopped process."""
+
+    def __init__(self, work: Coroutine[Any, Any, T], pause: Pause) -> None:
+        self._work, self._pause, self._changed = work, pause, asyncio.Event()
+        pause.follow(lambda on: self._changed.set())
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        error: BaseException | None = None
+        while True:
+            try:
+                waits_for = self._work.send(None) if error is None else self._work.throw(error)
+            except StopIteration as end:
+                self._pause.follow(None)
+                value: T = end.value
+                return value
+            try:
+                error = None
+                yield waits_for
+                while self._pause.on:
+                    self._changed.clear()
+                    yield from self._changed.wait().__await__()
+            except BaseException as thrown:
+                error = thrown
+
+
 class Attempts(InProcess):
     """Lets an activity know which attempt it is."""
 
     async def run(
-        self, request: ActivityRequest, *, progress: Callable[[ActivityProgress], None] | None = None
+        self,
+        request: ActivityRequest,
+        *,
+        progress: Callable[[ActivityProgress], None] | None = None,
+        pause: Pause | None = None,
     ) -> ActivityOutcome:
         if request.begin_by is not None and VirtualClock().monotonic() > request.begin_by:
             return ActivityOutcome(too_late=True)  # as an executor does it
         _running.set(request)
         _listener.set(progress)
-        return await super().run(request, progress=progress)
+        return await Standing(super().run(request, progress=progress), pause or Pause())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

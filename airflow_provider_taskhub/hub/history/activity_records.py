@@ -15,7 +15,7 @@ from dataclasses import replace
 from airflow_provider_taskhub import codec
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance
-from airflow_provider_taskhub.errors import InputError, NotFound, StorageError
+from airflow_provider_taskhub.errors import Conflict, InputError, NotFound, StorageError
 from airflow_provider_taskhub.hub.formats.json_values import JsonObject, Kind
 from airflow_provider_taskhub.hub.formats.keys import escape, history_folder, unescape
 from airflow_provider_taskhub.hub.model import ActivityRecord, HubNames, RecordState
@@ -36,6 +36,8 @@ from airflow_provider_taskhub.storage.primitives import (
 
 INLINE_CHARACTERS = 30_000
 """A longer result is stored in a blob. A String column of Azure holds 32,768 characters."""
+NO_ROW = "W/\"datetime'2000-01-01T00%3A00%3A00.0000000Z'\""
+"""An ETag that no row has, in the form that Azure takes."""
 UNREADABLE = "Unreadable"
 """Error type of a failure whose column cannot be read."""
 
@@ -254,6 +256,20 @@ async def unchanged(store: Store, names: HubNames, record: ActivityRecord, etag:
     key = row_key(record.instance.execution_id or "", record.task_id, record.attempt)
     found = await store.get(names.activities, escape(record.instance.instance_id), key)
     return found is not None and found.etag == etag
+
+
+async def is_writable(store: Store, names: HubNames, record: ActivityRecord) -> bool:
+    """Return True if the store takes writes to the row of an attempt now. The row is not changed.
+
+    The write has an ETag that no row has, so a store that takes writes refuses it with Conflict.
+
+    :raises Unavailable: if the store does not answer, or its file is locked.
+    """
+    try:
+        await store.execute(update(names, record, NO_ROW))
+    except (Conflict, NotFound):
+        return True
+    return False
 
 
 async def newest(store: Store, names: HubNames, record: ActivityRecord) -> tuple[ActivityRecord, Entity] | None:

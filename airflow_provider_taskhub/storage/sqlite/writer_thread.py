@@ -99,6 +99,8 @@ class Writer:
         self._file = path.stat().st_ino
         self._version = 0
         self._ended = 0.0
+        self._locked: float | None = None
+        """Time of ``time.monotonic`` since which no transaction could begin; None: the last one has begun."""
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="taskhub-writer", daemon=True)
         self._thread.start()
@@ -143,11 +145,15 @@ class Writer:
         """
         jobs: list[tuple[Job, Outcome]] = []
         pressing = time.monotonic() - self._ended < COURTESY
+        began = time.monotonic()
         try:
-            retried(self._begin, max(0.0, first.deadline - time.monotonic()))
+            retried(self._begin, max(0.0, first.deadline - began))
         except Exception as error:
-            settle([(first, Outcome(error=_refused(error)))])
+            # A work that has waited behind another one may have little time left. The lock is older than this time.
+            self._locked = self._locked or began
+            settle([(first, Outcome(error=_refused(error, time.monotonic() - self._locked)))])
             return True
+        self._locked = None
         go_on = True
         try:
             go_on = self._run_group(first, jobs)
@@ -238,8 +244,13 @@ def _settle_here(jobs: list[tuple[Job, Outcome]]) -> None:
             job.future.set_result(outcome.value)
 
 
-def _refused(error: Exception) -> Exception:
-    """Return the storage error for a transaction that could not begin."""
+def _refused(error: Exception, seconds: float) -> Exception:
+    """Return the storage error for a transaction that could not begin.
+
+    :param seconds: time for which no transaction could begin.
+    """
+    if isinstance(error.__cause__, sqlite3.Error):  # from `retried`, which knows the time of one work only
+        return Unavailable(f"another process has locked the file for {seconds:.1f} s", maybe_done=False)
     if isinstance(error, OSError):
         return Unavailable(f"the file does not exist any more, or cannot be read: {error}", maybe_done=False)
     return translated(error)

@@ -1,14 +1,24 @@
-"""Runs an attempt with an activity record (a row in the store), and writes its heartbeats into the record."""
+"""Runs an attempt with an activity record (a row in the store), and writes its heartbeats into the record.
+
+The ETag of the row says which worker has the attempt, and not how long the store was silent. So a worker that cannot
+renew the record does not end the attempt: it lets the attempt stand still before another worker may take it over. When
+the store answers again, a renewal with the known ETag succeeds if nobody has taken the attempt over, and the attempt
+goes on. Otherwise it ends. It was rejected to end the attempt after some time, because an outage of the store hits all
+workers alike, and would undo the work of all of them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import replace
+from typing import TypeVar
 
 import structlog
 
-from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
+from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError, Unavailable
 from airflow_provider_taskhub.hub.history import activity_records as records
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
@@ -20,16 +30,26 @@ from airflow_provider_taskhub.telemetry import Outage
 from airflow_provider_taskhub.workers.activities.cancellation import Fate, fate_of
 from airflow_provider_taskhub.workers.activities.runner import Runner
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
+from airflow_provider_taskhub.workers.executors.pause import Pause
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
 
+_ANSWER = 5.0
+"""Seconds. A request about the record that has no answer after this time is sent again, because its connection may be
+dead. So a worker renews its records soon after an outage, before others may take them over."""
 _WATCH = 0.75
 """Seconds between two looks at the record, where its renewals are rarer. So a cancel is seen within about this time."""
 
 
 class Superseded(Exception):
     """The attempt must end: its record belongs to another worker, says ``cancelling``, or could not be renewed."""
+
+
+class CutOff(Superseded):
+    """The attempt must end, because its record could not be renewed and the attempt cannot stand still any longer."""
 
 
 class RecordedAttempt:
@@ -40,6 +60,8 @@ class RecordedAttempt:
     :param held: the work item of the activity.
     :param record: the record as claimed.
     :param etag: the ETag of the row of the record.
+    :param renewed: monotonic time, in seconds, just before the request that claimed the record.
+    :param longest_pause: seconds for which the attempt can stand still while its record cannot be renewed. 0: it ends.
     :param left_sessions: names of Spark Connect sessions that earlier attempts may have left running.
     """
 
@@ -51,20 +73,25 @@ class RecordedAttempt:
         record: ActivityRecord,
         etag: str,
         *,
+        renewed: float,
+        longest_pause: float = math.inf,
         left_sessions: tuple[str, ...] = (),
     ) -> None:
         self.record, self.left_sessions, self._held = record, left_sessions, held
         self._hub, self._times, self._etag = hub, times, etag
-        self._changed = asyncio.Event()
+        self._give_up = times.give_up.total_seconds()
+        self._changed, self._answered = asyncio.Event(), asyncio.Event()
         self._ended = False
+        self._renewed, self._longest_pause = renewed, longest_pause
+        self._pause = Pause()
 
     async def run(self, runner: Runner, request: ActivityRequest) -> ActivityOutcome:
         """Run the attempt and renew its record meanwhile; return the outcome.
 
         If the outcome is ``too_late``, the attempt has not begun, and this method may be called again.
 
-        :raises Superseded: if the attempt must end because another worker has it, it is cancelled, or no renewal of the
-            record succeeded for the give-up time.
+        :raises Superseded: if the attempt must end because another worker has it, or it is cancelled.
+        :raises CutOff: if the record could not be renewed, and the attempt cannot stand still any longer.
         """
 
         def progress(news: ActivityProgress) -> None:
@@ -74,19 +101,20 @@ class RecordedAttempt:
 
         self._ended = False
         async with owned() as start:
-            running = start(runner.run(request, progress=progress))
-            beating = start(self._beat())
+            running = start(runner.run(request, progress=progress, pause=self._pause))
+            beating, guarding = start(self._beat()), start(self._guard())
             try:
-                await asyncio.wait((running, beating), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((running, beating, guarding), return_when=asyncio.FIRST_COMPLETED)
                 if running.done():
                     return running.result()
-                beating.result()
+                (beating if beating.done() else guarding).result()
                 raise AssertionError("the heartbeats ended without an error while the attempt was running")
             finally:
+                guarding.cancel()
                 running.cancel()
                 self._ended = True  # lets a running heartbeat finish: without its answer the new ETag would be unknown
                 self._changed.set()
-                await asyncio.gather(running, beating, return_exceptions=True)
+                await asyncio.gather(running, beating, guarding, return_exceptions=True)
 
     async def lose(self, why: str) -> bool:
         """Record that the attempt ended without an outcome, so that the next attempt starts at once.
@@ -115,6 +143,8 @@ class RecordedAttempt:
         record = self.record
         found = await records.newest(self._hub.store, self._hub.names, record)
         if found is None or (found[0].worker, found[0].state) != (record.worker, RecordState.RUNNING):
+            if found is not None and (found[0].worker, found[0].state) == (record.worker, RecordState.CANCELLING):
+                self._pause.set(False)  # no other worker runs the attempt, so its code may see the cancel
             raise Conflict(f"attempt {record.attempt} of {record.name!r} was cancelled or taken over")
         self._etag = found[1].etag
 
@@ -128,18 +158,19 @@ class RecordedAttempt:
         """
         fate_checked = False
         outage = Outage(log.bind(activity=self.record.name), "heartbeat_failed", self._hub.clock.monotonic)
-        hub, renewed = self._hub, self._hub.clock.monotonic()
-        every, give_up = self._times.renew.total_seconds(), self._times.give_up.total_seconds()
+        hub, every = self._hub, self._times.renew.total_seconds()
         while True:
-            await self._until_due(every)
+            if self._left > 0:  # otherwise the answer to the last renewal came too late, and the next one is due
+                await self._until_due(every)
             if self._ended:
                 return
             sent = hub.clock.monotonic()
             try:
-                await self._write()
-                renewed = sent
+                await _in_time(self._write())
+                self._renewed = sent
+                self._answered.set()
                 outage.over()
-                if not fate_checked and await fate_of(hub, self._held) is Fate.ENDED:
+                if not fate_checked and await _in_time(fate_of(hub, self._held)) is Fate.ENDED:
                     self.record = replace(self.record, state=RecordState.CANCELLING)
                     await self._write()
                     raise Superseded("the instance of the activity has ended")
@@ -148,9 +179,49 @@ class RecordedAttempt:
                 raise Superseded("the attempt was cancelled, or another worker has taken it over") from error
             except StorageError as error:
                 outage.failed(error)
-                if hub.clock.monotonic() - renewed > give_up:
-                    raise Superseded("the activity record could not be renewed for the give-up time") from error
                 await hub.clock.sleep(min(1.0, every / 4))
+
+    @property
+    def _left(self) -> float:
+        """Seconds for which no other worker can have taken the attempt over; 0 or less: another one may have."""
+        return self._renewed + self._give_up - self._hub.clock.monotonic()
+
+    async def _guard(self) -> None:
+        """Let the attempt stand still while another worker may have taken it over. It goes on after a renewal.
+
+        The loop of the renewals cannot do this, because one of them may wait long for its answer.
+
+        :raises CutOff: if the attempt cannot stand still any longer.
+        """
+        clock = self._hub.clock
+        while True:
+            if (left := self._left) > 0:
+                await clock.sleep(left)
+                continue
+            began = clock.monotonic()
+            if self._longest_pause > 0:
+                log.warning("activity_paused", **self._names())
+                self._pause.set(True)
+            while self._left <= 0:
+                self._answered.clear()
+                rest = began + self._longest_pause - clock.monotonic()
+                try:
+                    async with asyncio.timeout(None if rest == math.inf else max(0.0, rest)):
+                        await self._answered.wait()
+                except TimeoutError:
+                    silent = clock.monotonic() - self._renewed
+                    raise CutOff(f"its record could not be renewed for {silent:.0f} s") from None
+            self._pause.set(False)
+            log.info("activity_resumed", seconds=round(clock.monotonic() - began, 1), **self._names())
+
+    def _names(self) -> dict[str, object]:
+        record = self.record
+        return {
+            "activity": record.name,
+            "instance_id": record.instance.instance_id,
+            "task_id": record.task_id,
+            "attempt": record.attempt,
+        }
 
     async def _until_due(self, every: float) -> None:
         """Wait until the record must be written: its progress or another worker has changed it, or the time is over.
@@ -174,7 +245,7 @@ class RecordedAttempt:
     async def _unchanged(self) -> bool:
         """Return whether nobody has changed the record. True also if it cannot be read: the next renewal shows it."""
         with suppress(StorageError):
-            return await records.unchanged(self._hub.store, self._hub.names, self.record, self._etag)
+            return await _in_time(records.unchanged(self._hub.store, self._hub.names, self.record, self._etag))
         return True
 
     async def _write(self) -> None:
@@ -185,3 +256,17 @@ class RecordedAttempt:
             etags = await self._hub.store.execute(self.becomes(self.record))
         assert isinstance(etags, tuple)
         self._etag = etags[0]
+
+
+async def _in_time(asked: Awaitable[T]) -> T:
+    """Return the answer of the store to a request about a record.
+
+    A request that is cut off may have been carried out. Then the next renewal finds a newer ETag of its own record.
+
+    :raises Unavailable: if there is no answer in :data:`_ANSWER` seconds.
+    """
+    try:
+        async with asyncio.timeout(_ANSWER):
+            return await asked
+    except TimeoutError:
+        raise Unavailable(f"no answer within {_ANSWER:g} s") from None

@@ -19,6 +19,7 @@ from airflow_provider_taskhub.hub.log_hints import LogHint
 from airflow_provider_taskhub.supervision import owned
 from airflow_provider_taskhub.workers.activities.runner import Runner
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
+from airflow_provider_taskhub.workers.executors.pause import Pause
 
 log = structlog.get_logger(__name__)
 
@@ -54,7 +55,12 @@ class LogGrowth:
             growth.size = size
 
     async def run(
-        self, runner: Runner, request: ActivityRequest, *, progress: Callable[[ActivityProgress], None] | None = None
+        self,
+        runner: Runner,
+        request: ActivityRequest,
+        *,
+        progress: Callable[[ActivityProgress], None] | None = None,
+        pause: Pause | None = None,
     ) -> ActivityOutcome:
         """Run an attempt, and announce the growth of its log meanwhile if the request is watched.
 
@@ -63,12 +69,12 @@ class LogGrowth:
         :param runner: runs the attempt, and appends its output with :meth:`append`.
         """
         if not request.watched:
-            return await runner.run(request, progress=progress)
+            return await runner.run(request, progress=progress, pause=pause)
         growth = self._running[request.log] = _Growth()
         try:
             async with owned() as start:
                 start(self._keep_announcing(request, growth), name=f"announce log {request.log}")
-                outcome = await runner.run(request, progress=progress)
+                outcome = await runner.run(request, progress=progress, pause=pause)
             if growth.begun:
                 await self._announce_end(request, growth)
             return outcome
@@ -114,9 +120,13 @@ class AnnouncingRunner:
         self._runner, self._growth = runner, growth
 
     async def run(
-        self, request: ActivityRequest, *, progress: Callable[[ActivityProgress], None] | None = None
+        self,
+        request: ActivityRequest,
+        *,
+        progress: Callable[[ActivityProgress], None] | None = None,
+        pause: Pause | None = None,
     ) -> ActivityOutcome:
-        return await self._growth.run(self._runner, request, progress=progress)
+        return await self._growth.run(self._runner, request, progress=progress, pause=pause)
 
     async def end_sessions(self, sessions: Sequence[str]) -> None:
         await self._runner.end_sessions(sessions)

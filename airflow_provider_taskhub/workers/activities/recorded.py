@@ -10,6 +10,7 @@ belongs to a worker that no longer renews it, this worker runs the next attempt.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -34,11 +35,11 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState, WorkerIdentity
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.settings import LeaseTimes
-from airflow_provider_taskhub.spark_connect import ConnectServer
+from airflow_provider_taskhub.spark_connect import connect_server
 from airflow_provider_taskhub.storage.primitives import Entity, PutBlob, Step, Unit
 from airflow_provider_taskhub.workers.activities.begins import Begins
 from airflow_provider_taskhub.workers.activities.cancellation import Fate
-from airflow_provider_taskhub.workers.activities.heartbeat import RecordedAttempt, Superseded
+from airflow_provider_taskhub.workers.activities.heartbeat import CutOff, RecordedAttempt, Superseded
 from airflow_provider_taskhub.workers.activities.responses import Responses, refused, write_outcome
 from airflow_provider_taskhub.workers.activities.runner import (
     Runner,
@@ -48,24 +49,35 @@ from airflow_provider_taskhub.workers.activities.runner import (
     warn_of_crash,
 )
 from airflow_provider_taskhub.workers.activities.work_items import WorkItems
-from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, Crashes, tag_of
+from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityRequest, Crashes, tag_of
 from airflow_provider_taskhub.workers.executors.executor import ExecutorError
 from airflow_provider_taskhub.workers.peers import Peers
 
 log = structlog.get_logger(__name__)
 
 
+LOCAL_SPARK_PAUSE = 60.0
+"""Seconds for which an executor with a local Spark can stand still. Spark fails the jobs of an executor that has sent
+no heartbeat for two minutes."""
+
+
 class Silence:
-    """Tells whether an activity record has stayed unchanged for too long.
+    """Tells whether an activity record has stayed unchanged for too long, although the store has answered this worker.
 
     It uses the clock of this worker only, because the times in the record come from another machine's clock.
 
+    While the store answers no worker, the worker of the record cannot renew it. So only time counts in which the reads
+    of this worker were answered: the time from one read to the next counts up to ``longest``. And the record counts as
+    silent only if it has stayed unchanged for ``longest`` after the store has taken a write of this worker, because a
+    locked SQLite file can be read, but not written.
+
     :param limit: the time without a change after which the worker of the record counts as silent.
+    :param longest: the renewal interval of records.
     """
 
-    def __init__(self, clock: Clock, limit: timedelta) -> None:
-        self._clock, self._limit = clock, limit.total_seconds()
-        self._etag, self._since = "", 0.0
+    def __init__(self, clock: Clock, limit: timedelta, longest: timedelta) -> None:
+        self._clock, self._limit, self._longest = clock, limit.total_seconds(), longest.total_seconds()
+        self._etag, self._read, self._silent, self._proven = "", 0.0, 0.0, False
 
     def lasts(self, entity: Entity) -> bool:
         """Return True if the record has not changed for the limit.
@@ -74,8 +86,21 @@ class Silence:
         """
         now = self._clock.monotonic()
         if entity.etag != self._etag:
-            self._etag, self._since = entity.etag, now
-        return now - self._since >= self._limit
+            self._etag, self._silent, self._proven = entity.etag, 0.0, False
+        else:
+            self._silent += min(now - self._read, self._longest)
+        self._read = now
+        return self._proven and self._silent >= self._limit
+
+    @property
+    def needs_proof(self) -> bool:
+        """Whether the limit is so near that this worker must see the store take a write, and call :meth:`proven`."""
+        return not self._proven and self._silent >= self._limit - self._longest
+
+    def proven(self) -> None:
+        """Note that the store has just taken a write of this worker. The time of the write itself does not count."""
+        self._proven, self._read = True, self._clock.monotonic()
+        self._silent = self._limit - self._longest
 
 
 class RecordedActivities:
@@ -86,7 +111,7 @@ class RecordedActivities:
     :param work_items: frees the slot of a work item that waits until another worker counts as silent.
     :param begins: tells whether an activity may begin.
     :param responses: sends the responses and deletes the work items.
-    :param spark_server: the Spark Connect server of this worker; None: its Spark is a classic one.
+    :param spark_master: the setting ``spark.master`` of this worker.
     """
 
     def __init__(
@@ -100,15 +125,17 @@ class RecordedActivities:
         work_items: WorkItems,
         begins: Begins,
         responses: Responses,
-        spark_server: ConnectServer | None = None,
+        spark_master: str,
     ) -> None:
         self._hub, self._runner, self._me, self._times = hub, runner, me, times
         self._peers, self._work_items, self._begins, self._responses = peers, work_items, begins, responses
-        self._spark_server = spark_server
+        self._spark_master, self._spark_server = spark_master, connect_server(spark_master)
+        self._live: set[tuple[str, str]] = set()
+        """The keys of the records whose attempts run in this worker now."""
 
     async def process(self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition) -> None:
-        crashes = Crashes()
-        while True:
+        crashes: Crashes | None = Crashes()
+        while crashes is not None:
             claimed = await self._claim(held, event, definition)
             if claimed is None:
                 return
@@ -120,40 +147,60 @@ class RecordedActivities:
                 left_sessions=attempt.left_sessions,
             )
             try:
-                outcome = await traced(event, request, partial(attempt.run, self._runner))
-                fate = Fate.OPEN
-                while outcome.too_late and fate is Fate.OPEN:
-                    permit = await self._begins.permit(held)
-                    request, fate = replace(request, begin_by=permit.begin_by), permit.fate
-                    if fate is Fate.OPEN:
-                        outcome = await traced(event, request, partial(attempt.run, self._runner))
-            except Superseded as reason:
-                log.info("activity_superseded", activity=event.name, attempt=record.attempt, reason=str(reason))
-                await self._end_sessions(attempt.left_sessions)  # the cancel may have come before their end
+                crashes = await self._run(held, event, attempt, request, crashes)
+            finally:
+                self._live.discard(_key(record))
+
+    async def _run(
+        self,
+        held: Delivery,
+        event: TaskScheduled,
+        attempt: RecordedAttempt,
+        request: ActivityRequest,
+        crashes: Crashes,
+    ) -> Crashes | None:
+        """Run an attempt and settle its work item.
+
+        :returns: the crashes so far if the attempt was lost and the next one must follow; None if it is settled.
+        """
+        record = attempt.record
+        try:
+            outcome = await traced(event, request, partial(attempt.run, self._runner))
+            fate = Fate.OPEN
+            while outcome.too_late and fate is Fate.OPEN:
+                permit = await self._begins.permit(held)
+                request, fate = replace(request, begin_by=permit.begin_by), permit.fate
+                if fate is Fate.OPEN:
+                    outcome = await traced(event, request, partial(attempt.run, self._runner))
+        except Superseded as reason:
+            log.info("activity_superseded", activity=event.name, attempt=record.attempt, reason=str(reason))
+            if isinstance(reason, CutOff):
+                await attempt.lose(str(reason))
+            await self._end_sessions(attempt.left_sessions)  # the cancel may have come before their end
+            await self._cancelled(held, attempt)
+            return None
+        except asyncio.CancelledError:
+            await attempt.lose("its worker stopped")
+            raise
+        if fate is not Fate.OPEN:
+            if await attempt.lose("it did not begin"):
+                await self._refuse(held, event, fate, attempt.left_sessions)
+            else:  # the end of the instance has marked the record as cancelling
+                await self._end_sessions(attempt.left_sessions)
                 await self._cancelled(held, attempt)
-                return
-            except asyncio.CancelledError:
-                await attempt.lose("its worker stopped")
-                raise
-            if fate is not Fate.OPEN:
-                if await attempt.lose("it did not begin"):
-                    await self._refuse(held, event, fate, attempt.left_sessions)
-                else:  # the end of the instance has marked the record as cancelling
-                    await self._end_sessions(attempt.left_sessions)
-                    await self._cancelled(held, attempt)
-                return
-            crashes = crashes.after(outcome)
-            if outcome.crashed and not crashes.too_many:
-                warn_of_crash(request, outcome)
-                await attempt.lose(outcome.failure.error_message if outcome.failure else "executor crashed")
-                continue
-            if outcome.crashed and record.spark_session is not None:  # no attempt follows that would end its session
-                await self._end_sessions((record.spark_session,))
-            try:
-                await self._record_outcome(held, event, attempt, outcome)
-            except (PayloadTooLarge, InputError) as error:
-                await self._record_outcome(held, event, attempt, refused(event, error))
-            return
+            return None
+        crashes = crashes.after(outcome)
+        if outcome.crashed and not crashes.too_many:
+            warn_of_crash(request, outcome)
+            await attempt.lose(outcome.failure.error_message if outcome.failure else "executor crashed")
+            return crashes
+        if outcome.crashed and record.spark_session is not None:  # no attempt follows that would end its session
+            await self._end_sessions((record.spark_session,))
+        try:
+            await self._record_outcome(held, event, attempt, outcome)
+        except (PayloadTooLarge, InputError) as error:
+            await self._record_outcome(held, event, attempt, refused(event, error))
+        return None
 
     async def _claim(
         self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition
@@ -167,7 +214,7 @@ class RecordedActivities:
             not begin, or an earlier attempt has an outcome and its response was sent again.
         """
         hub, instance = self._hub, held.message.instance
-        silence = Silence(hub.clock, self._times.take)
+        silence = Silence(hub.clock, self._times.take, self._times.renew)
         # The first delivery saves the read: if a record exists nevertheless, the claim below fails, and the record is
         # read then.
         read = held.deliveries > 1
@@ -194,6 +241,12 @@ class RecordedActivities:
                     if not paused:
                         paused = True
                         self._work_items.pause(held)
+                    if (
+                        silence.needs_proof
+                        and last is not None
+                        and await records.is_writable(hub.store, hub.names, last[0])
+                    ):
+                        silence.proven()
                     await hub.clock.sleep(min(1.0, self._times.scan.total_seconds()))
                     if held.gone:
                         return None
@@ -216,7 +269,13 @@ class RecordedActivities:
                 await self._refuse(held, event, permit.fate, _left_sessions(found))
                 return None
             claim = self._new_record(held, event, definition, last[0].attempt + 1 if last else 1)
-            etag = await self._write_claim(claim, silent)
+            asked, etag = hub.clock.monotonic(), None
+            self._live.add(_key(claim))
+            try:
+                etag = await self._write_claim(claim, silent)
+            finally:
+                if etag is None:
+                    self._live.discard(_key(claim))
             if etag is None:
                 continue  # another worker has claimed this attempt first: read its record
             if silent is not None:
@@ -228,7 +287,16 @@ class RecordedActivities:
                     attempt=claim.attempt,
                     before=records.decode(silent).worker,
                 )
-            attempt = RecordedAttempt(hub, self._times, held, claim, etag, left_sessions=_left_sessions(found))
+            attempt = RecordedAttempt(
+                hub,
+                self._times,
+                held,
+                claim,
+                etag,
+                renewed=asked,
+                longest_pause=self._longest_pause(definition),
+                left_sessions=_left_sessions(found),
+            )
             return attempt, permit.begin_by
 
     async def _refuse(self, held: Delivery, event: TaskScheduled, fate: Fate, left_sessions: tuple[str, ...]) -> None:
@@ -262,6 +330,8 @@ class RecordedActivities:
         state, silent = _known(record), None
         reaction = react_activity(state, ActivityHappening.CLAIMED).reaction
         late = silence.lasts(entity)
+        if record.worker == str(self._me):  # this worker knows whether the attempt runs, however old the record is
+            late = _key(record) not in self._live
         if reaction is ActivityReaction.WAIT and (late or self._peers.is_dead(record.worker)):
             reaction, silent = react_activity(state, ActivityHappening.SILENT).reaction, entity
         if reaction is not ActivityReaction.WAIT and not _is_of(record, event):
@@ -288,6 +358,16 @@ class RecordedActivities:
             return found[1].etag
         assert isinstance(etags, tuple)
         return etags[0]
+
+    def _longest_pause(self, definition: ActivityDefinition) -> float:
+        """Return the seconds for which an attempt can stand still while its record cannot be renewed.
+
+        A Spark driver that stands still does not stop the tasks that it has started on the machines of a cluster. With
+        Spark Connect the worker of the next attempt ends the session on the server first, so the driver can wait.
+        """
+        if not definition.spark or self._spark_server is not None:
+            return math.inf
+        return LOCAL_SPARK_PAUSE if self._spark_master.startswith("local") else 0.0
 
     def _new_record(
         self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition, number: int
@@ -416,6 +496,12 @@ def _known(record: ActivityRecord) -> ActivityState:
             f"{record.instance.instance_id!r} is in a state that this version does not know: upgrade this worker"
         )
     return ActivityState(record.state)
+
+
+def _key(record: ActivityRecord) -> tuple[str, str]:
+    """Return the identity of the record of an attempt."""
+    instance = record.instance
+    return instance.instance_id, records.row_key(instance.execution_id or "", record.task_id, record.attempt)
 
 
 def _left_sessions(found: Sequence[tuple[ActivityRecord, Entity]]) -> tuple[str, ...]:

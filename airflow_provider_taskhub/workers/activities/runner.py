@@ -23,6 +23,7 @@ from airflow_provider_taskhub.workers.executors.attempt_values import (
     ActivityRequest,
     Crashes,
 )
+from airflow_provider_taskhub.workers.executors.pause import Pause
 
 log = structlog.get_logger(__name__)
 
@@ -31,7 +32,11 @@ class Runner(Protocol):
     """Runs the user's activity functions: the executor pool of a worker, or a function of a test."""
 
     async def run(
-        self, request: ActivityRequest, *, progress: Callable[[ActivityProgress], None] | None = None
+        self,
+        request: ActivityRequest,
+        *,
+        progress: Callable[[ActivityProgress], None] | None = None,
+        pause: Pause | None = None,
     ) -> ActivityOutcome: ...
 
     async def end_sessions(self, sessions: Sequence[str]) -> None:

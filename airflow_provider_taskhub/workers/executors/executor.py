@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import partial
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import InputError
@@ -19,6 +21,7 @@ from airflow_provider_taskhub.workers.executors.attempt_values import (
     ActivityRequest,
     tag_of,
 )
+from airflow_provider_taskhub.workers.executors.pause import Pause
 from airflow_provider_taskhub.workers.executors.process import ExecutorProcess, ExecutorTimes, within
 from airflow_provider_taskhub.workers.executors.protocol import (
     Cancel,
@@ -38,6 +41,9 @@ from airflow_provider_taskhub.workers.executors.remote_attempt import ProgressLi
 
 _LOG_SLACK = 1024
 """Room above the limit of an attempt's log, in bytes, for the line "log truncated" that the child process adds."""
+_LEAST_WAIT = 1.0
+"""Seconds. After a pause, an attempt may overrun its timeout by this time at most, so that its watch is not a busy
+loop while the pause lasts."""
 
 
 class ExecutorError(Exception):
@@ -59,6 +65,7 @@ class Executor:
     :param reaper: kills the process if the host dies.
     :param logs: function that appends bytes to a named log: the output of the attempts and of the executor itself.
     :param log: name of the log for the output of the executor itself.
+    :param resumed: called when the executor may get attempts again after a pause.
     :ivar ready: the message by which the process said that it was ready; None before.
     :ivar ended: set when the process and all its children have ended.
     :ivar load: number of attempts that are assigned to this executor. ``Assignment`` counts them.
@@ -74,8 +81,10 @@ class Executor:
         log: str,
         clock: Clock,
         times: ExecutorTimes,
+        resumed: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = configure.name
+        self._resumed = resumed
         self.ready: Ready | None = None
         self.ended = asyncio.Event()
         self.load = 0
@@ -86,6 +95,7 @@ class Executor:
         self._numbers = itertools.count(1)
         self._attempts: dict[int, RemoteAttempt] = {}
         self._stopping = 0
+        self._pausing: set[int] = set()
         self._failed: StartFailed | None = None
         self._started: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
 
@@ -97,11 +107,12 @@ class Executor:
     def eligible(self) -> bool:
         """Whether this executor may get new attempts.
 
-        It gets new attempts only while it is ready and alive, and while none of its attempts is asked to stop. If such
-        an attempt does not stop in time, the executor is killed with all its attempts.
+        It gets new attempts only while it is ready and alive, and while none of its attempts is asked to stop or to
+        stand still. If an attempt does not stop in time, the executor is killed with all its attempts.
         """
         process = self._process
-        return self.ready is not None and process.alive and not self._stopping and process.reason is None
+        busy = self._stopping or self._pausing
+        return self.ready is not None and process.alive and not busy and process.reason is None
 
     async def start(self, environment: Mapping[str, str] | None = None) -> Ready:
         """Start the process and wait until it is ready. If the start fails, the process is killed.
@@ -125,7 +136,9 @@ class Executor:
             await self.kill("was killed because its start failed or was cancelled")
             raise
 
-    async def run(self, request: ActivityRequest, listener: ProgressListener | None) -> ActivityOutcome:
+    async def run(
+        self, request: ActivityRequest, listener: ProgressListener | None, pause: Pause | None = None
+    ) -> ActivityOutcome:
         """Run an attempt to its end.
 
         If the task that awaits this call is cancelled, the attempt is asked to stop, and ``CancelledError`` is raised
@@ -133,12 +146,16 @@ class Executor:
 
         :param request: the attempt to run.
         :param listener: called with each change of the attempt's progress; None: nothing is reported.
+        :param pause: while it is on, all processes of the executor stand still, so its other attempts do too. The time
+            of the attempt's timeout stands still as well. None: the attempt is never paused.
         :returns: the outcome; a failure of the attempt is an outcome too.
         """
         attempt = self._take(request, listener)
+        if pause is not None:
+            pause.follow(partial(self._pause, attempt.number))
         try:
             await self._process.send(attempt.run_message())
-            in_time = await within(attempt.ended, request.timeout)
+            in_time = await self._ends_within(attempt, request.timeout)
             if not in_time:
                 await self._stop(attempt, "exceeded its timeout")
             await attempt.output.close()
@@ -148,7 +165,35 @@ class Executor:
             await attempt.output.close()
             raise
         finally:
+            if pause is not None:
+                pause.follow(None)
+            self._pause(attempt.number, False)
             self._attempts.pop(attempt.number, None)
+
+    def _pause(self, number: int, on: bool) -> None:
+        """Let the executor stand still while at least one of its attempts must stand still."""
+        (self._pausing.add if on else self._pausing.discard)(number)
+        if bool(self._pausing) == self._process.paused:
+            return
+        self._process.pause(bool(self._pausing))
+        if not self._pausing:
+            self._resumed()
+
+    async def _ends_within(self, attempt: RemoteAttempt, timeout: timedelta | None) -> bool:
+        """Wait for the end of an attempt. The time of pauses does not count.
+
+        :returns: False if the attempt still runs after ``timeout``.
+        """
+        if timeout is None:
+            return await within(attempt.ended, None)
+        left = timeout.total_seconds()
+        while left > 0:
+            before = self._process.paused_for
+            if await within(attempt.ended, timedelta(seconds=left)):
+                return True
+            paused = self._process.paused_for - before
+            left = max(paused, _LEAST_WAIT) if paused > 0 else 0.0
+        return False
 
     async def kill(self, reason: str) -> None:
         """Kill the executor and every process in its session, and wait until all of them have ended.
@@ -191,6 +236,9 @@ class Executor:
         self._stopping += 1
         try:
             if attempt.ended.done():
+                return
+            if self._process.paused:  # it cannot hear the request, and another worker may run the next attempt
+                await self._kill_for(attempt, f"{why} while it stood still")
                 return
             await self._process.send(Cancel(number=attempt.number))
             if not await within(attempt.ended, self._times.grace):

@@ -31,6 +31,7 @@ from airflow_provider_taskhub.workers.executors.attempt_log import LogSink
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.executors.executor import Executor, ExecutorError
 from airflow_provider_taskhub.workers.executors.left_sessions import LeftSessions
+from airflow_provider_taskhub.workers.executors.pause import Pause
 from airflow_provider_taskhub.workers.executors.process import ExecutorTimes
 from airflow_provider_taskhub.workers.executors.protocol import Configure
 from airflow_provider_taskhub.workers.executors.reaper import Reaper
@@ -184,7 +185,9 @@ class ExecutorPool:
         await asyncio.gather(*(executor.kill(_stopped(executor)) for executor in alive))
         await self._reaper.close()
 
-    async def run(self, request: ActivityRequest, *, progress: ProgressListener | None = None) -> ActivityOutcome:
+    async def run(
+        self, request: ActivityRequest, *, progress: ProgressListener | None = None, pause: Pause | None = None
+    ) -> ActivityOutcome:
         """Wait for an executor, run one attempt of an activity in it, and return the outcome.
 
         If the task that awaits this call is cancelled, the activity is asked to stop. If the activity still runs after
@@ -200,6 +203,7 @@ class ExecutorPool:
         :param request: the attempt to run.
         :param progress: called in the event loop, first with the name of the executor and then with each report of the
             activity. It must return quickly. None: nothing is reported.
+        :param pause: while it is on, the executor of the attempt stands still. None: the attempt is never paused.
         """
         lane = Lane.SPARK if request.spark else Lane.PLAIN
         ticket = Ticket(lane, request.instance.instance_id, alone=request.alone)
@@ -219,7 +223,7 @@ class ExecutorPool:
             request = replace(request, spark_session=self._left.new())
         lost = False
         try:
-            outcome = await executor.run(request, progress)
+            outcome = await executor.run(request, progress, pause)
             lost = outcome.crashed
         finally:
             self._assignment.release(executor)
@@ -308,6 +312,7 @@ class ExecutorPool:
             log=f"executors/{self._name}/{name}.log",
             clock=self._clock,
             times=self._times,
+            resumed=self._assignment.settle,
         )
         try:
             await executor.start(self._config.environment)

@@ -85,6 +85,8 @@ class ExecutorProcess:
         self._reaper, self._times, self._clock = reaper, times, clock
         self._frames: list[bytes] = []
         self._unanswered = 0
+        self._paused_since: float | None = None
+        self._paused_before = 0.0
         self._child: ChildProcess | None = None
         self._supervisor = Supervisor(clock)
         self._life: asyncio.Task[None] | None = None
@@ -133,6 +135,28 @@ class ExecutorProcess:
     def note_reason(self, reason: str) -> None:
         """Remember why the process ends. Only the first reason is kept."""
         self.reason = self.reason or reason
+
+    @property
+    def paused(self) -> bool:
+        """Whether the process and all processes in its session stand still."""
+        return self._paused_since is not None
+
+    @property
+    def paused_for(self) -> float:
+        """Seconds for which the process has stood still, in all pauses together."""
+        now = 0.0 if self._paused_since is None else self._clock.monotonic() - self._paused_since
+        return self._paused_before + now
+
+    def pause(self, on: bool) -> None:
+        """Let the process and all processes in its session stand still, or go on. A paused process needs no pong."""
+        if self._child is None or not self._child.alive or on == self.paused:
+            return
+        if on:
+            self._paused_since = self._clock.monotonic()
+            process_session.stop(self._child.pid)
+        else:
+            self._paused_before, self._paused_since, self._unanswered = self.paused_for, None, 0
+            process_session.resume(self._child.pid)
 
     def begin_kill(self, reason: str) -> None:
         """Kill the process and all processes in its session, if the process still runs. Do not wait for their end."""
@@ -230,7 +254,7 @@ class ExecutorProcess:
         allowed = max(1, round(self._times.silence / self._times.ping))
         while True:
             await self._clock.sleep(self._times.ping.total_seconds())
-            if not self.answers_pings:
+            if not self.answers_pings or self.paused:
                 continue
             if self._unanswered >= allowed:
                 self.begin_kill(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Awaitable
@@ -156,6 +157,17 @@ async def test_a_foreign_lock_is_not_waited_for_longer_than_the_deadline(path: P
             assert all(isinstance(outcome, Unavailable) for outcome in outcomes)
             foreign.execute("ROLLBACK")
         await store.execute(PutMessage(queue="abc", text="y"))
+
+
+async def test_a_locked_file_is_told_with_the_time_of_the_lock(path: Path) -> None:
+    """The second write has waited behind the first one, and has no time left when its turn comes."""
+    async with SqliteStore(path, timeout=timedelta(seconds=0.3)) as store:
+        with closing(connect(path, 1.0)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            writes = [store.create_queue(name) for name in ("first", "second")]
+            errors = await asyncio.gather(*writes, return_exceptions=True)
+    told = [re.fullmatch(r"another process has locked the file for ([0-9.]+) s", str(error)) for error in errors]
+    assert all(found is not None and float(found.group(1)) >= 0.3 for found in told), errors
 
 
 async def test_too_many_waiting_operations_are_throttled(

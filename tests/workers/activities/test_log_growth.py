@@ -37,7 +37,7 @@ class Bench:
         """Run an attempt. :param steps: seconds to work, and then the output; b"": none."""
 
         class Attempt:
-            async def run(_, request: ActivityRequest, *, progress: Any = None) -> ActivityOutcome:
+            async def run(_, request: ActivityRequest, *, progress: Any = None, pause: Any = None) -> ActivityOutcome:
                 for seconds, output in steps:
                     await self.clock.sleep(seconds)
                     if output:

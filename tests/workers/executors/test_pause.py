@@ -1,0 +1,107 @@
+"""A paused attempt runs no step, nor does a process that it has started, and it ends like any other one."""
+
+from __future__ import annotations
+
+import asyncio
+import pathlib
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from airflow_provider_taskhub import virtual_time
+from airflow_provider_taskhub.virtual_time import VirtualClock
+from airflow_provider_taskhub.workers.executors import process_session
+from airflow_provider_taskhub.workers.executors.pause import Pause
+from airflow_provider_taskhub.workers.executors.pool import ExecutorPool
+from airflow_provider_taskhub.workers.executors.process import ExecutorProcess, ExecutorTimes
+from tests.waiting import PATIENCE, until_async
+from tests.workers.conftest import PoolMaker, alive, request, started
+
+SOON = timedelta(seconds=0.3)
+
+
+def stopped(pids: list[int]) -> list[bool]:
+    return [psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in pids]
+
+
+async def test_a_pause_stops_every_process_of_the_executor_and_its_end_lets_them_go_on(
+    pool: ExecutorPool, tmp_path: pathlib.Path
+) -> None:
+    pause = Pause()
+    run = asyncio.create_task(pool.run(request("children", [str(tmp_path), "c"]), pause=pause))
+    pids = [int(pid) for pid in (await until_async("children", lambda: started(tmp_path, "c"))).split()]
+    for _ in range(2):
+        pause.set(True)
+        await until_async("all stand still", lambda: all(stopped(pids)))
+        pause.set(False)
+        await until_async("all go on", lambda: not any(stopped(pids)))
+    pause.set(True)
+    run.cancel()
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(asyncio.CancelledError):
+            await run
+    assert not any(alive(pid) for pid in pids), "a process that stands still cannot stop by itself, so it is killed"
+    assert (await pool.run(request("greet", "x"))).executor == "plain-1.2"
+
+
+async def test_the_time_of_a_pause_does_not_count_for_the_timeout(make_pool: PoolMaker, tmp_path: pathlib.Path) -> None:
+    pool, pause = await make_pool(processes=2), Pause()
+    pause.set(True)
+    run = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "a"], timeout=SOON), pause=pause))
+    await until_async("it has an executor", lambda: pool.free < 4)
+    for name in "bcd":
+        beside = await pool.run(request("meet", [str(tmp_path), name], timeout=SOON))
+        assert beside.failure is not None
+        assert beside.executor == "plain-2.1", "an executor that stands still gets nothing new"
+    assert not run.done()
+    assert started(tmp_path, "a") is None
+    pause.set(False)
+    outcome = await run
+    assert outcome.failure is not None
+    assert outcome.failure.error_type == "TimeoutError"
+
+
+async def test_what_waits_for_a_paused_executor_gets_it_when_the_pause_ends(
+    pool: ExecutorPool, tmp_path: pathlib.Path
+) -> None:
+    pause = Pause()
+    run = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "m"]), pause=pause))
+    await until_async("it runs", lambda: started(tmp_path, "m"))
+    pause.set(True)
+    waits = asyncio.create_task(pool.run(request("greet", "x")))
+    await asyncio.sleep(0)
+    pause.set(False)
+    assert (await waits).result == '"Hello, x!"'
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+
+
+def test_a_paused_process_is_not_killed_for_its_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its host asks again after the pause, and then the whole time begins anew."""
+    monkeypatch.setattr(process_session, "stop", lambda session: None)
+    monkeypatch.setattr(process_session, "resume", lambda session: None)
+    killed: list[float] = []
+    writer = SimpleNamespace(is_closing=lambda: False, writelines=lambda frames: None)
+    child: Any = SimpleNamespace(pid=1, alive=True, writer=writer)
+
+    async def play() -> float:
+        observer: Any = None
+        reaper: Any = None
+        process = ExecutorProcess("one", observer, reaper=reaper, times=ExecutorTimes(), clock=VirtualClock())
+        process._child, process.answers_pings = child, True
+        monkeypatch.setattr(process, "begin_kill", lambda why: killed.append(asyncio.get_running_loop().time()))
+        watch = asyncio.create_task(process._watch(child))
+        await asyncio.sleep(30.0)
+        process.pause(True)
+        await asyncio.sleep(1000.0)
+        assert not killed
+        process.pause(False)
+        await watch
+        return process.paused_for
+
+    assert virtual_time.run(play()) == 1000.0
+    assert 1030.0 + 60.0 <= killed[0] <= 1030.0 + 70.0
