@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests import waiting
 from tests.selection import FIRST, UnitScheduling, extras, reasons, start_order
 
 pytest_plugins = ("tests.azurite", "tests.leftovers")
@@ -39,6 +40,17 @@ _HARMLESS = {"file", "ldconfig", "uname"}
 """Python's own modules ``platform`` and ``ctypes.util`` run them once, for whoever asks first."""
 _now: pytest.Item | None = None
 """The test that runs without the marker ``process``."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let a test that waits say so on the terminal: pytest shows what it captures only after a failure."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+
+    def say(line: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(line, file=sys.stderr, flush=True)
+
+    waiting.say = say
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker

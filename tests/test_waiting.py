@@ -41,10 +41,16 @@ def test_it_returns_what_the_look_returns(clock: FakeTime) -> None:
     assert until("five", lambda: next(looks)) == 5
 
 
-def test_it_says_every_30_seconds_what_it_waits_for(clock: FakeTime, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_says_every_30_seconds_what_it_waits_for(clock: FakeTime, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(waiting, "say", said.append)
     until("the worker is ready", lambda: clock.now > 1100.0)
-    lines = [line.split(maxsplit=4) for line in capsys.readouterr().err.splitlines()]
-    assert [(line[2], line[4]) for line in lines] == [(n, "the worker is ready") for n in ("30", "60", "90")]
+    assert said == [f"waiting for {seconds} s: the worker is ready" for seconds in (30, 60, 90)]
+
+
+def test_it_says_so_on_the_terminal_while_the_test_runs(capfd: pytest.CaptureFixture[str]) -> None:
+    waiting.say("waiting for 30 s: nothing, this is a test of the line")
+    assert capfd.readouterr().err == "", "pytest shows what it captures only after a failure"
 
 
 def test_its_error_names_the_condition(clock: FakeTime) -> None:

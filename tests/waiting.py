@@ -22,10 +22,15 @@ TELL_EVERY = 30.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 
 
+def say(line: str) -> None:
+    """Print a line. In a test, ``tests/conftest.py`` puts a function here that prints it past pytest's capture."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def until(what: str, look: Callable[[], T | None], *, seconds: float = PATIENCE) -> T:
     """Call a function until it returns something true, and return that.
 
-    :param what: the condition in words. A wait of 30 s prints it to stderr.
+    :param what: the condition in words. A wait of 30 s prints it to the terminal.
     :raises AssertionError: if the function returns nothing true within ``seconds``. The error names the condition.
     """
     for pause in _pauses(what, seconds):
@@ -56,7 +61,7 @@ def _pauses(what: str, seconds: float) -> Iterator[float]:
     while (waited := time.monotonic() - began) < seconds:
         if waited - told >= TELL_EVERY:
             told = waited
-            print(f"waiting for {waited:.0f} s: {what}", file=sys.stderr, flush=True)
+            say(f"waiting for {waited:.0f} s: {what}")
         yield pause
         pause = min(1.5 * pause, _LONGEST_PAUSE)
     yield pause

@@ -10,6 +10,7 @@ Executors inherit the variable. PySpark sets the same value for its Python proce
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -29,6 +30,8 @@ def main() -> None:
     """Run the command line ``taskhub``."""
     if sys.argv[1:2] == ["worker"]:
         fix_hash_seed()
+    gc.disable()  # it would look for garbage among what is imported, for a tenth of the time of a short command
     from airflow_provider_taskhub.cli.main import main as run
 
+    gc.enable()
     run()

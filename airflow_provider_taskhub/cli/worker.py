@@ -6,7 +6,7 @@ import asyncio
 import gc
 import signal
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import structlog
 import typer
@@ -17,7 +17,9 @@ from airflow_provider_taskhub.cli.output import run
 from airflow_provider_taskhub.cli.program import fix_hash_seed
 from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR
 from airflow_provider_taskhub.settings import Settings
-from airflow_provider_taskhub.workers.host import Host, Options
+
+if TYPE_CHECKING:
+    from airflow_provider_taskhub.workers.host import Host
 
 log = structlog.get_logger(__name__)
 
@@ -64,6 +66,8 @@ def worker(
 
     Example: taskhub worker --app flights_app:app
     """
+    from airflow_provider_taskhub.workers.host import Host, Options  # no other command needs what runs workers
+
     roles = tuple(dict.fromkeys(role or (ORCHESTRATOR, ACTIVITY)))
     for wanted in roles:
         if wanted not in (ORCHESTRATOR, ACTIVITY):
@@ -82,12 +86,11 @@ def worker(
         strict=strict,
     )
     fix_hash_seed()  # here too, because `airflow taskhub worker` does not begin in the module `program`
-    run(_serve(settings, options))
+    run(_serve(Host(settings, options)))
 
 
-async def _serve(settings: Settings, options: Options) -> None:
+async def _serve(host: Host) -> None:
     _tune_interpreter()
-    host = Host(settings, options)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, host.stop)

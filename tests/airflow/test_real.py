@@ -13,8 +13,6 @@ from tests.airflow.kills import KINDS, kills
 from tests.airflow.real import Process, RealAirflow
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(600)
-
 
 def hub_id(dag_id: str, run_id: str, generation: int = 1, index: str = "") -> str:
     return f"{dag_id}:hub{index}:{run_id}:g{generation}"

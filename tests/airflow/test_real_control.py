@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.airflow.real import RealAirflow
 from tests.waiting import until
-
-pytestmark = pytest.mark.timeout(600)
 
 
 def returned(real: RealAirflow, dag_id: str, run: str, task_id: str) -> object:

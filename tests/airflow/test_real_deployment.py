@@ -27,7 +27,7 @@ from tests.airflow.test_real_zero_slot import test_a_task_succeeds_without_any_w
 from tests.browser.conftest import PATIENCE, browser
 from tests.waiting import until
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.process]
+pytestmark = pytest.mark.process
 __all__ = [
     "browser",
     "test_a_task_succeeds_without_any_worker",

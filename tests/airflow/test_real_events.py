@@ -10,8 +10,6 @@ import pytest
 from tests.airflow.real import RealAirflow
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(600)
-
 
 def events(real: RealAirflow) -> list[dict[str, Any]]:
     """The asset events of the example, the oldest first: their payloads."""

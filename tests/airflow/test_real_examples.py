@@ -11,7 +11,6 @@ import pytest
 from tests.airflow.real import RealAirflow
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(600)
 HELLO = ["Hello, Ada!", "Hello, Grace!", "Hello, Katherine!"]
 WAITS = ("in_the_triggerer", "a_moment", "in_the_worker", "begins_later")
 ZERO = {

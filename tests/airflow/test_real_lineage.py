@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.airflow.real import RealAirflow
 from tests.waiting import until
-
-pytestmark = pytest.mark.timeout(600)
 
 
 def test_data_that_an_activity_declares_starts_the_dag_that_waits_for_it(real: RealAirflow, tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ import pytest
 from tests.airflow.real import RealAirflow
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.mark.parametrize(("answer", "end"), [("Publish", "flights is published"), ("Reject", "flights is rejected")])
 def test_a_persons_answer_reaches_the_orchestration_as_an_event(real: RealAirflow, answer: str, end: str) -> None:

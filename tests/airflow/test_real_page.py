@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.airflow.real import RealAirflow
 from tests.waiting import until
-
-pytestmark = pytest.mark.timeout(600)
 
 
 def order(real: RealAirflow, action: str, instance_id: str, user: str, **more: Any) -> httpx.Response:

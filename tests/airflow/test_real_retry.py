@@ -10,8 +10,6 @@ import pytest
 from tests.airflow.real import RealAirflow
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(600)
-
 
 def runs(folder: Path) -> Counter[int]:
     """How often each of the twelve activities has run."""

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.airflow.real import RealAirflow
-
-pytestmark = pytest.mark.timeout(600)
 
 
 def returned(real: RealAirflow, run: str, task_id: str, index: int = -1, dag_id: str = "taskflow") -> object:

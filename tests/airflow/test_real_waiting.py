@@ -8,8 +8,6 @@ from tests.airflow.crashes.verdict import do, held, line
 from tests.airflow.real import RealAirflow
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(600)
-
 
 def hub_id(dag_id: str, run_id: str) -> str:
     return f"{dag_id}:hub:{run_id}:g1"

@@ -10,8 +10,6 @@ import pytest
 from tests.airflow.real import RealAirflow
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(600)
-
 NO_WORKER = {"pid": None, "hostname": "", "queued_when": None}
 """What Airflow knows of the worker of a task that no worker has run."""
 

@@ -18,7 +18,6 @@ from playwright.sync_api import FrameLocator, Page, Response, expect
 from tests.airflow.real import ROOT, Process, RealAirflow
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(600)
 Login = Callable[..., Page]
 SECRET = "secret:hub:r:g1"
 """An instance of the DAG that only the team ops may read."""

@@ -93,7 +93,6 @@ def running(folder: Path, *arguments: str, env: dict[str, str] | None = None) ->
             demo.process.wait(BUSY)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("storage", "spark"), [("sqlite", "local"), ("azurite", "connect")])
 def test_numbers_are_right_although_a_worker_was_killed(tmp_path: Path, storage: str, spark: str) -> None:
     with running(tmp_path, "--storage", storage, "--spark", spark) as demo:
@@ -136,7 +135,6 @@ def _check_attempts(result: dict[str, Any]) -> None:
     assert result["victim"] not in {a["worker"].partition("@")[0] for a in again}
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("point", ["the hub is at", "Airflow is up at", "killed worker"])
 def test_ctrl_c_leaves_no_process(tmp_path: Path, point: str) -> None:
     with running(tmp_path) as demo:
@@ -149,7 +147,6 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path, point: str) -> None:
     assert marked(mark) == []
 
 
-@pytest.mark.timeout(600)
 def test_a_failure_ends_with_a_status_and_the_log_that_tells_why(tmp_path: Path) -> None:
     with running(tmp_path, env={"JAVA_HOME": str(tmp_path / "no-java")}) as demo:
         assert demo.end() == 1
