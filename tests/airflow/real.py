@@ -262,9 +262,25 @@ class RealAirflow:
         finished = f"TaskInstance Finished: dag_id={dag_id}, task_id={task_id}, run_id={run_id},"
         return finished in self.processes["scheduler"].log.read_text()
 
-    def log(self, dag_id: str, run_id: str, task_id: str = "hub", attempt: int = 1, index: int = -1) -> str:
-        answer = self.get(f"{self.path(dag_id, run_id, task_id)}/logs/{attempt}", full_content=True, map_index=index)
-        return "\n".join(f"{line.get('event', line)}{line.get('error_detail') or ''}" for line in answer["content"])
+    def log(
+        self,
+        dag_id: str,
+        run_id: str,
+        task_id: str = "hub",
+        attempt: int = 1,
+        index: int = -1,
+        *,
+        having: str = "",
+    ) -> str:
+        """The log of one try. :param having: wait for this text, because Airflow writes the log after the end."""
+        path = f"{self.path(dag_id, run_id, task_id)}/logs/{attempt}"
+
+        def look() -> tuple[str] | None:
+            lines = self.get(path, full_content=True, map_index=index)["content"]
+            text = "\n".join(f"{line.get('event', line)}{line.get('error_detail') or ''}" for line in lines)
+            return (text,) if having in text else None
+
+        return until(f"{having!r} in the log of {dag_id}.{task_id}", look)[0]
 
     def waits(self, dag_id: str, run_id: str) -> None:
         """Wait until the task is deferred, its trigger runs and so does its instance."""

@@ -22,7 +22,7 @@ def test_an_instance_is_suspended_told_and_resumed(real: RealAirflow) -> None:
         "flights of 2013-12-01 is loaded",
         "weather of 2013-12-01 is loaded",
     ]
-    assert f"event 'source_ready' is raised for instance load-{run}" in real.log("control_events", run, "ready")
+    real.log("control_events", run, "ready", having=f"event 'source_ready' is raised for instance load-{run}")
     links = real.get(f"{real.path('control_events', run, 'suspend')}/links")["extra_links"]
     assert f"&id=load-{run}".replace("+", "%2B").replace(":", "%3A") in links["TaskHub instance"]
 

@@ -28,8 +28,7 @@ def test_a_sensor_ends_in_the_triggerer_when_the_event_is_awaited(real: RealAirf
     real.reaches("moment", run, "deferred")
     real.taskhub("instances", "start", "waits", "--id", "of-the-moment")
     real.reaches("moment", run, "success")
-    log = real.log("moment", run)
-    assert "the task ends in the triggerer" in log
+    log = real.log("moment", run, having="the task ends in the triggerer")
     assert "the task continues in a worker" not in log
     assert real.status("of-the-moment") == "Running"
     real.taskhub("instances", "terminate", "of-the-moment")

@@ -35,7 +35,7 @@ def test_a_user_terminates_what_a_viewer_may_not_and_airflow_knows_who_it_was(re
         answer = browser.post("/taskhub/api/instance/terminate", json=body)
     assert answer.status_code == 200, answer.text
     real.reaches("told", run, "failed")
-    assert "from Airflow: uma on TaskHub's page: wrong year" in real.log("told", run)
+    real.log("told", run, having="from Airflow: uma on TaskHub's page: wrong year")
     entries = real.get("/api/v2/eventLogs", dag_id="told", run_id=run, event="taskhub.terminate")["event_logs"]
     assert [(one["owner"], one["task_id"]) for one in entries] == [("uma", "hub")]
     assert "wrong year" in entries[0]["extra"]

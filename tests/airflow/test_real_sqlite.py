@@ -30,4 +30,4 @@ def test_tasks_end_with_the_output_or_the_error_of_their_orchestrations(on_sqlit
     on_sqlite.reaches("sums", sums, "success")
     on_sqlite.reaches("fails", fails, "failed")
     assert on_sqlite.xcom("sums", sums) == {"sum": 14, "run": sums}
-    assert "rows rejected" in on_sqlite.log("fails", fails)
+    on_sqlite.log("fails", fails, having="rows rejected")
