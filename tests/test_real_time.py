@@ -62,6 +62,9 @@ ALLOWED: dict[str, dict[str, str]] = {
         "generator": "what an orchestrator must not do; it is refused",
         "sleep": "what an orchestrator must not do; it is refused",
     },
+    "engine/test_branches.py": {
+        "Test_failures.test_what_a_branch_calls_of_asyncio_is_refused_with_its_line": "must be refused"
+    },
     "engine/test_episodes.py": {
         "Test_code.test_a_foreign_awaitable_is_named_with_its_line": "what an orchestrator must not do; it is refused"
     },
@@ -70,6 +73,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     },
     "spark/apps.py": {"_meet": POLL, "endless": WORK, "in_two_stages": POLL},
     "spark/connect_apps.py": {"_slow": WORK, "dies_once": POLL, "settings": POLL},
+    "testing/test_branches.py": {"work": "an activity in testing.run, whose time is virtual"},
     "testing/test_not_awaited.py": {"note": "an activity in testing.run, whose time is virtual"},
     "waiting.py": {"until": WAIT, "until_async": WAIT},
     "workers/apps.py": {"_wait": POLL},

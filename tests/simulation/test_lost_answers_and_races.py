@@ -826,6 +826,7 @@ def sent_event(hub: World, name: str, value: str) -> OutboundMessage:
         OrchestrationInstance(instance_id="one"),
         names=hub.client.hub.names,
         queue=hub.client.hub.names.control(0),
+        process=hub.client.hub.process,
         sequence=1,
         sender=OrchestrationInstance(instance_id="two", execution_id="x"),
         now=hub.clock.utc_now(),
