@@ -165,6 +165,7 @@ class Reader:
         self._pause_timeout: asyncio.Timeout | None = None
         self._stopped = asyncio.Event()
         self.last_poll = clock.monotonic()
+        self.refused = False
         """Monotonic time at which the last answered receive was sent. Before the first receive: when the reader was
         made."""
         self._waiting: float | None = None
@@ -373,10 +374,13 @@ class Reader:
         asked = min(room, MAX_RECEIVE)
         try:
             messages = await self._store.receive(self.queue, limit=asked, visibility=self.visibility)
-        except (Throttled, NotFound, AccessDenied):  # the store has answered: the queue counts as polled
-            self.last_poll, self._waiting = sent, None
+        except NotFound:  # another worker would get the same answer: the queue counts as polled
+            self.last_poll, self._waiting, self.refused = sent, None, False
             raise
-        self.last_poll = sent
+        except (Throttled, AccessDenied):  # the owner of the partition compares this with the polls of other workers
+            self._waiting, self.refused = None, True
+            raise
+        self.last_poll, self.refused = sent, False
         if len(messages) < asked or (self._waiting is not None and sent - self._waiting >= 2 * STARVED_AFTER):
             self._waiting = None
         if not messages:
