@@ -18,7 +18,8 @@
     │   ├── LeaseLost               the worker no longer has the lease of a partition
     │   ├── Throttled               the store asks for fewer requests; has ``retry_after``
     │   ├── Unavailable             the store did not answer, or had a server error; has ``maybe_done``
-    │   │   └── AccessDenied        the account refuses the credentials; requests are tried again
+    │   │   ├── AccessDenied        the account refuses the credentials; requests are tried again
+    │   │   └── StoreReplaced       the file of a hub was replaced or restored while it was open; open it anew
     │   └── PayloadTooLarge         a message, row, property or batch is above the service's limit
     ├── TaskFailedError             raised inside an orchestrator: an activity has failed
     │   └── SubOrchestrationFailedError     raised inside an orchestrator: a child has failed
@@ -52,6 +53,7 @@ __all__ = [
     "PayloadTooLarge",
     "PublishSuperseded",
     "StorageError",
+    "StoreReplaced",
     "SubOrchestrationFailedError",
     "TaskFailedError",
     "TaskHubError",
@@ -177,6 +179,14 @@ class AccessDenied(Unavailable):
 
     def __init__(self, message: str, *, maybe_done: bool = False) -> None:
         super().__init__(message, maybe_done=maybe_done)
+
+
+class StoreReplaced(Unavailable):
+    """The SQLite file of a hub was replaced, restored or removed while it was open.
+
+    What this process knows of the hub is void: leases, received messages and instances in memory. So no request is
+    carried out any more. Close the store and open it anew. A worker ends, so that it can be started again.
+    """
 
 
 class PayloadTooLarge(StorageError):

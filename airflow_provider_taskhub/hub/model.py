@@ -529,6 +529,7 @@ class Service:
 
     :param load: messages in a second, smoothed; None: not known yet.
     :param unpolled: seconds since this process last read the queue or processed a message of the queue.
+    :param refused: True: the store has answered the last request for messages, and has refused it.
     :param runs: orchestrators of those instances of the partition that ran lately.
     :param lacks: orchestrators that messages wait for and that this worker does not have. The orchestrator that
         messages have waited for longest is first.
@@ -536,5 +537,6 @@ class Service:
 
     load: float | None = None
     unpolled: float = 0.0
+    refused: bool = False
     runs: tuple[Need, ...] = ()
     lacks: tuple[Need, ...] = ()

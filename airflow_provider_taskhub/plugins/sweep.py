@@ -166,7 +166,7 @@ async def _sweep(connection: str, tasks: ServerTasks) -> None:
     while True:
         try:
             async with TaskHubHook(connection).client() as client:
-                await Sweep(tasks, deployment=deployment, clock=SYSTEM_CLOCK).run(client)
+                await Sweep(tasks, deployment=deployment, clock=SYSTEM_CLOCK).run(client, reopened=True)
         except Exception as error:  # a missing hub, connection or storage must not stop the API server
             text = f"{type(error).__name__}: {error}"
             if text != logged:

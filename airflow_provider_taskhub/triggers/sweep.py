@@ -27,6 +27,7 @@ import structlog
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.errors import AccessDenied
 from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers.airflow_tasks import States, Tasks, key, why_nobody_waits
 
@@ -187,12 +188,19 @@ class Sweep:
         """Whether the last turn found watch rows, which a later turn may have to handle. True before the first turn."""
         return self._left
 
-    async def run(self, client: Client) -> None:
-        """Run one turn after another until the task is cancelled. An error is logged and ends only its turn."""
+    async def run(self, client: Client, *, reopened: bool = False) -> None:
+        """Run one turn after another until the task is cancelled. An error is logged and ends only its turn.
+
+        :param reopened: True: the caller opens the hub anew if the account refuses the credentials, because the Airflow
+            connection may have new ones.
+        :raises AccessDenied: if the account refuses the credentials, and ``reopened`` is True.
+        """
         while True:
             try:
                 self._report(await self.turn(client))
             except Exception as error:  # an error of the hub: the next turn tries again
+                if reopened and isinstance(error, AccessDenied):
+                    raise
                 self._report(f"{type(error).__name__}: {error}")
             await self._clock.sleep(EVERY)
 

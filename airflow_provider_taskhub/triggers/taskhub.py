@@ -22,7 +22,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.errors import ConfigurationError, InputError
+from airflow_provider_taskhub.errors import AccessDenied, ConfigurationError, InputError
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, served_at
 from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.supervision import Supervisor
@@ -236,26 +236,51 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
 
         self.log.info("waiting for %s in hub %s (%s)", self.instance_id, settings.hub, served_at(settings))
         interval = self.interval or (_EMBEDDED_INTERVAL if settings.embedded else _AZURE_INTERVAL)
-        place, connect = (settings.hub, settings.secret), partial(shared_client, settings)
-        watcher = watcher_of(place, connect, interval=interval, clock=self.clock, sweep=self._sweep)
         task_log, waits, progress = TaskLog(), WaitsLog(), ProgressLog()
         presence, unusable = Presence(), UnusableTime(self.orchestrator, self._no_worker_limit(settings), self.clock)
+        output = task_output(self)
         try:
             moment = AwaitedMoment(self.statuses, self.custom_status, self.awaited_event)
         except InputError as error:
             return self._event("unusable", None, str(error))
-        with watcher.waiting(self.instance_id, changes=self.owner is None, output=task_output(self)) as wait:
-            while not self._late():
-                await change(wait, longest=self._longest_pause())
-                self._log_changes(wait, task_log, waits, progress, presence, unusable)
-                try:
-                    met = await moment.met(wait)
-                except InputError as error:
-                    return self._event("unusable", wait.state, str(error))
-                if (event := self._end_event(wait, unusable, met=met)) is not None:
-                    await self.task_end.read(watcher, moment, wait.state, met=met)
-                    return event
+        while not self._late():
+            place, connect = (settings.hub, settings.secret), partial(shared_client, settings)
+            watcher = watcher_of(place, connect, interval=interval, clock=self.clock, sweep=self._sweep)
+            with watcher.waiting(self.instance_id, changes=self.owner is None, output=output) as wait:
+                renewed: Settings | None = None
+                refusal: Exception | None = None
+                while renewed is None and not self._late():
+                    await change(wait, longest=self._longest_pause())
+                    self._log_changes(wait, task_log, waits, progress, presence, unusable)
+                    try:
+                        met = await moment.met(wait)
+                    except InputError as error:
+                        return self._event("unusable", wait.state, str(error))
+                    if (event := self._end_event(wait, unusable, met=met)) is not None:
+                        await self.task_end.read(watcher, moment, wait.state, met=met)
+                        return event
+                    if isinstance(wait.trouble, AccessDenied) and wait.trouble is not refusal:
+                        refusal, renewed = wait.trouble, await self._renewed(settings)
+            settings = renewed or settings
         return await self._timed_out(settings)
+
+    async def _renewed(self, refused: Settings) -> Settings | None:
+        """Read the Airflow connection again after the account has refused its credentials.
+
+        :param refused: the settings with these credentials.
+        :returns: the settings with the new credentials of the same hub. None: the connection has no new credentials, or
+            Airflow does not answer, or the connection is wrong or names another hub now. The wait goes on as before.
+        """
+        try:
+            settings = await shared_settings(self.taskhub_conn_id)
+        except Exception as error:
+            self.log.warning("cannot read connection %s, trying again: %s", self.taskhub_conn_id, error)
+            return None
+        same_hub = (settings.hub, served_at(settings)) == (refused.hub, served_at(refused))
+        if settings.secret == refused.secret or not same_hub:
+            return None
+        self.log.info("connection %s has new credentials: using them", self.taskhub_conn_id)
+        return settings
 
     def _sweep(self) -> Sweep | None:
         """Create the sweep for a new watcher. None in ``dag.test()``, where no other tasks exist."""
@@ -324,9 +349,13 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         waiter = None if self.task_instance is None else str(self.task_instance.id)
 
         async def terminate() -> str:
+            nonlocal settings
             try:
                 async with asyncio.timeout(CONFIRM_DEADLINE), shared_client(settings) as client:
                     return await terminate_owned(client, self.instance_id, self.owner, reason, waiter=waiter)
+            except AccessDenied:
+                settings = await self._renewed(settings) or settings
+                raise
             except TimeoutError:
                 return f"the termination was sent, but the instance has not ended within {CONFIRM_DEADLINE:g} s"
 

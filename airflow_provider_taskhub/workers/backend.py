@@ -166,7 +166,9 @@ class Backend:
 
     def _service(self, reader: ControlReader, now: float) -> Service:
         ran, lacks = self.demand.of(reader.tenure.partition)
-        return Service(load=reader.load(now), unpolled=now - reader.progressed, runs=ran, lacks=lacks)
+        return Service(
+            load=reader.load(now), unpolled=now - reader.progressed, refused=reader.refused, runs=ran, lacks=lacks
+        )
 
     # start and stop
 

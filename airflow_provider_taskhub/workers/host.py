@@ -21,7 +21,7 @@ from airflow_provider_taskhub.app import App, load_app
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.engine.registry import Registry
-from airflow_provider_taskhub.errors import ConfigurationError, WorkerFailed
+from airflow_provider_taskhub.errors import ConfigurationError, StorageError, StoreReplaced, WorkerFailed
 from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, Member, Tenure
 from airflow_provider_taskhub.hub.partitions.capabilities import refusal
 from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost
@@ -102,6 +102,7 @@ class Host:
         self._settings, self._options = settings, options
         self._stopping = asyncio.Event()
         self._failure: str | None = None
+        self._drain_timeout = settings.drain_timeout
 
     def stop(self) -> None:
         """Make :meth:`run` drain the worker and return. A signal handler of the event loop may call it."""
@@ -115,10 +116,15 @@ class Host:
         """
         apps = [load_app(name) for name in self._options.apps]
         registry = Registry.of(apps)
-        async with AsyncExitStack() as stack:
-            await self._start(stack, registry, apps)
-            await self._stopping.wait()
-            log.info("worker_stopping")
+        try:
+            async with AsyncExitStack() as stack:
+                await self._start(stack, registry, apps)
+                await self._stopping.wait()
+                log.info("worker_stopping")
+        except StorageError as error:
+            if self._failure is not None:
+                raise WorkerFailed(self._failure) from error
+            raise
         if self._failure is not None:
             raise WorkerFailed(self._failure)
 
@@ -169,8 +175,8 @@ class Host:
         backend.start()
         stack.push_async_callback(backend.stop)
         await owner.start()
-        stack.push_async_callback(owner.stop, settings.drain_timeout)
-        stack.push_async_callback(backend.drain, settings.drain_timeout.total_seconds())
+        stack.push_async_callback(lambda: owner.stop(self._drain_timeout))
+        stack.push_async_callback(lambda: backend.drain(self._drain_timeout.total_seconds()))
         self._watch(stack, owner)
         if port is not None:
             port.serve(self._health(backend, owner, pool, client))
@@ -259,6 +265,8 @@ class Host:
             try:
                 await owner.wait()
                 reason = "the thread that owns the partitions of this worker ended"
+            except StoreReplaced as error:
+                reason, self._drain_timeout = str(error), timedelta()  # nothing that still runs could be stored
             except Exception as error:
                 reason = f"the thread that owns the partitions of this worker ended: {type(error).__name__}: {error}"
             if not self._stopping.is_set():

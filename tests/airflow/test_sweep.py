@@ -14,8 +14,9 @@ import httpx
 import pytest
 
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.errors import Unavailable
+from airflow_provider_taskhub.errors import AccessDenied, Unavailable
 from airflow_provider_taskhub.hooks.deployment import deployment, swept_connections
+from airflow_provider_taskhub.hooks.taskhub import TaskHubHook, settings_without_connection
 from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.triggers.sweep import AT_ONCE, EVERY, QUESTIONS, RUNS, SETTLE, TASKS, Sweep
 from airflow_provider_taskhub.triggers.watcher import MOST_FAILURES, Watcher
@@ -418,6 +419,46 @@ def test_an_api_server_that_finds_no_hub_goes_on(monkeypatch: pytest.MonkeyPatch
             await asyncio.sleep(60)
             assert hub.requests["watches"] > 60 / EVERY - 4
         assert hub.open_now == 0
+
+    class Quiet(FakeAirflow):
+        async def close(self) -> None:
+            pass
+
+    run(play(), limit=timedelta(days=1))
+
+
+def test_an_api_server_reads_the_connection_again_when_the_account_refuses_its_key(
+    monkeypatch: pytest.MonkeyPatch, hub: FakeHub
+) -> None:
+    """The sweep went on with the old key for ever after a rotation."""
+    from airflow_provider_taskhub.plugins import sweep as sweeping
+
+    read = 0
+
+    async def settings(self: TaskHubHook) -> Any:
+        nonlocal read
+        read += 1
+        return settings_without_connection(self.taskhub_conn_id)
+
+    async def play() -> None:
+        clock = VirtualClock(asyncio.get_running_loop())
+        monkeypatch.setattr(sweeping, "SYSTEM_CLOCK", clock)
+        monkeypatch.setattr(sweeping, "ServerTasks", lambda _server: Quiet())
+        monkeypatch.setattr(TaskHubHook, "asettings", settings)
+        async with sweeping.sweeping():
+            await asyncio.sleep(600)
+            before = read
+            hub.down = Unavailable("no storage")
+            await asyncio.sleep(100)
+            assert read == before, "an outage says nothing about the key"
+            hub.down = AccessDenied("403")
+            await asyncio.sleep(100)
+            assert read > before + 5
+            hub.down = None
+            await asyncio.sleep(60)
+            requests = hub.requests["watches"]
+            await asyncio.sleep(60)
+            assert hub.requests["watches"] > requests + 60 / EVERY - 4
 
     class Quiet(FakeAirflow):
         async def close(self) -> None:

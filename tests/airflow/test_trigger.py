@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -19,12 +19,14 @@ from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.pending_waits import AwaitedEvent, Awaits
-from airflow_provider_taskhub.errors import HubError, InputError, Throttled, Unavailable
+from airflow_provider_taskhub.errors import AccessDenied, HubError, InputError, Throttled, Unavailable
 from airflow_provider_taskhub.hooks.outputs import MAX_OUTPUT_BYTES
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook, settings_without_connection
 from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.hub.waiting.reasons import unreadable_history
 from airflow_provider_taskhub.hub.watches import Watch
+from airflow_provider_taskhub.settings import Settings
+from airflow_provider_taskhub.triggers import shared_client
 from airflow_provider_taskhub.triggers.settling import SETTLE
 from airflow_provider_taskhub.triggers.task_end import LARGEST_OUTPUT
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
@@ -745,6 +747,61 @@ def test_the_deadline_of_a_sensor_terminates_nothing(hub: FakeHub) -> None:
         assert hub.terminated == []
 
     play(scenario)
+
+
+@pytest.mark.parametrize("change", ["key", "nothing", "hub", "unreadable"])
+def test_a_wait_whose_key_is_refused_reads_the_connection_again(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], change: str
+) -> None:
+    """After a rotation of the account's key the trigger went on with the old one for ever.
+
+    :param change: what the connection says after the rotation: the new key, still the old one, another hub; or Airflow
+        does not answer for some time.
+    """
+    now, valid, read = {"key": "b2xk", "hub": "Rotated"}, "b2xk", 0
+
+    async def asettings(self: Any) -> Settings:
+        nonlocal read
+        read += 1
+        if change == "unreadable" and valid == "bmV3" and asyncio.get_running_loop().time() < 100:
+            raise RuntimeError("API server is not there")
+        account = f"AccountName=acc;AccountKey={now['key']};EndpointSuffix=core.windows.net"
+        return Settings(hub=now["hub"], connection=f"DefaultEndpointsProtocol=https;{account}")
+
+    @asynccontextmanager
+    async def opened(settings: Settings, *, create: bool = False) -> AsyncIterator[Any]:
+        hub.down = None if f"AccountKey={valid};" in (settings.secret or "") else AccessDenied("403")
+        async with hub.open(settings, create=create) as client:
+            yield client
+
+    monkeypatch.setattr(TaskHubHook, "asettings", asettings)
+    monkeypatch.setattr(shared_client, "open_client", opened)
+
+    async def scenario() -> None:
+        nonlocal valid
+        hub.put("i", Status.RUNNING)
+        wait = asyncio.ensure_future(fired(waiting(orchestrator="")))
+        await asyncio.sleep(30)
+        assert read == 1
+        valid, hub.down = "bmV3", AccessDenied("403")
+        now.update({} if change == "nothing" else {"key": "bmV3"})
+        now.update({"hub": "Other"} if change == "hub" else {})
+        await asyncio.sleep(60)
+        hub.end("i", 1)
+        await asyncio.sleep(120)
+        assert read >= 2
+        assert wait.done() == (change in ("key", "unreadable"))
+        if not wait.done():
+            now.update(key="bmV3", hub="Rotated")
+        assert (await wait)["status"] == "Completed"
+        assert asyncio.get_running_loop().time() < 30 + 60 + 120 + 35
+
+    play(scenario)
+    lines = said(capsys)
+    assert [line for line in lines if "new credentials" in line] == [
+        "connection taskhub_default has new credentials: using them"
+    ]
+    assert "bmV3" not in "\n".join(lines)
 
 
 # -- kills --

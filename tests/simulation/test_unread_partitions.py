@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
-from airflow_provider_taskhub.storage.faults import Call, Fault, refused
+from airflow_provider_taskhub.errors import AccessDenied
+from airflow_provider_taskhub.storage.faults import Call, Fault, refused, throttled
 from tests.simulation.world import World, simulate
 
 
@@ -87,6 +88,56 @@ def test_who_receives_nothing_leaves_its_partitions_to_the_others_until_it_recei
     assert waited < 6 + 5, "three of the longest polling intervals, and until others see that they are left to them"
     assert held < 0.3, "tried again, ever more rarely"
     assert after == [2, 2]
+
+
+@pytest.mark.parametrize("answer", [throttled(), Fault(before=AccessDenied("403 (fault)"))], ids=["busy", "denied"])
+def test_a_worker_that_alone_is_refused_gives_its_partitions_up(answer: Fault) -> None:
+    """The store answers each of its requests for messages with a refusal. The other worker receives."""
+
+    async def play() -> Any:
+        async with World(app(), partitions=4, max_polling=timedelta(seconds=2)) as hub:
+            good = await hub.join("good")
+            bad = await hub.join("bad", plan=lambda call: answer if call.kind == "queue.receive" else None)
+            await asyncio.sleep(5)
+            shared = len(good.owner.tenures), len(bad.owner.tenures)
+            ids = [f"waiting-{number}" for number in range(12)]
+            for instance_id in ids:
+                await hub.client.start("echo", "there", instance_id=instance_id)
+            began = hub.clock.monotonic()
+            for instance_id in ids:
+                await hub.wait(instance_id)
+            return shared, hub.clock.monotonic() - began, bad.owner.metrics.not_polled, good.owner.metrics.not_polled
+
+    shared, waited, given_up, others = simulate(play)
+    assert shared == (2, 2)
+    assert waited < 6 + 5
+    assert (given_up, others) == (2, 0)
+
+
+def test_workers_that_are_refused_alike_keep_their_partitions() -> None:
+    """An outage for all: another owner would be refused too. Work goes on when the store takes the requests again."""
+
+    async def play() -> Any:
+        async with World(app(), partitions=4, max_polling=timedelta(seconds=2)) as hub:
+            busy = False
+            workers = [
+                await hub.join(name, plan=lambda call: throttled() if busy and call.kind == "queue.receive" else None)
+                for name in ("one", "two")
+            ]
+            await asyncio.sleep(10)
+            tenures = {tenure for worker in workers for tenure in worker.owner.tenures}
+            busy = True
+            await hub.client.start("echo", "there", instance_id="waiting")
+            await asyncio.sleep(600)
+            kept = {tenure for worker in workers for tenure in worker.owner.tenures} == tenures
+            busy = False
+            began = hub.clock.monotonic()
+            await hub.wait("waiting")
+            return kept, [worker.owner.metrics.not_polled for worker in workers], hub.clock.monotonic() - began
+
+    kept, given_up, waited = simulate(play)
+    assert (kept, given_up) == (True, [0, 0])
+    assert waited < 35
 
 
 @pytest.mark.rows("K12")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from contextlib import AsyncExitStack
+import sqlite3
+from collections.abc import MutableMapping, Sequence
+from contextlib import AsyncExitStack, closing
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,19 +16,21 @@ from typing import Any, cast
 import pytest
 import typer
 from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from airflow_provider_taskhub import virtual_time
 from airflow_provider_taskhub.cli.main import app
 from airflow_provider_taskhub.cli.output import Exit, run
-from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.errors import ConfigurationError, WorkerFailed
 from airflow_provider_taskhub.hub.partitions.metrics import LeaseMetrics
 from airflow_provider_taskhub.hub.partitions.owner_thread import OwnerThread
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.workers.health import Health, listen, respond
 from airflow_provider_taskhub.workers.host import Host, Options
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until_async
 
 
 def test_loops_that_cannot_be_kept_running_are_named_by_live_and_ready() -> None:
@@ -177,6 +182,36 @@ async def test_a_port_in_use_ends_a_worker_before_it_takes_anything(
         with pytest.raises(ConfigurationError, match=rf"--health-port {port} cannot be opened: .*Give another port"):
             await asyncio.wait_for(host.run(), PATIENCE)
     assert os.listdir(tmp_path) == [], "no hub, no incarnation"
+
+
+@pytest.mark.parametrize("how", ["replaced", "restored"])
+async def test_a_worker_whose_hub_was_replaced_ends_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
+) -> None:
+    """What it knows of the hub is void, and a restart helps. It does not wait for what still runs."""
+    monkeypatch.setenv("TASKHUB_HOME", str(tmp_path))
+    settings, path = Settings(drain_timeout=timedelta(hours=1)), tmp_path / "hub.db"
+    async with Client.open(settings, create=True):
+        pass
+    with closing(sqlite3.connect(path)) as opened, closing(sqlite3.connect(tmp_path / "copy.db")) as copy:
+        opened.backup(copy)
+    host = Host(settings, Options(apps=("tests.e2e.house_app:app",), roles=("orchestrator",), name="one"))
+    with capture_logs() as logs:
+        running = asyncio.create_task(host.run())
+        await until_async("it serves all partitions", lambda: _taken(logs) == settings.partitions)
+        if how == "replaced":
+            os.replace(tmp_path / "copy.db", path)
+        else:
+            with closing(sqlite3.connect(tmp_path / "copy.db")) as copy, closing(sqlite3.connect(path)) as opened:
+                copy.backup(opened)
+        with pytest.raises(WorkerFailed, match=r"hub\.db was (replaced|overwritten or restored) while it was open"):
+            await asyncio.wait_for(running, PATIENCE)
+    (failed,) = [entry for entry in logs if entry["event"] == "worker_failed"]
+    assert "start this process again" in failed["reason"]
+
+
+def _taken(logs: Sequence[MutableMapping[str, Any]]) -> int:
+    return sum(entry["event"] == "partition_owner_changed" for entry in logs)
 
 
 def test_an_address_without_a_port_is_refused() -> None:

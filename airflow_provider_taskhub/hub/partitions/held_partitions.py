@@ -18,6 +18,7 @@ from typing import Any
 import structlog
 
 from airflow_provider_taskhub.clock import Clock
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
 from airflow_provider_taskhub.hub.model import Service
 from airflow_provider_taskhub.hub.partitions.bounded import Tasks, attempt, within
@@ -36,6 +37,9 @@ DRAIN = timedelta(seconds=30)
 """The longest time for draining a partition, that is, for finishing the work that runs there before another worker
 takes the partition. After this time the partition is given up even if work still runs; the store refuses the commits of
 this work."""
+_POLLED = timedelta(seconds=1)
+"""If the time of the last poll in a lease has grown by this time, the owner has polled the queue again. A smaller
+difference comes from the owner's two clocks."""
 _WRITES = 3
 """How often the write of one renewal or release is tried if other workers change the lease at the same time."""
 _LONGEST = 16
@@ -92,7 +96,8 @@ class HeldPartitions:
         self._listener = host.listener
         self._longest_unpolled = host.longest_unpolled.total_seconds()
         self._pause = 0.0
-        self._paused_until = float("-inf")
+        self._paused_until = self._others_polled = float("-inf")
+        self._polls: dict[int, tuple[str | None, Timestamp]] = {}
         self._metrics = metrics
         self._began = began
         self._tasks = Tasks(clock)
@@ -232,14 +237,45 @@ class HeldPartitions:
     def _look_for_unpolled(self) -> None:
         """Give up each partition whose queue this worker has not polled for too long. While this worker renews the
         lease, no other worker can take the partition.
+
+        If the store refuses to read the queue, for example because it is busy, it perhaps refuses all workers alike.
+        Then another owner would not help. So such a partition is given up only while other workers poll their queues.
         """
+        others_poll = self._clock.monotonic() - self._others_polled <= self._longest_unpolled
         for held in self:
-            unpolled = self._service(held).unpolled
+            service = self._service(held)
+            unpolled = service.unpolled
+            if service.refused and not others_poll:
+                continue
             if unpolled > self._longest_unpolled and not held.tenure.draining:
                 log.error("partition_not_polled", partition=held.tenure.partition, seconds=round(unpolled, 1))
                 self._metrics.not_polled += 1
                 self._stall()
                 self._begin_drain(held, f"its queue was not polled for {unpolled:.0f} s", DRAIN)
+
+    @property
+    def refused(self) -> bool:
+        """Whether the store has refused for some time to read the queue of a partition of this worker.
+
+        Then :meth:`compare` needs the leases of the other workers, which say when their queues were polled.
+        """
+        services = [self._service(held) for held in self]
+        return any(service.refused and service.unpolled > self._longest_unpolled / 2 for service in services)
+
+    def _note_polls(self, leases: Iterable[Lease]) -> None:
+        """Note whether another worker has polled one of its queues since the last call.
+
+        Two times of the same owner are compared, and never a time of this worker with one of another worker.
+        """
+        for lease in leases:
+            if lease.owner in (None, self._me) or lease.polled is None:
+                continue
+            owner, polled = self._polls.get(lease.partition, (None, lease.polled))
+            if owner == lease.owner and lease.polled < polled + _POLLED:
+                continue
+            if owner == lease.owner:
+                self._others_polled = self._clock.monotonic()
+            self._polls[lease.partition] = (lease.owner, lease.polled)
 
     def _stall(self) -> None:
         """Take no partitions for a time: as long as a queue must be unpolled until :meth:`_look_for_unpolled` finds it.
@@ -278,6 +314,7 @@ class HeldPartitions:
         :param leases: all leases as they were just read.
         """
         found = {lease.partition: lease for lease in leases}
+        self._note_polls(found.values())
         for held in self:
             lease = found.get(held.tenure.partition)
             if held.tenure.ended:

@@ -17,7 +17,7 @@ from datetime import timedelta
 import structlog
 
 from airflow_provider_taskhub.clock import Clock
-from airflow_provider_taskhub.errors import AccessDenied, HubError, StorageError, Throttled, Unavailable
+from airflow_provider_taskhub.errors import AccessDenied, HubError, StorageError, StoreReplaced, Throttled, Unavailable
 from airflow_provider_taskhub.hub.model import HubNames, Member, Service
 from airflow_provider_taskhub.hub.partitions.administration import read_hub
 from airflow_provider_taskhub.hub.partitions.app_lease import RENEW, AppLease, HeldApp
@@ -99,7 +99,7 @@ class PartitionOwner:
         self._alarm = alarm or self._began.set
         self._members = Members(store, names, times=times, clock=clock)
         self._app = HeldApp(AppLease(store, names, app_name, with_older=self._with_older), clock, lost=self._shed_all)
-        self._refused: HubError | None = None
+        self._refused: HubError | StoreReplaced | None = None
         self._holding: HeldPartitions | None = None
         self._scanner: Scanner | None = None
         self.metrics = LeaseMetrics()
@@ -192,6 +192,7 @@ class PartitionOwner:
 
         :raises HubError: :meth:`start` has failed (this method calls it if needed), or workers of DurableTask for .NET
             serve the hub. In the second case all partitions were handed over first.
+        :raises StoreReplaced: the file of the hub was replaced or restored.
         :raises StorageError: the store does not answer at the start.
         """
         self._begun = True
@@ -311,8 +312,19 @@ class PartitionOwner:
         advertised = (
             NOTHING if leaving else Advertisement(signs=holding.signs(), moving=moving, due=due, wanted=self._wanted)
         )
-        await self._members.renew(self._member, leaving=leaving, advertised=advertised)
+        try:
+            await self._members.renew(self._member, leaving=leaving, advertised=advertised)
+        except StoreReplaced as error:
+            self._abandon(error)
+            raise
         self._scans.answered()
+
+    def _abandon(self, error: StoreReplaced) -> None:
+        """End :meth:`run` without draining: the leases and messages of this worker are of a file that is gone."""
+        self._refused = self._refused or error
+        self._stop_limit = timedelta()
+        self._hurried.set()
+        self._stopping.set()
 
     def _ask_host(self) -> None:
         """Ask the host for its member row and for the state of its partitions. If that fails, the last answer stays

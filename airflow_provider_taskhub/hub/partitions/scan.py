@@ -156,7 +156,9 @@ class Scanner:
         self._differences.compare(roster, member, dead)
         self._live = [other for other in roster.live if other.worker != self._me and other.worker not in dead]
         ordered = orders(controls, self._workers(roster))
-        advertised = None if self._waiting_for else self._advertised_leases(roster, ordered, dead)
+        advertised = (
+            None if self._waiting_for or self._holding.refused else self._advertised_leases(roster, ordered, dead)
+        )
         if (
             advertised is not None
             and self._plan(seen := self._seen(advertised, roster, ordered, dead), member) == BalancePlan()

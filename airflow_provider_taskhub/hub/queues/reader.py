@@ -168,6 +168,8 @@ class Reader:
         self.last_poll = clock.monotonic()
         """Monotonic time at which the last answered receive was sent. Before the first receive: when the reader was
         made."""
+        self.refused = False
+        """Whether the store has refused the last receive."""
         self._waiting: float | None = None
         """Monotonic time since which the reader has not received because there is no room. None: there was room."""
         self.signalled = False
@@ -384,10 +386,13 @@ class Reader:
         asked = min(room, MAX_RECEIVE)
         try:
             messages = await self._store.receive(self.queue, limit=asked, visibility=self.visibility)
-        except (Throttled, NotFound, AccessDenied):  # the store has answered: the queue counts as polled
-            self.last_poll, self._waiting = sent, None
+        except NotFound:  # another worker would get the same answer: the queue counts as polled
+            self.last_poll, self._waiting, self.refused = sent, None, False
             raise
-        self.last_poll = sent
+        except (Throttled, AccessDenied):  # the owner of the partition compares this with the polls of other workers
+            self._waiting, self.refused = None, True
+            raise
+        self.last_poll, self.refused = sent, False
         if len(messages) < asked or (self._waiting is not None and sent - self._waiting >= 2 * STARVED_AFTER):
             self._waiting = None
         if not messages:

@@ -44,6 +44,11 @@ class Change:
         self._high = max(self._source() + self._shift, self._high)
         return self._high
 
+    @property
+    def last(self) -> int:
+        """The last number that was used."""
+        return self._sequence
+
     def next(self) -> int:
         """Return a new number for an ETag, a message id or a pop receipt. A file never gets the same number twice."""
         self._sequence += 1
@@ -97,6 +102,10 @@ class HalfDone(Exception):
     """A work raised an error after it had changed something. The transaction must be undone and run again."""
 
 
+class Restored(Exception):
+    """The file has an older or another content than at the last transaction: it was overwritten or restored."""
+
+
 class Transactions:
     """Runs transactions on one connection, one after another.
 
@@ -110,6 +119,8 @@ class Transactions:
         self._change: Change | None = None
         self._before = 0
         self._guarded = False
+        self._identity: int | None = None
+        self._sequence = 0
         self.commits = 0
         """Number of committed transactions, for tests and telemetry."""
 
@@ -117,15 +128,29 @@ class Transactions:
         """Begin a transaction.
 
         :raises sqlite3.OperationalError: with the code busy if another process writes.
+        :raises Restored: if the file has another content than before.
         """
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             self._change = Change(self._connection, self._source)
+            self._check(self._change)
         except BaseException:
             self._connection.execute("ROLLBACK")
             raise
         self._before = self._connection.total_changes
         self._guarded = False
+
+    def _check(self, change: Change) -> None:
+        """Check that the file is the one of the last transaction: the same identity, and no smaller last number.
+
+        The file keeps its number in the file system if another file is copied into it, or if SQLite restores a backup.
+
+        :raises Restored: if it is not.
+        """
+        if self._identity not in (None, change.identity) or change.last < self._sequence:
+            self._change = None
+            raise Restored
+        self._identity, self._sequence = change.identity, change.last
 
     def restart(self) -> None:
         """Roll back the current transaction and begin a new one.
@@ -184,6 +209,7 @@ class Transactions:
         except BaseException:
             self.abandon()
             raise
+        self._sequence = change.last
         self.commits += 1
 
     def abandon(self) -> None:

@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_taskhub.clock import Clock
-from airflow_provider_taskhub.errors import ConfigurationError, Throttled, Unavailable
+from airflow_provider_taskhub.errors import ConfigurationError, StoreReplaced, Throttled, Unavailable
 from airflow_provider_taskhub.storage.sqlite.file import RETRY, connect, prepare, retried
 from airflow_provider_taskhub.storage.sqlite.process_wakeups import Announcer
 from airflow_provider_taskhub.storage.sqlite.store_clock import boot_ticks
 from airflow_provider_taskhub.storage.sqlite.transactions import (
     HalfDone,
     Outcome,
+    Restored,
     Transactions,
     Work,
     is_busy,
@@ -45,6 +46,10 @@ COURTESY = RETRY[1] * 0.6
 """Longest time in seconds for which the writer leaves the lock free after a commit. It does so only if the transaction
 began less than this time after the previous one, and another process has committed since the last check. A process that
 waits for the lock tries again after a random time (``RETRY`` in ``file.py``). About half of these times are shorter."""
+
+
+LONGEST_MISSING = 10.0
+"""Seconds. A file that does not exist for so long counts as replaced. A shorter time may be a move and a move back."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +75,7 @@ class Writer:
 
     @classmethod
     def share(cls, path: Path, clock: Clock, timeout: float) -> Writer:
-        """Return this process's writer for a file. Start the writer if the process has none.
+        """Return this process's writer for a file. Start the writer if the process has none for the file as it is now.
 
         Each caller must call :meth:`leave` when it does not need the writer any more.
 
@@ -83,7 +88,7 @@ class Writer:
             )
         with cls._guard:
             writer = cls._shared.get(path)
-            if writer is None:
+            if writer is None or writer._is_void:
                 prepare(path, clock, timeout)
                 writer = cls._shared[path] = cls(path, timeout)
             writer._users += 1
@@ -101,6 +106,10 @@ class Writer:
         self._ended = 0.0
         self._locked: float | None = None
         """Time of ``time.monotonic`` since which no transaction could begin; None: the last one has begun."""
+        self._missing: float | None = None
+        """Time of ``time.monotonic`` since which the file does not exist; None: it exists."""
+        self._is_void = False
+        """True once the file was replaced or restored. Stores that are opened later get another writer."""
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="taskhub-writer", daemon=True)
         self._thread.start()
@@ -111,7 +120,8 @@ class Writer:
             self._users -= 1
             if self._users:
                 return
-            Writer._shared.pop(self._path, None)
+            if Writer._shared.get(self._path) is self:
+                del Writer._shared[self._path]
             self._closed = True
         self._jobs.put(None)
         self._thread.join()
@@ -171,9 +181,29 @@ class Writer:
         return go_on
 
     def _begin(self) -> None:
-        if self._path.stat().st_ino != self._file:
-            raise Unavailable(f"{self._path} was replaced while it was open", maybe_done=False)
-        self.journal.begin()
+        try:
+            if self._path.stat().st_ino != self._file:
+                raise self._void("was replaced while it was open")
+            self._missing = None
+            self.journal.begin()
+        except Restored:
+            raise self._void("was overwritten or restored while it was open") from None
+        except FileNotFoundError:
+            self._missing = self._missing or time.monotonic()
+            if time.monotonic() - self._missing > LONGEST_MISSING:
+                raise self._void("does not exist any more") from None
+            raise
+        except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                raise self._void(f"is damaged, or was overwritten while it was open ({error})") from error
+            raise
+
+    def _void(self, what: str) -> StoreReplaced:
+        self._is_void = True
+        return StoreReplaced(
+            f"{self._path} {what}, so nothing more is written to it: open it anew, or start this process again",
+            maybe_done=False,
+        )
 
     def _run_group(self, first: Job, jobs: list[tuple[Job, Outcome]]) -> bool:
         """Run the first job and all waiting jobs, until :data:`MAX_GROUP` or :data:`MAX_HOLD` is reached.
@@ -249,6 +279,8 @@ def _refused(error: Exception, seconds: float) -> Exception:
 
     :param seconds: time for which no transaction could begin.
     """
+    if isinstance(error, StoreReplaced):
+        return error
     if isinstance(error.__cause__, sqlite3.Error):  # from `retried`, which knows the time of one work only
         return Unavailable(f"another process has locked the file for {seconds:.1f} s", maybe_done=False)
     if isinstance(error, OSError):

@@ -18,7 +18,7 @@ import structlog
 from airflow_provider_taskhub import virtual_time
 from airflow_provider_taskhub.codec import compress
 from airflow_provider_taskhub.engine.events import EventRaised, EventType
-from airflow_provider_taskhub.errors import NotFound, Unavailable
+from airflow_provider_taskhub.errors import NotFound, Throttled, Unavailable
 from airflow_provider_taskhub.hub.formats.message_envelope import encode, spill
 from airflow_provider_taskhub.hub.model import HubNames
 from airflow_provider_taskhub.hub.partitions.administration import create_hub
@@ -309,20 +309,24 @@ def test_progress_is_a_poll_or_room_that_is_made() -> None:
         (refused(), False),
         (lost(), False),
         (Fault(delay=30.0, before=Unavailable("no answer (fault)")), False),
-        (throttled(), True),
+        (throttled(), False),
         (Fault(before=NotFound("no such queue (fault)")), True),
     ],
     ids=["refused", "answer lost", "hangs", "throttled", "no queue"],
 )
 def test_a_poll_is_progress_when_it_is_answered(fault: Fault, progress: bool) -> None:
-    """That the store is busy, or has no such queue, is an answer: another worker would hear the same."""
+    """That the store has no such queue is an answer: another worker would hear the same.
 
-    async def work(desk: Desk) -> float:
+    If the store is busy, this worker may be the only one that it refuses. The owner of the partition finds it out.
+    """
+
+    async def work(desk: Desk) -> tuple[float, bool]:
         await asyncio.sleep(200.0)
-        return desk.clock.monotonic() - desk.reader.progressed
+        return desk.clock.monotonic() - desk.reader.progressed, desk.reader.refused
 
-    age: float = play(work, plan=lambda call: fault if call.kind == "queue.receive" else None)
+    age, is_refused = play(work, plan=lambda call: fault if call.kind == "queue.receive" else None)
     assert age <= 2.0 if progress else age == 200.0
+    assert is_refused == isinstance(fault.before, Throttled)
 
 
 @pytest.mark.rows("K39")

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import stat
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +18,9 @@ import pytest
 
 from airflow_provider_taskhub.clock import SystemClock
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.errors import ConfigurationError, Unavailable
+from airflow_provider_taskhub.errors import ConfigurationError, StoreReplaced, Unavailable
 from airflow_provider_taskhub.storage.primitives import Entity, PutMessage, RowOperation, RowVerb, Transact
-from airflow_provider_taskhub.storage.sqlite import file, process_wakeups, store_clock
+from airflow_provider_taskhub.storage.sqlite import file, process_wakeups, store_clock, writer_thread
 from airflow_provider_taskhub.storage.sqlite.shared_file import SharedFile
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.storage.sqlite.transactions import Change
@@ -256,10 +257,66 @@ async def test_a_file_replaced_while_open_is_noticed(tmp_path: Path) -> None:
         with pytest.raises(Unavailable, match="does not exist any more"):
             await store.execute(PutMessage(queue="abc", text="x"))
         path.write_bytes(b"")
-        with pytest.raises(Unavailable, match="replaced"):
+        with pytest.raises(StoreReplaced, match="was replaced while it was open"):
             await store.execute(PutMessage(queue="abc", text="x"))
         path.unlink()
         shutil.move(tmp_path / "moved.db", path)
+        await store.execute(PutMessage(queue="abc", text="the same file is back"))
+
+
+async def test_a_store_that_is_opened_after_the_replacement_uses_the_new_file(tmp_path: Path) -> None:
+    """Also while the same process still has the old file open. Before, both used one writer for the old file."""
+    path = tmp_path / "hub.db"
+    async with SqliteStore(path) as old:
+        await old.create_queue("abc")
+        os.replace(path, tmp_path / "old.db")
+        for name in ("hub.db-wal", "hub.db-shm"):
+            os.replace(tmp_path / name, tmp_path / name.replace("hub", "old"))
+        path.touch()
+        with pytest.raises(StoreReplaced):
+            await old.execute(PutMessage(queue="abc", text="x"))
+        async with SqliteStore(path) as new, SqliteStore(path) as third:
+            await new.create_queue("def")
+            assert await third.list_queues("") == ["def"]
+            with pytest.raises(StoreReplaced):
+                await old.execute(PutMessage(queue="abc", text="x"))
+        async with SqliteStore(path) as again:
+            assert await again.list_queues("") == ["def"]
+
+
+async def test_a_file_that_stays_away_counts_as_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "hub.db"
+    async with SqliteStore(path) as store:
+        await store.create_queue("abc")
+        shutil.move(path, tmp_path / "moved.db")
+        monkeypatch.setattr(writer_thread, "LONGEST_MISSING", -1.0)
+        with pytest.raises(StoreReplaced, match="does not exist any more"):
+            await store.execute(PutMessage(queue="abc", text="x"))
+        shutil.move(tmp_path / "moved.db", path)
+
+
+@pytest.mark.parametrize("other", ["its own backup", "another hub"])
+async def test_a_file_whose_content_was_restored_while_open_takes_no_more_writes(tmp_path: Path, other: str) -> None:
+    """SQLite's backup writes into the same file, so the file's number in the file system stays."""
+    path, source = tmp_path / "hub.db", tmp_path / "source.db"
+    async with SqliteStore(path) as store:
+        await store.create_queue("abc")
+        if other == "another hub":
+            async with SqliteStore(source) as another:
+                for number in range(10):
+                    await another.create_queue(f"more-{number}")
+                    await another.execute(PutMessage(queue=f"more-{number}", text="x"))
+        else:
+            with closing(sqlite3.connect(path)) as opened, closing(sqlite3.connect(source)) as backup:
+                opened.backup(backup)
+        await store.execute(PutMessage(queue="abc", text="after the backup"))
+        with closing(sqlite3.connect(source)) as backup, closing(sqlite3.connect(path)) as opened:
+            backup.backup(opened)
+        for _ in range(2):
+            with pytest.raises(StoreReplaced, match="was overwritten or restored while it was open"):
+                await store.execute(PutMessage(queue="abc", text="x"))
+    async with SqliteStore(path) as store:
+        assert "abc" in await store.list_queues("") or other == "another hub"
 
 
 async def test_without_a_socket_directory_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
