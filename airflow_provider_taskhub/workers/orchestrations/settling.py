@@ -202,12 +202,12 @@ class Settler:
             return
         hub, puts = self._hub, list[PutMessage]()
         for held, judged, _ in found.refuse:
-            event, log_line = held.message.event, log.info
+            event = held.message.event
             if isinstance(event, ExecutionStarted) and event.parent is not None:
                 answer = refusal(event, event.parent, judged.reason, hub.clock.utc_now())
                 puts.append(hub.message_to(answer.event, answer.target, sender=event.instance).put())
-                log_line = log.warning
-            log_line("child_refused", instance_id=session.instance_id, reason=judged.reason)
+            level = logging.WARNING if isinstance(event, ExecutionStarted) else logging.INFO
+            log.log(level, "child_refused", instance_id=session.instance_id, reason=judged.reason)
         write, stored = checkpoint.refused(
             hub.names, session.instance_id, live.stored, [name for _, _, name in found.refuse]
         )
