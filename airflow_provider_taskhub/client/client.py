@@ -144,6 +144,8 @@ class Client:
         prefix: str | None = None,
         tags: Mapping[str, str] | None = None,
         changed_since: Timestamp | None = None,
+        orchestrator: str | None = None,
+        roots: bool = False,
         payloads: bool = True,
         limit: int = 100,
         continuation: str | None = None,
@@ -161,6 +163,8 @@ class Client:
         :param changed_since: return only instances that the store has written after this time, by the clock of the
             store: ``InstancePage.newest`` of an earlier page. The store looks into all instances to find them. It does
             not report purged instances.
+        :param orchestrator: return only instances of the orchestrator with this name.
+        :param roots: return only instances without a parent. The client filters them, as it does tags.
         :param payloads: False: leave out inputs, custom statuses and the outputs of completed instances. Then a long
             list is read faster. The errors of failed instances and the reasons of terminated ones are not left out.
         :param limit: the largest number of instances to return, from 1 to 1000.
@@ -173,6 +177,8 @@ class Client:
             prefix=prefix or "",
             tags=tags,
             changed_since=changed_since,
+            orchestrator=orchestrator or "",
+            roots=roots,
         )
         return await listing.page(self.hub, wanted, payloads=payloads, limit=limit, continuation=continuation)
 
@@ -195,6 +201,7 @@ class Client:
         created_to: datetime | None = None,
         prefix: str | None = None,
         tags: Mapping[str, str] | None = None,
+        orchestrator: str | None = None,
         limit: int | None = None,
         timeout: timedelta | None = None,
         rate: float | None = None,
@@ -211,6 +218,7 @@ class Client:
         :param created_to: purge only instances created at this time or earlier. A time without a zone is UTC.
         :param prefix: purge only instances whose id begins with this text.
         :param tags: purge only instances that have all of these tags.
+        :param orchestrator: purge only instances of the orchestrator with this name.
         :param limit: the largest number of instances to purge; None: no limit.
         :param timeout: do not begin to purge another instance after this time; None: no limit.
         :param rate: the largest number of instances to purge in one second, so that the store has capacity left for
@@ -221,7 +229,12 @@ class Client:
         :raises InputError: for a status that is not final, or a rate that is not above 0.
         """
         wanted = listing.Wanted(
-            statuses=tuple(statuses), created_from=created_from, created_to=created_to, prefix=prefix or "", tags=tags
+            statuses=tuple(statuses),
+            created_from=created_from,
+            created_to=created_to,
+            prefix=prefix or "",
+            tags=tags,
+            orchestrator=orchestrator or "",
         )
         return await purging.purge_many(
             self.hub, self.instance, wanted, limit=limit, timeout=timeout, rate=rate, progress=progress
@@ -274,6 +287,6 @@ class Client:
         """Short for :meth:`InstanceHandle.restart`. :param instance_id: the instance's id."""
         return await self.instance(instance_id).restart(new_id=new_id)
 
-    async def purge(self, instance_id: str) -> bool:
+    async def purge(self, instance_id: str, *, recurse: bool = False) -> bool:
         """Short for :meth:`InstanceHandle.purge`. :param instance_id: the instance's id."""
-        return await self.instance(instance_id).purge()
+        return await self.instance(instance_id).purge(recurse=recurse)

@@ -15,10 +15,12 @@ from uuid import uuid4
 
 from airflow_provider_taskhub import codec, tracing
 from airflow_provider_taskhub.client.connection import Connection
+from airflow_provider_taskhub.client.families import descendants
 from airflow_provider_taskhub.client.starting import Starter
 from airflow_provider_taskhub.client.termination import FIRST_PAUSE, LONGEST_PAUSE, nothing_runs
 from airflow_provider_taskhub.client.watching import Watches
 from airflow_provider_taskhub.clock import Deadline
+from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
     ExecutionResumed,
@@ -51,6 +53,8 @@ from airflow_provider_taskhub.lineage import Lineage
 from airflow_provider_taskhub.tags import OWNER_TAG, WATCH_TAG
 
 FINAL = tuple(status for status in Status if status.is_final)
+PURGED_AT_ONCE = 8
+"""The largest number of instances that are purged at the same time."""
 TRIES = 5
 """The largest number of tries of one purge. A try fails if another process changes the instance at the same time."""
 
@@ -377,15 +381,30 @@ class InstanceHandle:
                 policy = StartPolicy.ATTACH  # puts the start message again: the first restart was perhaps interrupted
         return await Starter(self.hub).begin(row.name, row.input, into, row.version, tags, None, policy)
 
-    async def purge(self) -> bool:
+    async def purge(self, *, recurse: bool = False) -> bool:
         """Delete an instance that has ended, with its history, payloads, activity records and logs.
 
-        The children of the instance are not deleted.
-
-        :returns: False if there was no such instance.
-        :raises InvalidStateError: if the instance has not ended.
+        :param recurse: True: delete its children too, the children of these, and so on, before the instance itself.
+            They are found even if the instance was purged before. False: its children stay.
+        :returns: False if nothing was deleted, because there was no such instance.
+        :raises InvalidStateError: if the instance, or with ``recurse`` one of its descendants, has not ended. Then no
+            instance is deleted.
         """
-        return await purge_instance(self)
+        if not recurse:
+            return await purge_instance(self)
+        check_instance_id(self.id)
+        row = await self.get(payloads=False)
+        found = await descendants(self.hub, self.id, row.root if row is not None else None)
+        for one in (*(() if row is None else (row,)), *found):
+            if not one.status.is_final:
+                of = "" if one is row else f", which belongs to {self.id!r},"
+                raise InvalidStateError(
+                    f"instance {one.instance_id!r}{of} is {one.status}: terminate it first, then purge"
+                )
+        purged = await gather_bounded(
+            lambda one: purge_instance(self.other(one.instance_id)), found, limit=PURGED_AT_ONCE
+        )
+        return await purge_instance(self) or any(purged)
 
 
 async def purge_instance(instance: InstanceHandle, *, unread: timedelta = timedelta(0)) -> bool:

@@ -62,6 +62,8 @@ class Wanted:
     prefix: str = ""
     tags: Mapping[str, str] | None = None
     changed_since: Timestamp | None = None
+    orchestrator: str = ""
+    roots: bool = False
 
 
 async def page(
@@ -80,6 +82,7 @@ async def page(
         created_to=Timestamp.from_datetime(wanted.created_to) if wanted.created_to else None,
         prefix=wanted.prefix,
         changed_since=wanted.changed_since,
+        orchestrator=wanted.orchestrator,
     )
     # a short list of changes is read whole: a second query for its errors would look into the whole table again
     whole = payloads or wanted.changed_since is not None
@@ -92,7 +95,7 @@ async def page(
             if number % DECODED == 0:
                 await asyncio.sleep(0)
             state = hub.state_of(entity)
-            if entity.row_key == "" and matches(state, prefix=wanted.prefix, tags=wanted.tags):
+            if entity.row_key == "" and matches(state, prefix=wanted.prefix, tags=wanted.tags, roots=wanted.roots):
                 found.append(_without_payloads(state) if whole and not payloads else state)
                 stamps.append(entity.timestamp)
         continuation = rows.continuation

@@ -9,7 +9,7 @@ from datetime import timedelta
 from functools import partial
 
 from airflow_provider_taskhub.client import listing
-from airflow_provider_taskhub.client.handle import InstanceHandle, purge_instance
+from airflow_provider_taskhub.client.handle import PURGED_AT_ONCE, InstanceHandle, purge_instance
 from airflow_provider_taskhub.client.listing import Wanted
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import Conflict, InputError, NotFound, Throttled, Unavailable
@@ -23,8 +23,6 @@ PURGES = Retries(after=(Throttled,), tries=5, first=1.0)
 UNREAD = timedelta(days=7)
 """How long after its end an instance that an Airflow task may still read is left. A watch row that is there later than
 that will perhaps never be deleted, for example because its Airflow deployment does not exist any more."""
-PURGED_AT_ONCE = 8
-"""The largest number of instances that are purged at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -201,6 +201,7 @@ def _child(action: Action, scope: Scope, name: str) -> Decided:
         parent=ParentInstance(
             name=started.name, instance=scope.instance, task_schedule_id=action.number, version=started.version
         ),
+        taskhub_root=started.root or scope.instance.instance_id,
     )
     return created, Outbound(event=start, target=child, action_id=name, context_tags=dict(started.tags or {}))
 

@@ -180,6 +180,8 @@ class ExecutionStarted(HistoryEvent):
         in other starts.
     :param taskhub_children: the children that were started before the ``continue_as_new`` and have not completed, as a
         JSON list (:func:`.children.carried`); None: there are none.
+    :param taskhub_root: instance id of the oldest ancestor of a child; None: the instance has no parent, or a .NET
+        worker ran the parent.
     """
 
     event_type = EventType.ExecutionStarted
@@ -197,6 +199,12 @@ class ExecutionStarted(HistoryEvent):
     generate_new_trace: bool = False
     taskhub_row_etag: str | None = None
     taskhub_children: str | None = None
+    taskhub_root: str | None = None
+
+    @property
+    def root(self) -> str | None:
+        """Instance id of the oldest known ancestor; None: the instance has no parent."""
+        return self.taskhub_root or (self.parent.instance.instance_id if self.parent is not None else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ decisions are *flushed*: they become events and messages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -37,7 +37,7 @@ from airflow_provider_taskhub.engine.forgotten import Forgotten, Kind
 from airflow_provider_taskhub.engine.lifecycle import HAPPENINGS, Happening, Reaction, react_instance
 from airflow_provider_taskhub.engine.no_event_loop import reworded
 from airflow_provider_taskhub.engine.open_actions import Answer, OpenAction, OpenActions, Scheduling
-from airflow_provider_taskhub.engine.pending_waits import CHILD_IDS, MAX_EXAMINED, MAX_NAMES, Awaits
+from airflow_provider_taskhub.engine.pending_waits import CHILD_IDS, MAX_EXAMINED, MAX_NAMES, NEEDED_CHARACTERS, Awaits
 from airflow_provider_taskhub.engine.recorded import Recorded
 from airflow_provider_taskhub.engine.registry import OrchestratorDefinition, Registry
 from airflow_provider_taskhub.engine.replay_safe_logger import Log
@@ -245,6 +245,7 @@ class Generation:
             children=tuple(islice(children, MAX_NAMES)),
             child_ids=tuple(child_ids[:CHILD_IDS]),
             child_count=len(child_ids),
+            needed=tuple(_fitting(self._actions.needed(self._driver.awaited))) if child_ids else (),
             events=tuple(events[:MAX_NAMES]),
             timer=timer,
             complete=max(len(activities), len(children), len(events)) <= MAX_NAMES
@@ -460,6 +461,16 @@ class Generation:
         if not self.replaying:
             for text in self._forgotten.texts():
                 self._context.logger.warning("orchestrator %r %s", self.definition.name, text)
+
+
+def _fitting(children: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield the first children, with their ids and runs, that have at most :data:`NEEDED_CHARACTERS` characters."""
+    room = NEEDED_CHARACTERS
+    for child_id, run in children:
+        room -= len(child_id) + len(run)
+        if room < 0:
+            return
+        yield child_id, run
 
 
 _REACT: dict[Reaction, Callable[[Generation, HistoryEvent], None]] = {

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from itertools import islice
+from typing import Any
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.actions import Action, Decided, Scope, decide
@@ -24,8 +25,9 @@ from airflow_provider_taskhub.engine.events import (
     TimerCreated,
     TimerFired,
 )
-from airflow_provider_taskhub.engine.identity import child_execution_id, same_start
+from airflow_provider_taskhub.engine.identity import child_execution_id, run_name, same_start
 from airflow_provider_taskhub.engine.pending_waits import MAX_EXAMINED
+from airflow_provider_taskhub.engine.tasks import Task
 from airflow_provider_taskhub.errors import NonDeterminismError
 
 Answer = TaskCompleted | TaskFailed | SubOrchestrationInstanceCompleted | SubOrchestrationInstanceFailed | TimerFired
@@ -243,6 +245,17 @@ class OpenActions:
                 named[entry.action.kind][entry.action.name] = None
                 child_ids += [entry.child_id] if entry.child_id else []
         return named, child_ids, timer
+
+    def needed(self, awaited: Task[Any] | None) -> Iterator[tuple[str, str]]:
+        """Yield the instance id and the name of the run of each open child without which the code cannot go on.
+
+        :param awaited: the task that the code awaits now; None: it awaits nothing.
+        """
+        for entry in self._open.values():
+            if entry.child_id is None or entry.identity is None or not isinstance(entry.waiter, Task):
+                continue
+            if entry.waiter.is_needed_by(awaited):
+                yield entry.child_id, run_name(child_execution_id(entry.identity))
 
 
 def _number(event: Answer) -> int:

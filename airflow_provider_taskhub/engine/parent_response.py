@@ -1,7 +1,8 @@
-"""The message that tells a parent that its child has ended."""
+"""The messages that tell a parent that its child has ended, or cannot start."""
 
 from __future__ import annotations
 
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.episode import Outbound
 from airflow_provider_taskhub.engine.events import (
     ExecutionCompleted,
@@ -9,6 +10,7 @@ from airflow_provider_taskhub.engine.events import (
     FailureDetails,
     HistoryEvent,
     OrchestrationInstance,
+    ParentInstance,
     Status,
     SubOrchestrationInstanceCompleted,
     SubOrchestrationInstanceFailed,
@@ -48,6 +50,25 @@ def response(
             failure=_terminated(completed) if completed.status is Status.TERMINATED else completed.failure,
             taskhub_action_id=echo,
         )
+    return Outbound(event=event, target=parent.instance)
+
+
+def refusal(started: ExecutionStarted, parent: ParentInstance, text: str, time: Timestamp) -> Outbound:
+    """Return the message that tells a parent that its child cannot start. No retry policy starts the child again.
+
+    :param started: start event of the child.
+    :param parent: the parent that the start names.
+    :param text: why the child cannot start.
+    :param time: timestamp of the message.
+    """
+    failure = FailureDetails(error_type="OrchestrationError", error_message=text, is_non_retriable=True)
+    event = SubOrchestrationInstanceFailed(
+        timestamp=time,
+        task_scheduled_id=parent.task_schedule_id,
+        reason=text,
+        failure=failure,
+        taskhub_action_id=started.instance.execution_id,
+    )
     return Outbound(event=event, target=parent.instance)
 
 

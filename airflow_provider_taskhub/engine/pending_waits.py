@@ -16,7 +16,9 @@ MAX_NAMES = 20
 LONGEST_NAME = 200
 """Maximum characters of a stored name. A column has at most 60 names, so it stays within Azure's limit of 64 KiB."""
 CHILD_IDS = 3
-"""Maximum number of instance ids of children that are kept."""
+"""Maximum number of instance ids of children that are kept for people."""
+NEEDED_CHARACTERS = 8000
+"""Maximum characters of the ids of the children without which the instance cannot go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,9 @@ class Awaits:
     :param children: names of the children's orchestrators that have not completed, each name once, the oldest first.
     :param child_ids: instance ids of the oldest open children, at most :data:`CHILD_IDS`.
     :param child_count: number of open children among the examined tasks.
+    :param needed: the open children without which the code cannot go on, each with its instance id and the name of its
+        run (``identity.run_name``), the oldest first. A child in a ``when_any`` is not listed, because the code can go
+        on without it. The list has at most :data:`NEEDED_CHARACTERS` characters.
     :param events: the awaited events in the order of the waits, each name once.
     :param timer: when the first of its timers fires; None if there is no timer.
     :param complete: whether the other fields list everything; False if some names are left out.
@@ -50,6 +55,7 @@ class Awaits:
     children: tuple[str, ...] = ()
     child_ids: tuple[str, ...] = ()
     child_count: int = 0
+    needed: tuple[tuple[str, str], ...] = ()
     events: tuple[AwaitedEvent, ...] = ()
     timer: Timestamp | None = None
     complete: bool = True

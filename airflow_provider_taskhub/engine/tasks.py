@@ -194,6 +194,20 @@ class Task(Generic[T_co]):
             reached += [group for group in task._groups if not group._done]
         return True
 
+    def is_needed_by(self, awaited: Task[Any] | None) -> bool:
+        """For the engine: return whether the code can go on only after this task: it awaits this task, or a group that
+        needs the results of all its tasks (``when_all``), and this task is one of them.
+
+        :param awaited: the task that the code awaits now; None: it awaits nothing.
+        """
+        reached: list[Task[Any]] = [self]
+        while reached:
+            task = reached.pop()
+            if task is awaited:
+                return True
+            reached += [group for group in task._groups or () if group.needs_all and not group._done]
+        return False
+
     def _notify_groups(self) -> None:
         groups, self._groups = self._groups, None
         for group in groups or ():
@@ -204,6 +218,9 @@ class Group(Task[T_co]):
     """A task that depends on other tasks, such as ``when_all``."""
 
     __slots__ = ()
+
+    needs_all = False
+    """Whether the group has a result only after all its tasks have one."""
 
     def settled(self, child: Task[Any]) -> None:
         """React to the end of one of the group's tasks.
@@ -241,6 +258,8 @@ class WhenAll(_Combined[list[Any]]):
     """The task of ``when_all``: it gives the results of all tasks in their order, or fails with the first failure."""
 
     __slots__ = ("_failed", "_open")
+
+    needs_all = True
 
     def __init__(self, children: Sequence[Task[Any]]) -> None:
         super().__init__(children)

@@ -357,6 +357,8 @@ class InstanceState:
     :param scheduled_start: the instance does not begin before this time; None: it begins at once.
     :param restarts: how often this instance id was started before; None: unknown, because a .NET client started it.
     :param tags: tags that the instance was started with.
+    :param parent: instance id of the parent that started the instance; None: it has no parent, or a .NET worker ran it.
+    :param root: instance id of its oldest ancestor; None: it has no parent, or a .NET worker ran it.
     :param failure: details of the failure; None if the row does not have them, as in a row written by .NET.
         ``is_non_retriable`` tells whether a retry makes sense.
     :param suspended_by: user who suspended the instance; None: it is not suspended, or the user is not known.
@@ -378,6 +380,8 @@ class InstanceState:
     scheduled_start: Timestamp | None = None
     restarts: int | None = None
     tags: Mapping[str, str] | None = None
+    parent: str | None = None
+    root: str | None = None
     failure: FailureDetails | None = None
     suspended_by: str | None = None
     suspended_at: Timestamp | None = None

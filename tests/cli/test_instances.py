@@ -95,6 +95,40 @@ async def ended(path: Path, *instance_ids: str) -> None:
             await store.execute(Transact(table=HubNames("TaskHub").instances, rows=(merge,)))
 
 
+async def related(path: Path, **parents: tuple[str, str]) -> None:
+    """Let instances be children: their parent and their oldest ancestor."""
+    async with SqliteStore(path) as store:
+        for instance_id, (parent, root) in parents.items():
+            properties = {"TaskHubParent": parent, "TaskHubRoot": root}
+            row = Entity(partition_key=instance_id, row_key="", properties=properties)
+            merge = RowOperation(verb=RowVerb.MERGE, entity=row, etag="*")
+            await store.execute(Transact(table=HubNames("TaskHub").instances, rows=(merge,)))
+
+
+def test_a_family_is_listed_shown_and_purged(path: Path) -> None:
+    for instance_id, name in (("a", "top"), ("b", "middle"), ("c", "low"), ("d", "low")):
+        as_json("start", name, "--id", instance_id)
+    asyncio.run(related(path, b=("a", "a"), c=("b", "a")))
+
+    def listed(*options: str) -> list[str]:
+        return [row["instance_id"] for row in as_json("list", *options)["instances"]]
+
+    assert listed("--roots") == ["a", "d"]
+    assert listed("--orchestrator", "low") == ["c", "d"]
+    assert listed("--orchestrator", "low", "--roots") == ["d"]
+    shown = " ".join(taskhub("show", "c", "--once").stdout.split())
+    assert "parent b oldest ancestor a" in shown
+    assert "oldest" not in taskhub("show", "b", "--once").stdout
+    assert "needs ids" in " ".join(taskhub("purge", "--all", "--yes", "--recurse").stderr.split())
+    asyncio.run(ended(path, "a", "b"))
+    result = taskhub("purge", "a", "--recurse")
+    assert result.exit_code == Exit.USAGE
+    assert "'a' cannot be purged: instance 'c', which belongs to 'a', is Pending: terminate it first" in result.stderr
+    asyncio.run(ended(path, "c"))
+    assert taskhub("purge", "a", "--recurse").stdout == "a: purged with its descendants\n"
+    assert listed() == ["d"]
+
+
 @pytest.mark.rows("K46")
 @pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
 def test_a_purge_that_fails_in_part_names_what_is_left(
@@ -164,7 +198,7 @@ def test_a_purge_of_ids_names_what_it_did_and_what_it_could_not(
     else:
         assert result.stdout == "a: purged\nc: purged\n"
 
-    async def purge(instance: InstanceHandle) -> bool:
+    async def purge(instance: InstanceHandle, *, recurse: bool) -> bool:
         raise Unavailable("the store said nothing")
 
     monkeypatch.setattr(InstanceHandle, "purge", purge)

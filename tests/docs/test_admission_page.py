@@ -52,8 +52,10 @@ TOLD = {
     (
         "end_unstarted",
         "free",
-    ): "NEEDS_ROW: END if the row tells of its start or the message is for a child, else DISCARD, "
-    "DEFER with its start or RETRY_LATER",
+    ): "NEEDS_ROW: END if the row tells of its start or the message is for a child (REFUSE if another run has used the "
+    "child's id), else DISCARD, DEFER with its start or RETRY_LATER",
+    ("end_behind_live_run", "live"): "REFUSE if the message is for a child; else NEEDS_ROW, then DEFER or DISCARD "
+    "behind the live run",
     ("ended", "free"): "DISCARD ended",
     ("ended", "live"): "DISCARD ended",
     ("if_asked", "live"): "PROCESS if its scheduling event is in the history; else NEEDS_ROW, then RETRY_SOON "

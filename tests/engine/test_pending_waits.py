@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
@@ -12,7 +14,14 @@ from airflow_provider_taskhub.engine.events import (
     SubOrchestrationInstanceCompleted,
     TaskCompleted,
 )
-from airflow_provider_taskhub.engine.pending_waits import MAX_EXAMINED, MAX_NAMES, AwaitedEvent, Awaits
+from airflow_provider_taskhub.engine.pending_waits import (
+    MAX_EXAMINED,
+    MAX_NAMES,
+    NEEDED_CHARACTERS,
+    AwaitedEvent,
+    Awaits,
+)
+from airflow_provider_taskhub.hub.formats.waits_column import decode_awaits, encode_awaits
 from tests.engine.play import INSTANCE, START, Play
 
 app = App("awaits")
@@ -33,9 +42,43 @@ def test_every_kind_is_named_once() -> None:
         children=("gate",),
         child_ids=(f"{INSTANCE.execution_id}:4",),
         child_count=1,
+        needed=((f"{INSTANCE.execution_id}:4", "c5f87cd633fd5234"),),
         events=(AwaitedEvent(name="approve", since=START),),
         timer=START + timedelta(hours=1),
     )
+
+
+@app.orchestrator
+async def needs(ctx: OrchestrationContext, how: str) -> None:
+    one, two, three = (ctx.call_sub_orchestrator("gate", instance_id=name) for name in ("one", "two", "three"))
+    ctx.call_sub_orchestrator("gate", instance_id="forgotten", fire_and_forget=True)
+    if how == "one":
+        await two
+    elif how == "all":
+        await ctx.when_all([one, ctx.create_timer(timedelta(hours=1)), ctx.when_all([two, three])])
+    elif how == "any":
+        await ctx.when_any([one, two])
+    else:
+        await ctx.when_all([one, ctx.when_any([two, three])])
+
+
+@pytest.mark.parametrize(
+    ("how", "ids"), [("one", ["two"]), ("all", ["one", "two", "three"]), ("any", []), ("all of any", ["one"])]
+)
+def test_a_needed_child_is_one_without_which_the_code_cannot_go_on(how: str, ids: list[str]) -> None:
+    awaits = Play(app).start("needs", how).awaits
+    assert [child for child, _ in awaits.needed] == ids
+    assert decode_awaits(encode_awaits(awaits)) == awaits
+
+
+@app.orchestrator
+async def crowd(ctx: OrchestrationContext) -> None:
+    await ctx.when_all([ctx.call_sub_orchestrator("gate", instance_id=f"{'x' * 84}") for _ in range(200)])
+
+
+def test_the_list_of_needed_children_has_a_limit() -> None:
+    awaits = Play(app).start("crowd").awaits
+    assert len(awaits.needed) == NEEDED_CHARACTERS // 100
 
 
 def test_what_has_come_is_awaited_no_more() -> None:

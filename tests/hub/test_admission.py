@@ -497,8 +497,15 @@ def test_a_terminate_ends_a_run_that_has_not_begun() -> None:
         assert verdict(ends, replace(facts, row=row(OTHER, Status.TERMINATED))) is DISCARD
         child = replace(ends, taskhub_child="child")
         for read in (row(None), row(GEN0, Status.COMPLETED)):
-            assert verdict(child, replace(facts, row=read), sender=PARENT.instance) is Verdict.END
+            found = verdict(child, replace(facts, row=read), sender=PARENT.instance)
+            assert found is (Verdict.END if facts == Facts() else Verdict.REFUSE), "the row of another run stays"
     assert verdict(ends, Facts(row=row(None)), at=-600) is LATER, "its row may have been purged"
+
+
+def test_the_run_of_a_child_behind_a_live_run_is_ended_at_once() -> None:
+    ends = named(replace(TERMINATED, taskhub_child="child"), OTHER)
+    assert verdict(ends, RUNNING, sender=PARENT.instance) is Verdict.REFUSE
+    assert verdict(replace(ends, taskhub_child=None), RUNNING) is ROW
 
 
 @pytest.mark.rows("K41", "K46")

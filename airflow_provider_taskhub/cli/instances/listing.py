@@ -11,6 +11,7 @@ import typer
 from airflow_provider_taskhub.cli.instances.options import (
     CreatedFrom,
     CreatedTo,
+    Orchestrator,
     Prefix,
     Statuses,
     Tags,
@@ -44,8 +45,10 @@ def list_(
     status: Statuses = None,
     prefix: Prefix = None,
     tag: Tags = None,
+    orchestrator: Orchestrator = None,
     created_from: CreatedFrom = None,
     created_to: CreatedTo = None,
+    roots: Annotated[bool, typer.Option("--roots", help="Only instances without a parent.")] = False,
     limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="List at most so many instances.")] = 50,
     order: Annotated[Order | None, typer.Option(help="Order of the list. Default: newest; with --json: id.")] = None,
     continuation: Annotated[
@@ -66,6 +69,8 @@ def list_(
         "statuses": status or (),
         "prefix": prefix,
         "tags": tags_of(tag),
+        "orchestrator": orchestrator,
+        "roots": roots,
         "created_from": moment_of(created_from, "--created-from"),
         "created_to": moment_of(created_to, "--created-to"),
     }

@@ -20,6 +20,9 @@ Prefix = Annotated[str | None, typer.Option(help="Only instances whose id begins
 Tags = Annotated[
     list[str] | None, typer.Option("--tag", help="Only instances with the tag NAME=VALUE. May be repeated.")
 ]
+Orchestrator = Annotated[
+    str | None, typer.Option("--orchestrator", help="Only instances of the orchestrator with this name.")
+]
 CreatedFrom = Annotated[
     str | None, typer.Option(help="Only instances created at this time or later: ISO 8601. Default zone: UTC.")
 ]

@@ -13,6 +13,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from airflow_provider_taskhub.cli.instances.options import (
     CreatedFrom,
     CreatedTo,
+    Orchestrator,
     Prefix,
     Statuses,
     Tags,
@@ -32,10 +33,14 @@ def purge(
     status: Statuses = None,
     prefix: Prefix = None,
     tag: Tags = None,
+    orchestrator: Orchestrator = None,
     created_from: CreatedFrom = None,
     created_to: CreatedTo = None,
     every: Annotated[
         bool, typer.Option("--all", help="All instances that have ended. Give no other selection with it.")
+    ] = False,
+    recurse: Annotated[
+        bool, typer.Option("--recurse", help="Delete also the children of the given ids, their children, and so on.")
     ] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Purge at most so many instances.")] = None,
     rate: Annotated[float | None, typer.Option(min=0.1, help="Purge at most so many instances a second.")] = None,
@@ -48,11 +53,14 @@ def purge(
 ) -> None:
     """Delete instances that have ended, with all their data: history, payloads, activity records, logs.
 
-    If the command is interrupted, run it again to delete the rest. Children are separate instances and are not deleted.
+    If the command is interrupted, run it again to delete the rest. Children are separate instances: give --recurse to
+    delete them too. If one of them has not ended, nothing of its family is deleted.
 
     An instance whose result an Airflow task may still read is deleted only if you give its id, or a week after its end.
 
     Example: taskhub instances purge flights-2013
+
+    Example: taskhub instances purge daily-0 --recurse
 
     Example: taskhub instances purge --status Completed --created-to 2026-10-01 --rate 50 --yes
     """
@@ -60,6 +68,7 @@ def purge(
         "statuses": status or (),
         "prefix": prefix,
         "tags": tags_of(tag),
+        "orchestrator": orchestrator,
         "created_from": moment_of(created_from, "--created-from"),
         "created_to": moment_of(created_to, "--created-to"),
     }
@@ -70,8 +79,10 @@ def purge(
         raise typer.BadParameter(
             "say which instances: give ids, or options such as --status and --created-to, or only --all"
         )
+    if recurse and not instance_ids:
+        raise typer.BadParameter("--recurse needs ids: give the ids of the instances whose children you want to delete")
     if instance_ids:
-        _purge_these(instance_ids, hub, json=json)
+        _purge_these(instance_ids, hub, recurse=recurse, json=json)
         return
     if not yes and not typer.confirm("Delete all ended instances that match? This cannot be undone."):
         fail("nothing was purged", Exit.FAILED)
@@ -99,13 +110,13 @@ def _left(result: PurgeResult) -> str:
     return "" if result.complete else ", more are left"
 
 
-def _purge_these(instance_ids: list[str], hub: str | None, *, json: bool) -> None:
+def _purge_these(instance_ids: list[str], hub: str | None, *, recurse: bool, json: bool) -> None:
     async def work(client: Client) -> tuple[dict[str, bool], dict[str, TaskHubError]]:
         done: dict[str, bool] = {}
         failed: dict[str, TaskHubError] = {}
         for instance_id in instance_ids:
             try:
-                done[instance_id] = done.get(instance_id) or await client.purge(instance_id)
+                done[instance_id] = done.get(instance_id) or await client.purge(instance_id, recurse=recurse)
             except (InputError, StorageError) as error:  # the other instances are purged nevertheless
                 failed[instance_id] = error
         return done, failed
@@ -116,7 +127,7 @@ def _purge_these(instance_ids: list[str], hub: str | None, *, json: bool) -> Non
         as_json({"purged": sum(done.values()), "complete": all(done.values()) and not failed, "failed": shown})
     for instance_id in () if json else done:
         if done[instance_id]:
-            console.print(f"{instance_id}: purged", soft_wrap=True)
+            console.print(f"{instance_id}: purged{' with its descendants' if recurse else ''}", soft_wrap=True)
     wrong = [f"{instance_id!r} cannot be purged: {error}" for instance_id, error in failed.items()]
     if missing := [instance_id for instance_id, purged in done.items() if not purged]:
         wrong.append(f"no instance {', '.join(map(repr, missing))} in hub {settings_of(hub=hub).hub}")

@@ -106,6 +106,8 @@ def _show(
 def print_state(state: InstanceState) -> None:
     rows: list[tuple[str, object]] = [
         ("orchestrator", state.name + (f" version {state.version}" if state.version else "")),
+        ("parent", state.parent),
+        ("oldest ancestor", state.root if state.root != state.parent else None),
         ("status", state.status),
         ("created", time_text(state.created)),
         ("ended", time_text(state.completed)),

@@ -49,6 +49,7 @@ class Verdict(StrEnum):
     ORPHAN = "orphan"  # no run exists for the message, but a start may come: discard the message after two minutes
     NEEDS_ROW = "needs_row"  # read the instance row and the time of the last checkpoint, then judge the message again
     RECORD = "record"  # a suspension or resume came before the first checkpoint: store it in the sentinel
+    REFUSE = "refuse"  # the run of a child never begins: store its name in the sentinel, and answer its start
     END = "end"  # a terminate came before the first checkpoint: commit start, terminate and completion together
 
 

@@ -361,7 +361,8 @@ def end(message: Incoming, facts: Facts) -> Judged:
 
 def end_unstarted(message: Incoming, facts: Facts) -> Judged:
     """Decide about a terminate for a run that has not begun: end this run. The worker makes the start event from the
-    instance row; for a child, from the terminate message."""
+    instance row; for a child, from the terminate message. If another run has used the id of a child, the run of the
+    child never begins, so that the instance row keeps the result of the other run."""
     event, row = message.event, facts.row
     assert isinstance(event, ExecutionTerminated)
     if row is None:
@@ -369,8 +370,23 @@ def end_unstarted(message: Incoming, facts: Facts) -> Judged:
     if same_start(row.execution_id, message.run):
         return discard("its instance has ended") if row.ended else Judged(verdict=Verdict.END)
     if event.taskhub_child is not None:
-        return Judged(verdict=Verdict.END)
+        return Judged(verdict=Verdict.END) if facts.execution_id is None else _refuse_terminated(message)
     return _not_in_row(message, facts)
+
+
+def end_behind_live_run(message: Incoming, facts: Facts) -> Judged:
+    """Decide about a terminate whose run has not begun while another run of the id is live. A child then never begins.
+    Nothing is written into the instance row, because the row shows the live run."""
+    event = message.event
+    assert isinstance(event, ExecutionTerminated)
+    return _refuse_terminated(message) if event.taskhub_child is not None else _over_after_live_run(message, facts)
+
+
+def _refuse_terminated(message: Incoming) -> Judged:
+    return Judged(verdict=Verdict.REFUSE, reason=f"its run {message.run} was terminated before it began")
+
+
+_over_after_live_run = after_the_live_run(over)
 
 
 def orphan(message: Incoming, facts: Facts) -> Judged:

@@ -143,7 +143,7 @@ _RULES: dict[MessageKind, dict[tuple[Relation, State], Rule]] = {
         (SAME, FREE): rules.ended,
         (OVER, LIVE): rules.ended,
         (OVER, FREE): rules.ended,
-        (WAITING, LIVE): rules.after_the_live_run(rules.over),
+        (WAITING, LIVE): rules.end_behind_live_run,
         (WAITING, FREE): rules.end_unstarted,
         (UNNAMED, LIVE): rules.process,
         (UNNAMED, FREE): rules.without_name(rules.end, rules.ended),

@@ -53,8 +53,11 @@ text about the failure."""
 SUSPENDED = "TaskHubSuspended"
 """Column that DurableTask does not have: time and user of the present suspension, as ``ticks:user``; "" after a
 resume."""
+PARENT, ROOT = "TaskHubParent", "TaskHubRoot"
+"""Columns that DurableTask does not have: the instance ids of a child's parent and of its oldest ancestor. The rows of
+other instances do not have them."""
 SLIM_COLUMNS = ("ExecutionId", "Name", "RuntimeStatus", "Version", "CreatedTime", "LastUpdatedTime", "CompletedTime",
-                "ScheduledStartTime", "Generation", "Tags", SUSPENDED)  # fmt: skip
+                "ScheduledStartTime", "Generation", "Tags", SUSPENDED, PARENT, ROOT)  # fmt: skip
 """All columns of an instance row that are always short."""
 ERROR_COLUMNS = ("Output", "OutputBlobName", FAILURE)
 """The columns with the error of a failed instance, or with the reason of a terminated one."""
@@ -232,6 +235,8 @@ def _columns(event: HistoryEvent, texts: LargeTexts, now: Timestamp) -> dict[str
                 "Generation": event.generation,
                 "ScheduledStartTime": event.scheduled_start_time,
                 "Input": texts.place(event.input, "Input", _STARTED_INPUT),
+                PARENT: event.parent.instance.instance_id if event.parent is not None else None,
+                ROOT: event.root,
             }
         case ExecutionCompleted():
             return _completion(event, texts, now)
@@ -426,6 +431,8 @@ def decode_instance(entity: Entity, *, container_url: str) -> InstanceState:
         scheduled_start=columns.time("ScheduledStartTime"),
         restarts=columns.number("Generation"),
         tags=columns.object("Tags", Kind.TAGS),
+        parent=columns.text(PARENT),
+        root=columns.text(ROOT),
         suspended_by=by or None,
         suspended_at=Timestamp(int(ticks)) if ticks.isdecimal() and len(ticks) < 20 else None,
         etag=entity.etag,

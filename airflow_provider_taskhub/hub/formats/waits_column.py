@@ -29,6 +29,8 @@ def encode_awaits(awaits: Awaits) -> str:
         found["children"] = [name[:LONGEST_NAME] for name in awaits.children]
     if awaits.child_ids:
         found |= {"child_ids": [*awaits.child_ids], "child_count": awaits.child_count}
+    if awaits.needed:
+        found["needed"] = awaits.needed
     if awaits.events:
         found["events"] = {event.name[:LONGEST_NAME]: event.since.ticks for event in awaits.events}
     if awaits.timer is not None:
@@ -50,6 +52,7 @@ def decode_awaits(text: str | None) -> Awaits:
             children=tuple(map(str, found.get("children", ()))),
             child_ids=tuple(map(str, found.get("child_ids", ()))),
             child_count=int(found.get("child_count", 0)),
+            needed=tuple((str(child), str(run)) for child, run in found.get("needed", ())),
             events=tuple(
                 AwaitedEvent(name=name, since=Timestamp(int(since))) for name, since in found.get("events", {}).items()
             ),

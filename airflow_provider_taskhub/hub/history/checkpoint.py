@@ -13,7 +13,7 @@ This module is longer than others because these functions share one order of ste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from airflow_provider_taskhub.codec import Packed, Timestamp
@@ -24,6 +24,7 @@ from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.formats import unwritten_rows
 from airflow_provider_taskhub.hub.formats.history_rows import (
     MAX_CONSUMED,
+    MAX_ENDED,
     SENTINEL,
     Sentinel,
     encode_event,
@@ -505,6 +506,18 @@ def recorded(
     else:
         row = RowOperation(verb=RowVerb.MERGE, entity=entity, etag=before.etag)
     return Transact(table=names.history, rows=(row,)), after
+
+
+def refused(names: HubNames, instance_id: str, stored: Stored, runs: Iterable[str]) -> tuple[Transact, Stored]:
+    """Build the write that stores in the sentinel the names of runs that never begin, as if these runs had ended.
+
+    :param runs: names of the runs (``identity.run_name``).
+    :returns: the write, and what is stored after the write. The caller adds the sentinel's new ETag.
+    """
+    ended = tuple(dict.fromkeys((*stored.ended, *runs)))[-MAX_ENDED:]
+    entity = Entity(partition_key=escape(instance_id), row_key=SENTINEL, properties={"TaskHubEnded": ",".join(ended)})
+    row = RowOperation(verb=RowVerb.MERGE, entity=entity, etag=stored.sentinel_etag)
+    return Transact(table=names.history, rows=(row,)), replace(stored, ended=ended)
 
 
 def _deletions(episode: Episode, stored: Stored, committed: int) -> list[tuple[RowOperation, ...]]:

@@ -19,6 +19,7 @@ def query_filter(
     created_to: Timestamp | None = None,
     prefix: str = "",
     changed_since: Timestamp | None = None,
+    orchestrator: str = "",
 ) -> Filter | None:
     """Return the filter that the table applies. Call :func:`matches` for each row that passes the filter.
 
@@ -27,6 +28,7 @@ def query_filter(
     :param created_to: latest wanted time of creation, inclusive.
     :param prefix: prefix of the instance id, not escaped.
     :param changed_since: a time by the clock of the store; only rows that were written later are wanted.
+    :param orchestrator: name of the wanted orchestrator; "": all.
     :returns: None if all instances are wanted.
     """
     parts: list[Filter] = []
@@ -43,6 +45,8 @@ def query_filter(
         parts.append(Compare("CreatedTime", "le", created_to))
     if changed_since is not None:
         parts.append(Compare("Timestamp", "gt", changed_since))
+    if orchestrator:
+        parts.append(Compare("Name", "eq", orchestrator))
     if len(parts) < 2:
         return parts[0] if parts else None
     return And(tuple(parts))
@@ -63,11 +67,26 @@ def _one_of(statuses: Sequence[Status]) -> Filter:
     return wanted[0] if len(wanted) == 1 else Or(wanted)
 
 
-def matches(state: InstanceState, *, prefix: str = "", tags: Mapping[str, str] | None = None) -> bool:
-    """Return True if the id of an instance has the prefix, and the instance has all the tags.
+def family(root: str, instance_id: str) -> Filter:
+    """Return a filter for the rows of a family: an instance with all its descendants, and those of its relatives.
 
-    The table's filter cannot compare tags, and it may let a few instances with another prefix pass.
+    :param root: id of the family's oldest ancestor.
+    :param instance_id: id of the instance, whose row may be missing, so that its root is not known.
     """
+    return Or((Compare("TaskHubRoot", "eq", root), Compare("TaskHubParent", "eq", instance_id)))
+
+
+def matches(
+    state: InstanceState, *, prefix: str = "", tags: Mapping[str, str] | None = None, roots: bool = False
+) -> bool:
+    """Return True if the id of an instance has the prefix, and the instance has all the tags and, if ``roots`` is True,
+    no parent.
+
+    The table's filter cannot compare tags or find missing columns, and it may let a few instances with another prefix
+    pass.
+    """
+    if roots and state.parent is not None:
+        return False
     own = state.tags or {}
     return state.instance_id.startswith(prefix) and all(own.get(name) == value for name, value in (tags or {}).items())
 

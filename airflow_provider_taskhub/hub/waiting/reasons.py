@@ -10,12 +10,13 @@ the order of their strength, and a reader must see all reasons to judge this ord
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field, replace
 from enum import StrEnum
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.engine.pending_waits import LONGEST_NAME, NOTHING, Awaits
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.model import (
@@ -142,6 +143,7 @@ class Snapshot:
     :param awaits: what the instance awaits since its last checkpoint; None: not known.
     :param children: awaited children whose ids are known. Of their ``state``, only the instance id is valid, because a
         child may have no instance row yet.
+    :param child_rows: instance rows of the awaited children whose ids are known, by instance id.
     :param now: present time, by this machine's clock.
     """
 
@@ -153,6 +155,7 @@ class Snapshot:
     quarantined: Sequence[QuarantinedMessage] = ()
     awaits: Awaits | None = None
     children: Sequence[Snapshot] = ()
+    child_rows: Mapping[str, InstanceState] = field(default_factory=dict)
     now: Timestamp
 
 
@@ -346,7 +349,10 @@ def _awaited(awaits: Awaits, found: Snapshot) -> Iterable[Why]:
     if awaits.activities:
         yield Why(reason=Reason.ACTIVITIES, text=f"{_plural('activity', awaits.activities)}{more}")
     if awaits.children:
-        yield Why(reason=Reason.CHILDREN, text=f"{_plural('child', awaits.children)}{_ids(awaits)}{more}")
+        yield Why(
+            reason=Reason.CHILDREN,
+            text=f"{_plural('child', awaits.children)}{_ids(awaits)}{more}{_held_up(awaits, found)}",
+        )
     if awaits.timer is not None:
         yield Why(reason=Reason.TIMER, text=f"a timer until {clock(awaits.timer)}")
 
@@ -356,6 +362,20 @@ def _ids(awaits: Awaits) -> str:
     others = awaits.child_count - len(awaits.child_ids)
     shown = ", ".join(awaits.child_ids) + (f" and {others} more" if others > 0 else "")
     return f" ({shown})" if awaits.child_ids else ""
+
+
+def _held_up(awaits: Awaits, found: Snapshot) -> str:
+    """Return a text about the children that cannot begin yet, because a run of somebody else uses their id."""
+    texts = []
+    for child_id in awaits.child_ids:
+        row = found.child_rows.get(child_id)
+        if row is None or row.status not in (Status.RUNNING, Status.SUSPENDED) or row.parent == found.state.instance_id:
+            continue
+        if any(one == child_id and same_start(run, row.execution_id) for one, run in awaits.needed):
+            continue
+        whose = f"another parent, {row.parent!r}," if row.parent is not None else "a client"
+        texts.append(f"; {child_id!r} is now a run that {whose} has started, and the child begins after its end")
+    return "".join(texts)
 
 
 def unreadable_history(instance_id: str, cause: str) -> Why:

@@ -9,6 +9,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
+from types import MappingProxyType
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.concurrency import gather_bounded
@@ -105,7 +106,7 @@ class WaitingReader:
     async def one(
         self, state: InstanceState, members: Sequence[Member], watching: Sequence[Member] | None
     ) -> tuple[Why, ...]:
-        """Read why one instance does not continue. This needs about six requests, and two more for each awaited child
+        """Read why one instance does not continue. This needs about six requests, and three more for each awaited child
         (at most three children).
 
         :param state: the instance.
@@ -118,8 +119,10 @@ class WaitingReader:
         awaits = await self._awaits(state)
         ids = (state.instance_id, *(awaits.child_ids if awaits is not None else ()))
         partitions = {partition_of(one, self._observer.partitions) for one in ids}
-        quarantined, _ = await asyncio.gather(
-            asyncio.gather(*map(self._quarantined, ids)), asyncio.gather(*map(self._observer.refresh_one, partitions))
+        quarantined, rows, _ = await asyncio.gather(
+            asyncio.gather(*map(self._quarantined, ids)),
+            asyncio.gather(*map(self._hub.instance, ids[1:])),
+            asyncio.gather(*map(self._observer.refresh_one, partitions)),
         )
         hub_state = _HubState(
             read=0.0,
@@ -127,7 +130,8 @@ class WaitingReader:
             controls=self._observer.controls,
             quarantined=dict(zip(ids, quarantined, strict=True)),
         )
-        return self._whys(state, members, watching, hub_state, awaits)
+        child_rows = {row.instance_id: row for row in rows if row is not None}
+        return self._whys(state, members, watching, hub_state, awaits, child_rows)
 
     async def many(
         self,
@@ -194,11 +198,12 @@ class WaitingReader:
         watching: Sequence[Member] | None,
         hub_state: _HubState,
         awaits: Awaits | None,
+        child_rows: Mapping[str, InstanceState] = MappingProxyType({}),
     ) -> tuple[Why, ...]:
         found = self._snapshot(state, members, hub_state)
         child_ids = awaits.child_ids if awaits is not None else ()
         children = [self._snapshot(replace(state, instance_id=one), members, hub_state) for one in child_ids]
-        found = replace(found, awaits=awaits, children=children)
+        found = replace(found, awaits=awaits, children=children, child_rows=child_rows)
         reasons, alone = why(found), unwatched(state, watching)
         return reasons if alone is None else (*reasons, alone)
 

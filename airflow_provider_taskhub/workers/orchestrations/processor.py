@@ -205,7 +205,7 @@ class Orchestrations:
         if found.start is None:
             found.process = [held for held in found.process if isinstance(held.message.event, ExecutionTerminated)]
         await self._settler.settle(session, live, found)
-        settled = [held for held, _ in (*found.discard, *found.later)]
+        settled = [held for held, *_ in (*found.discard, *found.later, *found.refuse)]
         left = [held for held in batch if held not in found.process and held not in settled]
         await self._settler.give_back(session, left, error, failed=False)
         if not found.process:

@@ -2,9 +2,10 @@
 
 An episode is one run of an orchestrator. Quarantine is the table of messages that cannot be processed.
 
-Two cases need work before a message is deleted. A repeated message shows that the last checkpoint may have been cut off
-after its history was written; then the missing writes of that checkpoint are done. A suspension or resume that comes
-before the first checkpoint of its run is stored in the sentinel, the last row of the history.
+Three cases need work before a message is deleted. A repeated message shows that the last checkpoint may have been cut
+off after its history was written; then the missing writes of that checkpoint are done. A suspension or resume that
+comes before the first checkpoint of its run is stored in the sentinel, the last row of the history. So is the name of a
+child's run that never begins.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from secrets import token_hex
 
 import structlog
 
-from airflow_provider_taskhub.engine.events import ExecutionResumed, ExecutionSuspended, Status
+from airflow_provider_taskhub.engine.events import ExecutionResumed, ExecutionStarted, ExecutionSuspended, Status
+from airflow_provider_taskhub.engine.parent_response import refusal
 from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError, UnknownOrchestrator
 from airflow_provider_taskhub.hub.admission.facts import Facts, Judged, Verdict, delay
 from airflow_provider_taskhub.hub.formats.instance_rows import changed, repair_row, suspension_row
@@ -34,6 +36,7 @@ from airflow_provider_taskhub.storage.primitives import (
     DeleteBlob,
     Entity,
     PutBlob,
+    PutMessage,
     Step,
     Unit,
 )
@@ -73,7 +76,9 @@ class Settler:
             if live.stored.suspension_stamp == held.stamp and held.identity in live.stored.consumed:
                 # The worker that stored the message in the sentinel may have died before it wrote the row.
                 await self._show_in_row(session, held)
-        await self.delete(session, [*discarded, *(held for held, _ in found.record)])
+        await self._refuse(session, live, found)
+        refused = [held for held, _, _ in found.refuse]
+        await self.delete(session, [*discarded, *refused, *(held for held, _ in found.record)])
         for held, judged in found.discard:
             if judged.forgotten and held.envelope.blob_name:
                 blob = DeleteBlob(container=self._hub.names.large_messages, name=held.envelope.blob_name)
@@ -183,6 +188,36 @@ class Settler:
         assert isinstance(etags, tuple)
         live.remember(replace(stored, sentinel_etag=etags[-1]))
         await self._show_in_row(session, held)
+
+    async def _refuse(self, session: Session[LoadedInstance], live: LoadedInstance, found: TriagedBatch) -> None:
+        """Store in the sentinel the names of the runs that never begin, and answer their parents.
+
+        A start of such a run that comes later, or comes again, is then discarded, as if the run had ended. No history
+        and no instance row is written, because both belong to another run of the same instance id. The answers are sent
+        first. If the worker dies before it stores the names, the starts come again.
+
+        :raises Aborted: if another worker has written the sentinel since the history was loaded.
+        """
+        if not found.refuse:
+            return
+        hub, puts = self._hub, list[PutMessage]()
+        for held, judged, _ in found.refuse:
+            event = held.message.event
+            if isinstance(event, ExecutionStarted) and event.parent is not None:
+                answer = refusal(event, event.parent, judged.reason, hub.clock.utc_now())
+                puts.append(hub.message_to(answer.event, answer.target, sender=event.instance).put())
+            level = logging.WARNING if isinstance(event, ExecutionStarted) else logging.INFO
+            log.log(level, "child_refused", instance_id=session.instance_id, reason=judged.reason)
+        write, stored = checkpoint.refused(
+            hub.names, session.instance_id, live.stored, [name for _, _, name in found.refuse]
+        )
+        steps = (Step(name="outbound", operations=tuple(puts)), Step(name="sentinel", operations=(write,)))
+        try:
+            _, (etags,) = await hub.store.commit(Unit(steps=steps, check=session.reader.tenure.check))
+        except (Conflict, NotFound) as error:
+            raise Aborted("another worker has written the sentinel") from error
+        assert isinstance(etags, tuple)
+        live.remember(replace(stored, sentinel_etag=etags[-1]))
 
     async def _show_in_row(self, session: Session[LoadedInstance], held: Delivery) -> None:
         """Show a suspension or resume that is stored in the sentinel also in the instance row.

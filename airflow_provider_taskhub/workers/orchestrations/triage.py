@@ -17,11 +17,13 @@ from airflow_provider_taskhub.engine.events import (
     HistoryEvent,
     OrchestrationInstance,
 )
-from airflow_provider_taskhub.engine.identity import same_start
+from airflow_provider_taskhub.engine.identity import run_name, same_start
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.admission.facts import SUSPENSIONS, Facts, Incoming, Judged, RowFacts, Verdict
+from airflow_provider_taskhub.hub.admission.rules import SHORTEST
 from airflow_provider_taskhub.hub.admission.table import judge
-from airflow_provider_taskhub.hub.history.load import lock_of
+from airflow_provider_taskhub.hub.formats.history_rows import Sentinel
+from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, lock_of, sentinel_of
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import InstanceState, Suspension
 from airflow_provider_taskhub.hub.queues import quarantine
@@ -30,6 +32,7 @@ from airflow_provider_taskhub.tags import FIRE_AND_FORGET
 from airflow_provider_taskhub.workers.orchestrations.commit import Aborted
 from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstance, start_from_row
 from airflow_provider_taskhub.workers.orchestrations.sessions import Session
+from airflow_provider_taskhub.workers.orchestrations.waiting_cycles import Read, waiting_circle
 
 ROW_READS = 10
 """How many times the instance row of a start is read at most, while the row is missing or belongs to another run."""
@@ -48,6 +51,8 @@ class TriagedBatch:
     :param later: messages to give back, because they are deferred or failed, each with its verdict.
     :param record: suspensions and resumes to store in the sentinel, because they came before the first checkpoint of
         their run; each with the execution id of the run.
+    :param refuse: messages about runs of children that never begin, each with its verdict and the name of the run: the
+        terminate of a run that has not begun, or the start of a run whose parent waits for itself.
     :param made: the start of a run that is terminated before its first checkpoint. It was not received but built from
         the instance row or from the terminate. It is the first event of the only episode of the run. None: no such run.
     """
@@ -57,6 +62,7 @@ class TriagedBatch:
     discard: list[tuple[Delivery, Judged]] = field(default_factory=list)
     later: list[tuple[Delivery, Judged]] = field(default_factory=list)
     record: list[tuple[Delivery, str]] = field(default_factory=list)
+    refuse: list[tuple[Delivery, Judged, str]] = field(default_factory=list)
     made: ExecutionStarted | None = None
 
     @property
@@ -112,6 +118,7 @@ class Triage:
         found = TriagedBatch(facts=facts)
         instance_id, etag = session.instance_id, live.stored.sentinel_etag
         taken: set[str] = set()
+        read = self._reader()
         for held in batch:
             if held.identity in taken:  # the sender put the message again, because the store's first answer was lost
                 found.discard.append((held, DUPLICATE))
@@ -121,6 +128,11 @@ class Triage:
             if judged.verdict is Verdict.NEEDS_ROW:
                 found.facts = await self._read_row(instance_id, message.event, found.facts, etag)
                 judged = judge(message, found.facts)
+            if judged.verdict is Verdict.DEFER and isinstance(event := message.event, ExecutionStarted):
+                judged = await _refused_in_circle(event, found.facts, judged, read)
+            if judged.verdict is Verdict.REFUSE and etag is None:
+                # The live run begins in this batch, so there is no sentinel yet that could store the name.
+                judged = replace(judged, verdict=Verdict.DEFER, pause=SHORTEST)
             match judged.verdict:
                 case Verdict.PROCESS:
                     taken.add(held.identity)
@@ -131,12 +143,31 @@ class Triage:
                     taken.add(held.identity)
                     found.record.append((held, _run_of(message, found.facts)))
                     found.facts = replace(found.facts, suspension_stamp=held.stamp)
+                case Verdict.REFUSE:
+                    taken.add(held.identity)
+                    name = run_name(_run_of(message, found.facts))
+                    found.refuse.append((held, judged, name))
+                    found.facts = replace(found.facts, ended={*found.facts.ended, name})
                 case Verdict.END:
                     taken.add(held.identity)
                     await self._end(found, held, _run_of(message, found.facts))
                 case _:
                     found.later.append((held, judged))
         return found
+
+    def _reader(self) -> Read:
+        """Return a function that reads sentinels. It reads the sentinel of each instance only once."""
+        known: dict[str, Sentinel | None] = {}
+
+        async def read(instance_id: str) -> Sentinel | None:
+            if instance_id not in known:
+                try:
+                    known[instance_id] = await sentinel_of(self._hub.store, self._hub.names, instance_id)
+                except HistoryUnreadable:
+                    known[instance_id] = None
+            return known[instance_id]
+
+        return read
 
     def _process(self, found: TriagedBatch, held: Delivery) -> None:
         event = held.message.event
@@ -195,6 +226,22 @@ class Triage:
             if turn + 1 < ROW_READS:
                 await self._hub.clock.sleep(ROW_PAUSE)
         return row
+
+
+async def _refused_in_circle(start: ExecutionStarted, facts: Facts, judged: Judged, read: Read) -> Judged:
+    """Return the verdict about the start of a child that waits for a live run: REFUSE if this run waits for the sender.
+
+    :param judged: the verdict without this rule.
+    :param read: reads a sentinel.
+    """
+    if start.parent is None or not facts.live or FIRE_AND_FORGET in (start.tags or {}):
+        return judged
+    circle = await waiting_circle(start, facts.execution_id, read)
+    if not circle:
+        return judged
+    first, *others = [repr(instance_id) for instance_id in circle]
+    text = f"instance {first} waits for this caller: {' waits for '.join([first, *others, first])}"
+    return Judged(verdict=Verdict.REFUSE, reason=f"{text}. Give the child another instance_id")
 
 
 def _facts_after_start(facts: Facts, start: ExecutionStarted) -> Facts:
