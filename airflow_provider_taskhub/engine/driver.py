@@ -36,15 +36,26 @@ class Branch(CancellableTask[T_co], Group[T_co]):
     :param driver: the driver that runs the branch.
     :ivar interruptions: number of interruptions, by :meth:`cancel` or by a limit of ``ctx.timeout``, that no limit has
         turned into a ``TimeoutError``.
+    :ivar limits: number of limits of ``ctx.timeout`` whose blocks the code is in.
     """
 
-    __slots__ = ("_awaited", "_body", "_driver", "_is_cancelled", "_is_running", "_pending", "_trace", "interruptions")
+    __slots__ = (
+        "_awaited",
+        "_body",
+        "_driver",
+        "_is_cancelled",
+        "_is_running",
+        "_pending",
+        "_trace",
+        "interruptions",
+        "limits",
+    )
 
     runs = True
 
     def __init__(self, driver: Driver) -> None:
         super().__init__()
-        self.interruptions = 0
+        self.interruptions = self.limits = 0
         self._driver = driver
         self._body: Body | None = None
         self._awaited: Task[Any] | None = None
@@ -56,6 +67,11 @@ class Branch(CancellableTask[T_co], Group[T_co]):
     @property
     def trace(self) -> TracebackType | None:
         return self._trace
+
+    @property
+    def needs_all(self) -> bool:  # type: ignore[override]  # a constant of the other groups
+        """Whether the code goes on only after the task that it awaits. A limit lets it go on before."""
+        return not self.limits
 
     @property
     def is_main(self) -> bool:

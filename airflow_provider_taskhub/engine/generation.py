@@ -245,7 +245,7 @@ class Generation:
             children=tuple(islice(children, MAX_NAMES)),
             child_ids=tuple(child_ids[:CHILD_IDS]),
             child_count=len(child_ids),
-            needed=tuple(_fitting(self._actions.needed(self._driver.awaited))) if child_ids else (),
+            needed=tuple(_fitting(self._actions.needed(self._driver.main))) if child_ids else (),
             events=tuple(events[:MAX_NAMES]),
             timer=timer,
             complete=max(len(activities), len(children), len(events)) <= MAX_NAMES

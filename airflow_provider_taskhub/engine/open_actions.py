@@ -246,15 +246,15 @@ class OpenActions:
                 child_ids += [entry.child_id] if entry.child_id else []
         return named, child_ids, timer
 
-    def needed(self, awaited: Task[Any] | None) -> Iterator[tuple[str, str]]:
+    def needed(self, main: Task[Any]) -> Iterator[tuple[str, str]]:
         """Yield the instance id and the name of the run of each open child without which the code cannot go on.
 
-        :param awaited: the task that the code awaits now; None: it awaits nothing.
+        :param main: the orchestrator function itself.
         """
         for entry in self._open.values():
             if entry.child_id is None or entry.identity is None or not isinstance(entry.waiter, Task):
                 continue
-            if entry.waiter.is_needed_by(awaited):
+            if entry.waiter.is_needed_by(main):
                 yield entry.child_id, run_name(child_execution_id(entry.identity))
 
 

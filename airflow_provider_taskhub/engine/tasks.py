@@ -194,16 +194,16 @@ class Task(Generic[T_co]):
             reached += [group for group in task._groups if not group._done]
         return True
 
-    def is_needed_by(self, awaited: Task[Any] | None) -> bool:
-        """For the engine: return whether the code can go on only after this task: it awaits this task, or a group that
-        needs the results of all its tasks (``when_all``), and this task is one of them.
+    def is_needed_by(self, main: Task[Any]) -> bool:
+        """For the engine: return whether the code can go on only after this task: it awaits this task, or a group or
+        branch that needs the results of all its tasks (``when_all``), and this task is one of them.
 
-        :param awaited: the task that the code awaits now; None: it awaits nothing.
+        :param main: the orchestrator function itself.
         """
         reached: list[Task[Any]] = [self]
         while reached:
             task = reached.pop()
-            if task is awaited:
+            if task is main:
                 return True
             reached += [group for group in task._groups or () if group.needs_all and not group._done]
         return False

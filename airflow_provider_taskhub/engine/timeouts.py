@@ -84,6 +84,7 @@ class Timeout:
         self._entered_with = self._branch.interruptions
         self.expiry.enter()
         if self._fire_at is not None:
+            self._branch.limits += 1
             self._timer = Timer(self._engine, self._fire_at, self._where)
             self._timer.join(self.expiry)
         return self
@@ -92,7 +93,8 @@ class Timeout:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         branch = self._branch
-        if self._timer is not None:
+        if branch is not None and self._timer is not None:
+            branch.limits -= 1
             self._timer.cancel()
         if branch is None or not self._expired:
             return

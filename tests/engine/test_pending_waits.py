@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +23,7 @@ from airflow_provider_taskhub.engine.pending_waits import (
     AwaitedEvent,
     Awaits,
 )
+from airflow_provider_taskhub.engine.timeouts import Timeout
 from airflow_provider_taskhub.hub.formats.waits_column import decode_awaits, encode_awaits
 from tests.engine.play import INSTANCE, START, Play
 
@@ -58,12 +61,37 @@ async def needs(ctx: OrchestrationContext, how: str) -> None:
         await ctx.when_all([one, ctx.create_timer(timedelta(hours=1)), ctx.when_all([two, three])])
     elif how == "any":
         await ctx.when_any([one, two])
-    else:
+    elif how == "all of any":
         await ctx.when_all([one, ctx.when_any([two, three])])
+    elif how == "branch":
+        await ctx.when_all([ctx.branch(waits_for(one)), ctx.branch(waits_for(three))])
+    elif how == "other branch":
+        ctx.branch(waits_for(one))
+        await two
+    elif how == "limit":
+        async with ctx.timeout(60):
+            await one
+    else:
+        await ctx.branch(waits_for(one, ctx.timeout(60)))
+
+
+async def waits_for(task: Awaitable[Any], limit: Timeout | None = None) -> None:
+    async with limit or nullcontext():
+        await task
 
 
 @pytest.mark.parametrize(
-    ("how", "ids"), [("one", ["two"]), ("all", ["one", "two", "three"]), ("any", []), ("all of any", ["one"])]
+    ("how", "ids"),
+    [
+        ("one", ["two"]),
+        ("all", ["one", "two", "three"]),
+        ("any", []),
+        ("all of any", ["one"]),
+        ("branch", ["one", "three"]),
+        ("other branch", ["two"]),
+        ("limit", []),
+        ("limit in a branch", []),
+    ],
 )
 def test_a_needed_child_is_one_without_which_the_code_cannot_go_on(how: str, ids: list[str]) -> None:
     awaits = Play(app).start("needs", how).awaits
