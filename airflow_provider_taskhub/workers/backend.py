@@ -127,6 +127,7 @@ class Backend:
                 begins=begins,
                 responses=responses,
                 spark_master=settings.spark.master,
+                embedded=settings.embedded,
             ),
             absences=self.absences,
         )

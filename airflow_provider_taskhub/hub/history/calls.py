@@ -40,12 +40,13 @@ class Calls:
 async def calls_of(store: Store, names: HubNames, instance_id: str) -> Calls | None:
     """Read the calls of an instance. The cost grows with the number of its calls.
 
-    :returns: None if there is no history, or if it was written during the reading.
+    :returns: None if there is no history, if it was written during the reading, or if a checkpoint is under way or was
+        cut off: some of its rows may be missing, and the others do not count yet.
     """
     key = escape(instance_id)
     kinds = Or(tuple(Compare("EventType", "eq", name) for name in (_CALL, *_ANSWERS)))
     sentinel = await store.get(names.history, key, SENTINEL)
-    if sentinel is None:
+    if sentinel is None or sentinel.properties.get("IsCheckpointComplete") is not True:
         return None
     execution_id = _text(sentinel.properties.get("ExecutionId"))
     actions: dict[int, str | None] = {}

@@ -134,8 +134,10 @@ class Transactions:
         try:
             self._change = Change(self._connection, self._source)
             self._check(self._change)
-        except BaseException:
+        except BaseException as error:
             self._connection.execute("ROLLBACK")
+            if self._identity is not None and (isinstance(error, TypeError) or "no such" in str(error)):
+                raise Restored from error  # the file is another program's database, or an empty one
             raise
         self._before = self._connection.total_changes
         self._guarded = False

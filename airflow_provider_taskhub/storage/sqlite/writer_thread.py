@@ -194,7 +194,7 @@ class Writer:
                 raise self._void("does not exist any more") from None
             raise
         except sqlite3.DatabaseError as error:
-            if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
                 raise self._void(f"is damaged, or was overwritten while it was open ({error})") from error
             raise
 

@@ -20,6 +20,7 @@ from datetime import timedelta
 import structlog
 
 from airflow_provider_taskhub.engine.events import FailureDetails, TaskScheduled
+from airflow_provider_taskhub.errors import StorageError
 from airflow_provider_taskhub.hub.admission.facts import SECOND
 from airflow_provider_taskhub.hub.history.calls import Calls, calls_of
 from airflow_provider_taskhub.hub.hub import Hub
@@ -49,6 +50,10 @@ LONGEST_HOLD = timedelta(seconds=30)
 PURGED_AFTER = timedelta(minutes=10)
 """A work item whose instance is not stored is deleted after this time. Until then, the first checkpoint of the instance
 may still be on its way."""
+
+
+class Unasked(Exception):
+    """The store does not say whether an activity may begin, so it has not begun. The work item must come again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +123,14 @@ class Begins:
     async def permit(self, held: Delivery) -> Permit:
         """Ask whether the activity of a work item may begin. Call this as the last step before the beginning.
 
-        :raises StorageError: if the store does not answer.
+        :raises Unasked: if the store does not answer, or refuses the request.
         """
+        try:
+            return await self._permit(held)
+        except StorageError as error:
+            raise Unasked(str(error)) from error
+
+    async def _permit(self, held: Delivery) -> Permit:
         clock = self._hub.clock
         if held.scheduled is not None and clock.monotonic() - held.scheduled < FRESH:
             return _permit(Fate.OPEN, held.scheduled)

@@ -17,14 +17,14 @@ import structlog
 
 from airflow_provider_taskhub.engine.events import FailureDetails, TaskScheduled
 from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry
-from airflow_provider_taskhub.errors import StorageError
+from airflow_provider_taskhub.errors import StorageError, Unavailable
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import Need
 from airflow_provider_taskhub.hub.queues import quarantine
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.telemetry import Outage
-from airflow_provider_taskhub.workers.activities.begins import Begins
+from airflow_provider_taskhub.workers.activities.begins import Begins, Unasked
 from airflow_provider_taskhub.workers.activities.cancellation import Fate, fate_of
 from airflow_provider_taskhub.workers.activities.recorded import RecordedActivities
 from airflow_provider_taskhub.workers.activities.responses import Responses
@@ -97,6 +97,9 @@ class Activities:
         except asyncio.CancelledError:
             await self._reader.give_back([item])
             raise
+        except Unasked as error:  # nothing has begun, so an outage brings no work item closer to the quarantine
+            log.warning("activity_unsettled", message_id=item.message_id, error=str(error))
+            await self._reader.give_back([item], delay=timedelta(seconds=1), begun=False)
         except StorageError as error:
             log.warning("activity_unsettled", message_id=item.message_id, error=str(error))
             await self._failed(item, error, delay=timedelta(seconds=1), failed=False)
@@ -231,7 +234,12 @@ class Activities:
         """
         crashes, attempt = Crashes(), max(1, held.deliveries)
         while True:
-            permit = await self._begins.permit(held)
+            try:
+                permit = await self._begins.permit(held)
+            except Unasked as error:
+                if crashes == Crashes():
+                    raise
+                raise Unavailable(str(error), maybe_done=False) from error  # a run has begun: this delivery counts
             if permit.fate is not Fate.OPEN:
                 return permit.fate
             request = request_of(held, event, definition, attempt=attempt, crashes=crashes, begin_by=permit.begin_by)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -37,7 +38,7 @@ from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.spark_connect import connect_server
 from airflow_provider_taskhub.storage.primitives import Entity, PutBlob, Step, Unit
-from airflow_provider_taskhub.workers.activities.begins import Begins
+from airflow_provider_taskhub.workers.activities.begins import Begins, Unasked
 from airflow_provider_taskhub.workers.activities.cancellation import Fate
 from airflow_provider_taskhub.workers.activities.heartbeat import CutOff, RecordedAttempt, Superseded
 from airflow_provider_taskhub.workers.activities.responses import Responses, refused, write_outcome
@@ -56,6 +57,9 @@ from airflow_provider_taskhub.workers.peers import Peers
 log = structlog.get_logger(__name__)
 
 
+LOCKED_FILE_PAUSE = 60.0
+"""Seconds for which an executor of an embedded hub can stand still. The attempt itself may have locked the hub's file,
+for example with the command line, and its end frees the file."""
 LOCAL_SPARK_PAUSE = 60.0
 """Seconds for which an executor with a local Spark can stand still. Spark fails the jobs of an executor that has sent
 no heartbeat for two minutes."""
@@ -112,6 +116,7 @@ class RecordedActivities:
     :param begins: tells whether an activity may begin.
     :param responses: sends the responses and deletes the work items.
     :param spark_master: the setting ``spark.master`` of this worker.
+    :param embedded: whether the hub is a SQLite file.
     """
 
     def __init__(
@@ -126,17 +131,25 @@ class RecordedActivities:
         begins: Begins,
         responses: Responses,
         spark_master: str,
+        embedded: bool,
     ) -> None:
         self._hub, self._runner, self._me, self._times = hub, runner, me, times
         self._peers, self._work_items, self._begins, self._responses = peers, work_items, begins, responses
         self._spark_master, self._spark_server = spark_master, connect_server(spark_master)
-        self._live: set[tuple[str, str]] = set()
-        """The keys of the records whose attempts run in this worker now."""
+        self._embedded = embedded
+        self._live: Counter[tuple[str, str]] = Counter()
+        """How often this worker runs, or tries to claim, the attempt of a record, by the record's key. A message that
+        comes twice makes two tries for one record."""
 
     async def process(self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition) -> None:
         crashes: Crashes | None = Crashes()
         while crashes is not None:
-            claimed = await self._claim(held, event, definition)
+            try:
+                claimed = await self._claim(held, event, definition)
+            except Unasked as error:
+                if crashes == Crashes():
+                    raise
+                raise Unavailable(str(error), maybe_done=False) from error  # an attempt has begun
             if claimed is None:
                 return
             attempt, begin_by = claimed
@@ -149,7 +162,7 @@ class RecordedActivities:
             try:
                 crashes = await self._run(held, event, attempt, request, crashes)
             finally:
-                self._live.discard(_key(record))
+                self._live -= Counter([_key(record)])
 
     async def _run(
         self,
@@ -181,6 +194,9 @@ class RecordedActivities:
             return None
         except asyncio.CancelledError:
             await attempt.lose("its worker stopped")
+            raise
+        except Unasked:
+            await attempt.lose("it did not begin")
             raise
         if fate is not Fate.OPEN:
             if await attempt.lose("it did not begin"):
@@ -270,12 +286,12 @@ class RecordedActivities:
                 return None
             claim = self._new_record(held, event, definition, last[0].attempt + 1 if last else 1)
             asked, etag = hub.clock.monotonic(), None
-            self._live.add(_key(claim))
+            self._live[_key(claim)] += 1
             try:
                 etag = await self._write_claim(claim, silent)
             finally:
                 if etag is None:
-                    self._live.discard(_key(claim))
+                    self._live -= Counter([_key(claim)])
             if etag is None:
                 continue  # another worker has claimed this attempt first: read its record
             if silent is not None:
@@ -366,7 +382,7 @@ class RecordedActivities:
         Spark Connect the worker of the next attempt ends the session on the server first, so the driver can wait.
         """
         if not definition.spark or self._spark_server is not None:
-            return math.inf
+            return LOCKED_FILE_PAUSE if self._embedded else math.inf
         return LOCAL_SPARK_PAUSE if self._spark_master.startswith("local") else 0.0
 
     def _new_record(

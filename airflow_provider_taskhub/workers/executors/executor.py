@@ -237,11 +237,13 @@ class Executor:
         try:
             if attempt.ended.done():
                 return
-            if self._process.paused:  # it cannot hear the request, and another worker may run the next attempt
+            if (
+                attempt.number in self._pausing
+            ):  # it cannot hear the request, and another worker may run the next attempt
                 await self._kill_for(attempt, f"{why} while it stood still")
                 return
             await self._process.send(Cancel(number=attempt.number))
-            if not await within(attempt.ended, self._times.grace):
+            if not await self._ends_within(attempt, self._times.grace):
                 await self._kill_for(attempt, f"{why} and did not stop within {self._times.grace.total_seconds():g} s")
         except asyncio.CancelledError:
             await self._kill_for(attempt, f"{why} and must end at once")
