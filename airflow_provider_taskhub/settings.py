@@ -203,6 +203,9 @@ class Settings(BaseSettings):
     wait."""
     max_result: int = Field(default=MAX_RESULT, ge=1024, le=128 * 1024 * 1024)
     """Largest result of an activity, in bytes of JSON. A larger result fails the activity without a retry."""
+    kept_generations: int = Field(default=100, ge=0)
+    """How many earlier generations of an instance that continues as new keep their activity records, logs and large
+    results. Records of older ones are deleted ten minutes after their last change. 0: all generations keep them."""
     no_worker_timeout: timedelta = Field(default=timedelta(minutes=10), gt=_ZERO)
     """An instance fails when it has waited this long for an orchestrator or an activity that no live worker has.
     Airflow can then retry the task that waits for the instance."""

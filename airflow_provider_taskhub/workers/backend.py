@@ -105,6 +105,7 @@ class Backend:
             queues=self.queues,
             absences=self.absences,
             demand=self.demand,
+            kept_generations=settings.kept_generations,
         )
         self.orchestrations = Dispatcher("orchestrations", self.processor, settings.orchestrations)
         responses = Responses(hub, self.work_items, self.queues)

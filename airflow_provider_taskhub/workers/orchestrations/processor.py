@@ -27,6 +27,7 @@ from airflow_provider_taskhub.engine.events import (
     ExecutionTerminated,
     FailureDetails,
     HistoryEvent,
+    OrchestrationInstance,
     Status,
 )
 from airflow_provider_taskhub.engine.failures import headline, message_of, place_of
@@ -44,6 +45,7 @@ from airflow_provider_taskhub.errors import (
 from airflow_provider_taskhub.hub.admission.facts import Facts, RowFacts, newest, scheduling_id
 from airflow_provider_taskhub.hub.formats.history_rows import MAX_CONSUMED
 from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, Loaded
+from airflow_provider_taskhub.hub.history.trimming import is_due, trim
 from airflow_provider_taskhub.hub.hub import Hub, brought
 from airflow_provider_taskhub.hub.model import Need, Suspension
 from airflow_provider_taskhub.hub.queues import quarantine
@@ -74,6 +76,7 @@ class Orchestrations:
     :param queues: takes messages for queues that this worker itself reads.
     :param absences: the functions that this worker does not have.
     :param demand: remembers which functions the instances of each partition need.
+    :param kept_generations: how many earlier generations of an instance keep their activity records; 0: all.
     :ivar stopping: whether the worker stops, and cancels episodes that do not end in time.
     """
 
@@ -86,9 +89,11 @@ class Orchestrations:
         queues: LocalQueues,
         absences: MissingFunctions,
         demand: Demand,
+        kept_generations: int,
     ) -> None:
         self._hub, self._sessions, self._queues = hub, sessions, queues
         self._demand = demand
+        self._kept_generations = kept_generations
         self.stopping = False
         self._committer = Committer(hub)
         self._loader, self._triage = Loader(hub, registry), Triage(hub)
@@ -431,6 +436,8 @@ class Orchestrations:
             session.reader.release(batch)
         self._queues.hand_over(done.claimed)
         if episode.completed is None:
+            if episode.switched and is_due(episode.current, self._kept_generations):
+                await self._trim(episode.current)
             self._keep(session, live)
             return
         failure = episode.completed.failure
@@ -448,6 +455,15 @@ class Orchestrations:
         if cancels:
             await self._cancelling.cancel(session.instance_id, live.execution_id)
             await self._settler.delete(session, batch)
+
+    async def _trim(self, instance: OrchestrationInstance) -> None:
+        """Delete the activity records of old generations. If the store fails, a later generation tries again."""
+        try:
+            deleted = await trim(self._hub.store, self._hub.names, instance, kept=self._kept_generations)
+        except StorageError as error:
+            log.info("trimming_failed", instance_id=instance.instance_id, error=str(error))
+        else:
+            log.debug("records_trimmed", instance_id=instance.instance_id, records=deleted)
 
     def _put_into_session(self, session: Session[LoadedInstance], live: LoadedInstance) -> None:
         """Put the instance into its session before its code runs. The session closes the orchestrator later."""
