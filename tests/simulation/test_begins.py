@@ -11,8 +11,9 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.hub.formats.message_envelope import decode
 from airflow_provider_taskhub.hub.model import ACTIVITY, BEGINS_WITHIN, ORCHESTRATOR, RecordState
-from airflow_provider_taskhub.storage.faults import Call, Fault, at
+from airflow_provider_taskhub.storage.faults import Call, Fault, at, refused
 from airflow_provider_taskhub.virtual_time import VirtualClock
 from tests.simulation.world import MEMORY, WHOLE, Place, World, running, simulate
 
@@ -232,6 +233,34 @@ def test_what_a_rewind_has_undone_does_not_begin(kind: str, place: Place) -> Non
     assert set(again) >= set(range(width)) - first, "what had not begun begins now"
     assert set(again.values()) == {1}, refused
     assert refused
+
+
+@KINDS
+def test_an_outage_of_the_tables_brings_no_work_item_closer_to_the_quarantine(kind: str) -> None:
+    """The queues answer, and the tables refuse for ten minutes. Nothing begins, so no delivery counts."""
+    begun = Begun()
+
+    async def play() -> tuple[set[int], str | None, bool]:
+        async with World(begun.app()) as hub:
+            await hub.join("decider", roles=[ORCHESTRATOR])
+            await hub.client.start("fan", [kind, 3], instance_id="one")
+            while await hub.queued() < 3:
+                await hub.clock.sleep(0.1)
+            hands = await hub.join(
+                "hands", roles=[ACTIVITY], plan=lambda call: refused() if call.kind == "table.get" else None
+            )
+            await hub.clock.sleep(600.0)
+            queue = hub.client.hub.names.work_items
+            seen = {message.dequeue_count + decode(message.text).deliveries for message in await hub.store.peek(queue)}
+            assert begun.all == []
+            await hands.bury()
+            await hub.join("other hands", roles=[ACTIVITY])
+            state = await hub.wait("one")
+            return seen, state.output, bool(await hub.client.admin.quarantined())
+
+    seen, output, quarantined = simulate(play)
+    assert (output, quarantined) == ("3", False)
+    assert seen <= {0, 1}
 
 
 class Asks:
