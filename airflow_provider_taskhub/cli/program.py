@@ -30,7 +30,7 @@ def main() -> None:
     """Run the command line ``taskhub``."""
     if sys.argv[1:2] == ["worker"]:
         fix_hash_seed()
-    gc.disable()  # it would look for garbage among what is imported, for a tenth of the time of a short command
+    gc.disable()  # during the imports, garbage collection would take a tenth of the time of a short command
     from airflow_provider_taskhub.cli.main import main as run
 
     gc.enable()

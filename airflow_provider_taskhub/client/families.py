@@ -27,7 +27,7 @@ async def descendants(hub: Hub, instance_id: str, root: str | None) -> list[Inst
     children: dict[str | None, list[InstanceState]] = defaultdict(list)
     for state in rows.values():
         children[state.parent].append(state)
-    # With the oldest ancestor of a family, those belong to it too whose parent's row is missing.
+    # If the instance is the oldest ancestor, every row of the family counts, also one whose parent's row is missing.
     level = [state for state in rows.values() if instance_id in (state.parent, state.root)]
     found: dict[str, InstanceState] = {}
     while level:

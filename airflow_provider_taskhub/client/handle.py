@@ -263,7 +263,7 @@ class InstanceHandle:
             record that has begun may still run; its worker ends it soon. If the instance waited for an activity, this
             takes two seconds more. With ``recurse`` the call waits for all children in the same way.
         :param recurse: True: also terminate every child that has not ended, and the children of these children.
-            ChildPage that were started with the tag for fire and forget always continue.
+            Children that were started with the tag for fire and forget always continue.
         :param timeout: the longest time that ``wait`` may take; None: no limit.
         :param progress: called with the id of each child before ``wait`` begins to wait for that child.
         :returns: the state before the termination; with ``wait`` the state after it.
@@ -292,8 +292,8 @@ class InstanceHandle:
     async def suspend(self, reason: str = "", *, by: str | None = None) -> InstanceState:
         """Suspend the instance: running activities continue, but nothing else begins before :meth:`resume`.
 
-        Neither the orchestrator runs, nor does an activity begin that it has called before: its message goes back to
-        the queue. After a resume such an activity begins within 30 seconds.
+        The orchestrator does not run. Activities that it has called and that have not begun do not begin: their
+        messages go back to the queue. After a resume these activities begin within 30 seconds.
 
         An instance that has not begun yet first runs its orchestrator until it waits (its first episode), and is then
         suspended. The actions of this episode, for example calls of activities, are executed only after the resume,
@@ -335,7 +335,7 @@ class InstanceHandle:
     async def rewind(self, reason: str = "") -> InstanceState:
         """Let a failed instance continue from before its failure: the activities and children that failed run again.
 
-        Activities and children that completed do not run again. ChildPage that failed are rewound too. The orchestrator
+        Activities and children that completed do not run again. Children that failed are rewound too. The orchestrator
         may have caught a failure, done other work (for example a cleanup), and raised the failure again. The rewind
         then also takes back the other work, and the orchestrator waits again for the activity that failed. The rewind
         finds that failure in the causes of the instance's error. If you raise an error of your own, therefore write

@@ -384,9 +384,12 @@ class OrchestrationContext:
         if not isinstance(coroutine, CoroutineType | GeneratorType):
             raise TypeError(_not_a_coroutine(coroutine))
         name = coroutine.__name__
-        if (inspect.getcoroutinestate if isinstance(coroutine, CoroutineType) else inspect.getgeneratorstate)(
-            coroutine  # type: ignore[arg-type]  # one of the two types, which the condition has chosen
-        ) not in (inspect.CORO_CREATED, inspect.GEN_CREATED):
+        begun = (
+            inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED
+            if isinstance(coroutine, CoroutineType)
+            else inspect.getgeneratorstate(coroutine) != inspect.GEN_CREATED
+        )
+        if begun:
             raise InputError(f"branch: the coroutine {name!r} was begun before: call the function again")
         return self._generation.branch(coroutine, name, CallSite.of(sys._getframe(1)))
 

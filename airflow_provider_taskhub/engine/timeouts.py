@@ -1,9 +1,10 @@
 """The limit of ``ctx.timeout``: a block of code whose waits end at a time.
 
 The limit is a durable timer. When the timer fires before the block has ended, the await at which the block waits raises
-``asyncio.CancelledError``, and the end of the block turns this error into ``TimeoutError``. So it is with
-``asyncio.timeout``. A ``TimeoutError`` at the await itself was rejected: an ``except`` inside the block, such as that
-around the block of an inner limit, would take it for its own, and the outer limit would have no effect.
+``asyncio.CancelledError``, and the end of the block turns this error into ``TimeoutError``. ``asyncio.timeout``
+does the same. Raising ``TimeoutError`` at the await itself was rejected: code inside the block that handles the
+``TimeoutError`` of an inner limit would also catch the error of the outer limit, and the outer limit would have no
+effect.
 """
 
 from __future__ import annotations

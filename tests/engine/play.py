@@ -3,7 +3,7 @@ same."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from datetime import timedelta
 from typing import Any
@@ -112,6 +112,16 @@ class Play:
 
     def names(self) -> list[str]:
         return [event.event_type.name for event in self.last.history]
+
+
+def played(function: Callable[..., Any]) -> tuple[Play, list[str]]:
+    """:returns: the stage, and the warnings so far. Only the live run logs, so each is there once."""
+    app = App("played")
+    app.orchestrator(name="work")(function)
+    play, said = Play(app), []
+    play.live = Execution(Registry.of([app]), (), instance=INSTANCE, log=lambda line: said.append(line.message))
+    play.start("work")
+    return play, said
 
 
 def differences(one: Episode, other: Episode) -> dict[str, tuple[Any, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from datetime import timedelta
 from typing import Any
 
@@ -14,21 +14,9 @@ from airflow_provider_taskhub.app import App, OrchestrationContext, TaskFailedEr
 from airflow_provider_taskhub.engine import driver
 from airflow_provider_taskhub.engine.events import ExecutionResumed, ExecutionSuspended, ExecutionTerminated, Status
 from airflow_provider_taskhub.engine.failures import place_of
-from airflow_provider_taskhub.engine.registry import Registry
-from airflow_provider_taskhub.engine.replay import Execution
-from tests.engine.play import INSTANCE, Play
+from tests.engine.play import Play, played
 
 HOUR = timedelta(hours=1)
-
-
-def played(function: Callable[..., Any]) -> tuple[Play, list[str]]:
-    """:returns: the stage, and the warnings so far. Only the live run logs, so each is there once."""
-    app = App("branches")
-    app.orchestrator(name="work")(function)
-    play, said = Play(app), []
-    play.live = Execution(Registry.of([app]), (), instance=INSTANCE, log=lambda line: said.append(line.message))
-    play.start("work")
-    return play, said
 
 
 def names(play: Play) -> list[str]:

@@ -8,24 +8,12 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskhub.app import App, OrchestrationContext
+from airflow_provider_taskhub.app import OrchestrationContext
 from airflow_provider_taskhub.engine.events import ExecutionTerminated, Status
-from airflow_provider_taskhub.engine.registry import Registry
-from airflow_provider_taskhub.engine.replay import Execution
 from airflow_provider_taskhub.engine.retry import RetryPolicy
-from tests.engine.play import INSTANCE, Play
+from tests.engine.play import Play, played
 
 HOUR = timedelta(hours=1)
-
-
-def played(function: Callable[..., Any]) -> tuple[Play, list[str]]:
-    """:returns: the stage, and the warnings so far. Only the live run logs, so each is there once."""
-    app = App("forgetful")
-    app.orchestrator(name="work")(function)
-    play, said = Play(app), []
-    play.live = Execution(Registry.of([app]), (), instance=INSTANCE, log=lambda line: said.append(line.message))
-    play.start("work")
-    return play, said
 
 
 def sent(play: Play) -> list[tuple[str, str]]:

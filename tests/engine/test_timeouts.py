@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from airflow_provider_taskhub.app import App, OrchestrationContext
+from airflow_provider_taskhub.app import OrchestrationContext
 from airflow_provider_taskhub.engine.awaitables import LONGEST_TIMER
 from airflow_provider_taskhub.engine.episode import Outbound
 from airflow_provider_taskhub.engine.events import ExecutionTerminated, Status, TimerFired
 from airflow_provider_taskhub.engine.failures import place_of
-from airflow_provider_taskhub.engine.registry import Registry
-from airflow_provider_taskhub.engine.replay import Execution
 from airflow_provider_taskhub.engine.wait_changes import Waits
-from tests.engine.play import INSTANCE, START, Play
-
-
-def played(function: Callable[..., Any]) -> tuple[Play, list[str]]:
-    """:returns: the stage, and the warnings so far. Only the live run logs, so each is there once."""
-    app = App("limits")
-    app.orchestrator(name="work")(function)
-    play, said = Play(app), []
-    play.live = Execution(Registry.of([app]), (), instance=INSTANCE, log=lambda line: said.append(line.message))
-    play.start("work")
-    return play, said
+from tests.engine.play import START, Play, played
 
 
 def sent(play: Play, name: str) -> Outbound:

@@ -148,13 +148,13 @@ def test_an_activity_that_was_too_late_is_asked_for_again_and_runs_once(kind: st
 
     async def play() -> Any:
         async with World(begun.app(), place=place, activities=SLOTS) as hub:
-            only = await hub.join("only", plan=slow)
+            await hub.join("only", plan=slow)
             await hub.client.start("fan", [kind, 3 * SLOTS], instance_id="one")
             await hub.wait("one")
             await hub.ended()
-            return only.calls, [record.state for record in await hub.client.instance("one").activities()]
+            return [record.state for record in await hub.client.instance("one").activities()]
 
-    _, records = simulate(play)
+    records = simulate(play)
     assert sorted((number, attempt) for number, attempt, _ in begun.all) == [(n, 1) for n in range(3 * SLOTS)]
     assert set(records) <= {RecordState.COMPLETED}
 
@@ -292,7 +292,6 @@ def test_an_activity_that_begins_at_once_asks_nothing_and_one_from_the_queue_ask
     alone, hands = Asks(), Asks()
     played(4, alone)
     played(4, hands, roles=((ORCHESTRATOR,), (ACTIVITY,)))
-    assert alone.count - hands.count <= 0
     assert hands.count - alone.count == 3, "one answer serves all activities of an instance"
 
 

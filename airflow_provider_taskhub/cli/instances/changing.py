@@ -26,7 +26,10 @@ def terminate(
     instance_id: InstanceId,
     reason: Annotated[str, typer.Option(help="Reason. It becomes the output of the instance.")] = "",
     wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until no activity of the instance begins, and no recorded one runs.")
+        bool,
+        typer.Option(
+            "--wait", help="Wait until no activity can begin, and none with an activity record runs any more."
+        ),
     ] = False,
     timeout: Annotated[
         float | None, typer.Option(min=0.0, help="Wait at most so many seconds. Exit status 6 after that.")

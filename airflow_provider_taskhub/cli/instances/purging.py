@@ -56,7 +56,8 @@ def purge(
     If the command is interrupted, run it again to delete the rest. Children are separate instances: give --recurse to
     delete them too. If one of them has not ended, nothing of its family is deleted.
 
-    An instance whose result an Airflow task may still read is deleted only if you give its id, or a week after its end.
+    An instance whose result an Airflow task may still read is deleted only if you give its id, or --recurse and the id
+    of an ancestor, or a week after its end.
 
     Example: taskhub instances purge flights-2013
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.hub.formats.instance_rows import PARENT, ROOT
 from airflow_provider_taskhub.hub.formats.keys import escape
 from airflow_provider_taskhub.hub.model import InstanceState
 from airflow_provider_taskhub.storage.primitives import And, Compare, Filter, Or
@@ -68,12 +69,12 @@ def _one_of(statuses: Sequence[Status]) -> Filter:
 
 
 def family(root: str, instance_id: str) -> Filter:
-    """Return a filter for the rows of a family: an instance with all its descendants, and those of its relatives.
+    """Return a filter for all descendants of the oldest ancestor, and for all children of the instance.
 
     :param root: id of the family's oldest ancestor.
     :param instance_id: id of the instance, whose row may be missing, so that its root is not known.
     """
-    return Or((Compare("TaskHubRoot", "eq", root), Compare("TaskHubParent", "eq", instance_id)))
+    return Or((Compare(ROOT, "eq", root), Compare(PARENT, "eq", instance_id)))
 
 
 def matches(

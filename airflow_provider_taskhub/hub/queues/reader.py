@@ -166,8 +166,8 @@ class Reader:
         self._pause_timeout: asyncio.Timeout | None = None
         self._stopped = asyncio.Event()
         self.last_poll = clock.monotonic()
-        """Monotonic time at which the last answered receive was sent. Before the first receive: when the reader was
-        made."""
+        """Monotonic time at which the last receive was sent that the store has answered and not refused. Before the
+        first receive: when the reader was made."""
         self.refused = False
         """Whether the store has refused the last receive."""
         self._waiting: float | None = None
@@ -588,7 +588,8 @@ class ControlReader(Reader):
 
     @property
     def progressed(self) -> float:
-        """Monotonic time of the last progress: an answered receive, or messages that left the buffer."""
+        """Monotonic time of the last progress: a receive that the store has not refused, or messages that left the
+        buffer."""
         return max(self.last_poll, self._moved)
 
     def offer(self, held: LocalResponse) -> None:

@@ -154,8 +154,8 @@ class Writer:
         :returns: False if the thread must end.
         """
         jobs: list[tuple[Job, Outcome]] = []
-        pressing = time.monotonic() - self._ended < COURTESY
         began = time.monotonic()
+        pressing = began - self._ended < COURTESY
         try:
             retried(self._begin, max(0.0, first.deadline - began))
         except Exception as error:

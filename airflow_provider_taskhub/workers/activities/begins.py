@@ -1,6 +1,6 @@
 """Tells whether an activity may begin: not if its instance has ended or is suspended, or if nobody needs the call.
 
-A work item can wait for hours until an activity of it begins, in its queue or for a slot. So the worker reads the
+A work item can wait for hours, in its queue or for a slot, before its activity begins. So the worker reads the
 instance row as the last step before the beginning. Between this request and the beginning at most
 :data:`BEGINS_WITHIN` may pass; if it takes longer, the executor refuses to begin, and the worker asks again. A client
 that has seen the end of an instance waits for the same time, by its own clock. After that no activity of the instance

@@ -3,8 +3,8 @@
 The ETag of the row says which worker has the attempt, and not how long the store was silent. So a worker that cannot
 renew the record does not end the attempt: it lets the attempt stand still before another worker may take it over. When
 the store answers again, a renewal with the known ETag succeeds if nobody has taken the attempt over, and the attempt
-goes on. Otherwise it ends. It was rejected to end the attempt after some time, because an outage of the store hits all
-workers alike, and would undo the work of all of them.
+goes on. Otherwise it ends. Ending the attempt after some time was rejected: an outage of the store hits all workers
+alike, so all of them would lose their work.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class RecordedAttempt:
         etag: str,
         *,
         renewed: float,
-        longest_pause: float = math.inf,
+        longest_pause: float,
         left_sessions: tuple[str, ...] = (),
     ) -> None:
         self.record, self.left_sessions, self._held = record, left_sessions, held

@@ -180,13 +180,7 @@ class Settler:
             identity=held.identity,
             commit_id=token_hex(16),
         )
-        unit = Unit(steps=(Step(name="sentinel", operations=(write,)),), check=session.reader.tenure.check)
-        try:
-            ((etags,),) = await hub.store.commit(unit)
-        except Conflict as error:
-            raise Aborted("another worker has written the sentinel") from error
-        assert isinstance(etags, tuple)
-        live.remember(replace(stored, sentinel_etag=etags[-1]))
+        await self._write_sentinel(session, live, stored, Step(name="sentinel", operations=(write,)))
         await self._show_in_row(session, held)
 
     async def _refuse(self, session: Session[LoadedInstance], live: LoadedInstance, found: TriagedBatch) -> None:
@@ -211,9 +205,19 @@ class Settler:
         write, stored = checkpoint.refused(
             hub.names, session.instance_id, live.stored, [name for _, _, name in found.refuse]
         )
-        steps = (Step(name="outbound", operations=tuple(puts)), Step(name="sentinel", operations=(write,)))
+        outbound = Step(name="outbound", operations=tuple(puts))
+        await self._write_sentinel(session, live, stored, outbound, Step(name="sentinel", operations=(write,)))
+
+    async def _write_sentinel(
+        self, session: Session[LoadedInstance], live: LoadedInstance, stored: checkpoint.Stored, *steps: Step
+    ) -> None:
+        """Commit steps, of which the last one writes the sentinel.
+
+        :param stored: what is stored after the commit, still with the old ETag of the sentinel.
+        :raises Aborted: if another worker has written the sentinel since the history was loaded.
+        """
         try:
-            _, (etags,) = await hub.store.commit(Unit(steps=steps, check=session.reader.tenure.check))
+            *_, (etags,) = await self._hub.store.commit(Unit(steps=steps, check=session.reader.tenure.check))
         except (Conflict, NotFound) as error:
             raise Aborted("another worker has written the sentinel") from error
         assert isinstance(etags, tuple)

@@ -32,7 +32,7 @@ from airflow_provider_taskhub.tags import FIRE_AND_FORGET
 from airflow_provider_taskhub.workers.orchestrations.commit import Aborted
 from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstance, start_from_row
 from airflow_provider_taskhub.workers.orchestrations.sessions import Session
-from airflow_provider_taskhub.workers.orchestrations.waiting_cycles import Read, waiting_circle
+from airflow_provider_taskhub.workers.orchestrations.waiting_circles import Read, waiting_circle
 
 ROW_READS = 10
 """How many times the instance row of a start is read at most, while the row is missing or belongs to another run."""

@@ -37,9 +37,8 @@ async def waiting_circle(start: ExecutionStarted, execution_id: str | None, read
         last the sender. Empty if there is no circle.
     """
     instance_id, run = start.instance.instance_id, run_name(start.instance.execution_id or "")
-    caller = start.parent.instance if start.parent is not None else None
-    if caller is None:
-        return ()
+    assert start.parent is not None  # the caller has checked it
+    caller = start.parent.instance
     sender = await read(caller.instance_id)
     if sender is None or not same_start(sender.execution_id, caller.execution_id):
         return ()
@@ -48,16 +47,16 @@ async def waiting_circle(start: ExecutionStarted, execution_id: str | None, read
     first = await read(instance_id)
     if first is None or not same_start(first.execution_id, execution_id):
         return ()
-    came: dict[str, str] = {instance_id: ""}
+    came_from: dict[str, str] = {instance_id: ""}
     level, count = [(instance_id, first)], 2
     while level:
         found: list[tuple[str, str]] = []
         for waiting, sentinel in level:
             for child, name in _needed(sentinel):
                 if child == caller.instance_id and name not in sender.ended:
-                    return (*_way(waiting, came), caller.instance_id)
-                if child not in came and child != caller.instance_id:
-                    came[child] = waiting
+                    return (*_path(waiting, came_from), caller.instance_id)
+                if child not in came_from and child != caller.instance_id:
+                    came_from[child] = waiting
                     found.append((child, name))
         found = found[: MAX_READ - count]
         count += len(found)
@@ -76,8 +75,8 @@ def _needed(sentinel: Sentinel) -> Sequence[tuple[str, str]]:
     return decode_awaits(sentinel.awaits).needed
 
 
-def _way(last: str, came: dict[str, str]) -> list[str]:
-    way = [last]
-    while before := came[way[-1]]:
-        way.append(before)
-    return way[::-1]
+def _path(last: str, came_from: dict[str, str]) -> list[str]:
+    path = [last]
+    while before := came_from[path[-1]]:
+        path.append(before)
+    return path[::-1]
