@@ -57,7 +57,7 @@ from airflow_provider_taskhub.workers.peers import Peers
 log = structlog.get_logger(__name__)
 
 
-LOCKED_FILE_PAUSE = 60.0
+LOCKED_FILE_PAUSE = 300.0
 """Seconds for which an executor of an embedded hub can stand still. The attempt itself may have locked the hub's file,
 for example with the command line, and its end frees the file."""
 LOCAL_SPARK_PAUSE = 60.0
