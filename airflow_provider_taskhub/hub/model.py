@@ -176,6 +176,37 @@ WATCHER = "watcher"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldInstance:
+    """An instance that a worker has held for long without progress.
+
+    :param instance_id: id of the instance.
+    :param seconds: how long, by the worker's own clock, when it wrote its row.
+    :param cause: why the last episode of the instance failed; "" if the episode has not ended.
+    """
+
+    instance_id: str
+    seconds: float
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """What a worker says about instances that it has held for long.
+
+    :param held: instances without progress, the longest first. There may be more.
+    :param queued: how many instances have waited for long for their turn, because the worker runs other episodes.
+    :param longest: the longest of these waits, in seconds.
+    """
+
+    held: tuple[HeldInstance, ...] = ()
+    queued: int = 0
+    longest: float = 0.0
+
+
+NO_BACKLOG = Backlog()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """A worker, as its row in ``{Hub}Members`` describes it.
 
@@ -192,6 +223,7 @@ class Member:
     :param accepts: by the name of an orchestrator, the versions of instances that the worker can continue, its own
         version included. An orchestrator that is not listed can continue every version.
     :param awaited: of a triggerer: the fingerprints of the instances that its sensors wait for (``hub.change_hints``).
+    :param backlog: the instances that the worker has held for long.
     """
 
     worker: str
@@ -205,6 +237,7 @@ class Member:
     alive: bool = True
     accepts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     awaited: frozenset[int] = frozenset()
+    backlog: Backlog = NO_BACKLOG
 
     def functions(self, kind: FunctionKind) -> tuple[str, ...]:
         """Return the names of the worker's functions of one kind.

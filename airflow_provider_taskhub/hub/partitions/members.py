@@ -21,6 +21,7 @@ from airflow_provider_taskhub.codec import Timestamp, compress, decompress, load
 from airflow_provider_taskhub.errors import ConfigurationError, Conflict, InputError, NotFound
 from airflow_provider_taskhub.hub import change_hints
 from airflow_provider_taskhub.hub.model import WATCHER, HubNames, Member
+from airflow_provider_taskhub.hub.partitions.backlog import decode_backlog, encode_backlog
 from airflow_provider_taskhub.hub.partitions.lease import Lease, Sightings, finite
 from airflow_provider_taskhub.hub.partitions.liveness import NOTHING, Advertisement, decode_signs, encode_signs
 from airflow_provider_taskhub.hub.partitions.placement import decode_wanted, encode_wanted
@@ -164,6 +165,7 @@ class Members:
         try:
             await self._write(RowVerb.MERGE, member.worker, columns)
         except NotFound:
+            "Backlog": encode_backlog(member.backlog),
             if not leaving:
                 await self.announce(member)
 
@@ -365,6 +367,7 @@ def _names(columns: Mapping[str, Property | None]) -> str | bytes:
         parts.append(part)
     return b"".join(parts) or "{}"
 
+        backlog=decode_backlog(columns.get("Backlog")),
 
 @lru_cache(maxsize=64)
 def _functions(names: str | bytes) -> _Functions:
