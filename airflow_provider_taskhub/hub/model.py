@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
 from typing import Final, Literal, Protocol, TypeAlias
@@ -288,6 +288,8 @@ class ActivityRecord:
     :param worker: full name of the worker that runs or ran the attempt.
     :param executor: executor of that worker that runs or ran the attempt.
     :param claimed: when the attempt began, by the worker's clock.
+    :param renewed: when the worker last wrote the record, by the worker's clock. An attempt that was lost with its
+        worker ended at this time, as far as anybody knows.
     :param ended: when the attempt ended, by the worker's clock; None: it has not ended.
     :param progress: progress that the activity reported, between 0 and 1; None: the activity reported none.
     :param message: text that the activity reported last with its progress.
@@ -311,6 +313,7 @@ class ActivityRecord:
     worker: str
     executor: str
     claimed: Timestamp
+    renewed: Timestamp | None = None
     ended: Timestamp | None = None
     progress: float | None = None
     message: str | None = None
@@ -322,6 +325,19 @@ class ActivityRecord:
     result: str | None = None
     failure: FailureDetails | None = None
     lineage: Lineage = NO_LINEAGE
+
+    @property
+    def runs(self) -> bool:
+        """Whether the attempt has not ended, as its record says: it runs, or is asked to stop."""
+        return self.state in (RecordState.RUNNING, RecordState.CANCELLING)
+
+    def lost(self) -> ActivityRecord:
+        """Return the record of the attempt as lost with its worker.
+
+        It ends when its worker was last heard of, by that worker's clock. The time at which another worker or a reader
+        notices the loss was rejected: it is another machine's clock, and the attempt would seem to run until then.
+        """
+        return replace(self, state=RecordState.LOST, ended=self.renewed or self.claimed)
 
 
 _STAMP = re.compile(r"(\d{1,19})(?:/([0-9a-f]{1,32})/(\d{1,10}))?", re.ASCII)
