@@ -113,8 +113,8 @@ class _Wait:
         return "; ".join(part for part in parts if part), bool(running)
 
     async def _running(self) -> tuple[ActivityRecord, ...]:
-        found = await self.client.instance(self.instance_id).activities()
-        return tuple(record for record in found if record.state in (RecordState.RUNNING, RecordState.CANCELLING))
+        found = await self.client.instance(self.instance_id).shown_activities()
+        return tuple(record for record in found if record.runs)
 
     async def _reasons(self, running: Sequence[ActivityRecord]) -> tuple[Why, ...]:
         return await self.client.instance(self.instance_id).waiting()

@@ -55,6 +55,9 @@ from airflow_provider_taskhub.tags import OWNER_TAG, WATCH_TAG
 FINAL = tuple(status for status in Status if status.is_final)
 PURGED_AT_ONCE = 8
 """The largest number of instances that are purged at the same time."""
+MISSED = 3.0
+"""Seconds for which a client must miss a worker before it shows the attempts of the worker as lost. A worker that has
+just started can run an activity before the client reads its row."""
 TRIES = 5
 """The largest number of tries of one purge. A try fails if another process changes the instance at the same time."""
 
@@ -178,6 +181,22 @@ class InstanceHandle:
         """
         found = await records.of_instance(self.hub.store, self.hub.names, self.id)
         return tuple(record for record, _ in found)
+
+    async def shown_activities(self, *, patience: float = MISSED) -> tuple[ActivityRecord, ...]:
+        """Return the records of :meth:`activities` as a person should see them.
+
+        The record of a worker that has died says ``running`` until another worker begins the next attempt, which can
+        take long if no slot is free. Here such an attempt is ``lost``, and ended when its worker was last heard of.
+
+        :param patience: for how many seconds this client must have missed the worker; 0 for a client that reads once,
+            such as that of a command. Which workers are alive is what
+            this client has read last, for example with ``client.admin.workers()``. No clocks are compared.
+        """
+        gone = self._connection.members.gone
+        return tuple(
+            record.lost() if record.runs and gone(record.worker, patience=patience) else record
+            for record in await self.activities()
+        )
 
     async def lineage(self) -> tuple[Lineage, int]:
         """Return the data that activities have declared with ``inlet`` and ``outlet``.

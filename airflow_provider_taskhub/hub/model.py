@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
 from typing import Final, Literal, Protocol, TypeAlias
@@ -176,6 +176,37 @@ WATCHER = "watcher"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldInstance:
+    """An instance that a worker has held for long without progress.
+
+    :param instance_id: id of the instance.
+    :param seconds: how long, by the worker's own clock, when it wrote its row.
+    :param cause: why the last episode of the instance failed; "" if the episode has not ended.
+    """
+
+    instance_id: str
+    seconds: float
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """What a worker says about instances that it has held for long.
+
+    :param held: instances without progress, the longest first. There may be more.
+    :param queued: how many instances have waited for long for their turn, because the worker runs other episodes.
+    :param longest: the longest of these waits, in seconds.
+    """
+
+    held: tuple[HeldInstance, ...] = ()
+    queued: int = 0
+    longest: float = 0.0
+
+
+NO_BACKLOG = Backlog()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """A worker, as its row in ``{Hub}Members`` describes it.
 
@@ -192,6 +223,7 @@ class Member:
     :param accepts: by the name of an orchestrator, the versions of instances that the worker can continue, its own
         version included. An orchestrator that is not listed can continue every version.
     :param awaited: of a triggerer: the fingerprints of the instances that its sensors wait for (``hub.change_hints``).
+    :param backlog: the instances that the worker has held for long.
     """
 
     worker: str
@@ -205,6 +237,7 @@ class Member:
     alive: bool = True
     accepts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     awaited: frozenset[int] = frozenset()
+    backlog: Backlog = NO_BACKLOG
 
     def functions(self, kind: FunctionKind) -> tuple[str, ...]:
         """Return the names of the worker's functions of one kind.
@@ -255,6 +288,8 @@ class ActivityRecord:
     :param worker: full name of the worker that runs or ran the attempt.
     :param executor: executor of that worker that runs or ran the attempt.
     :param claimed: when the attempt began, by the worker's clock.
+    :param renewed: when the worker last wrote the record, by the worker's clock. An attempt that was lost with its
+        worker ended at this time, as far as anybody knows.
     :param ended: when the attempt ended, by the worker's clock; None: it has not ended.
     :param progress: progress that the activity reported, between 0 and 1; None: the activity reported none.
     :param message: text that the activity reported last with its progress.
@@ -278,6 +313,7 @@ class ActivityRecord:
     worker: str
     executor: str
     claimed: Timestamp
+    renewed: Timestamp | None = None
     ended: Timestamp | None = None
     progress: float | None = None
     message: str | None = None
@@ -289,6 +325,19 @@ class ActivityRecord:
     result: str | None = None
     failure: FailureDetails | None = None
     lineage: Lineage = NO_LINEAGE
+
+    @property
+    def runs(self) -> bool:
+        """Whether the attempt has not ended, as its record says: it runs, or is asked to stop."""
+        return self.state in (RecordState.RUNNING, RecordState.CANCELLING)
+
+    def lost(self) -> ActivityRecord:
+        """Return the record of the attempt as lost with its worker.
+
+        It ends when its worker was last heard of, by that worker's clock. The time at which another worker or a reader
+        notices the loss was rejected: it is another machine's clock, and the attempt would seem to run until then.
+        """
+        return replace(self, state=RecordState.LOST, ended=self.renewed or self.claimed)
 
 
 _STAMP = re.compile(r"(\d{1,19})(?:/([0-9a-f]{1,32})/(\d{1,10}))?", re.ASCII)

@@ -72,7 +72,7 @@ async def log_progress(client: Client, instance_id: str, orchestrator: str, log:
 
     try:
         state = await client.get(instance_id, payloads=False)
-        members, records = await client.admin.workers(), await client.instance(instance_id).activities()
+        members, records = await client.admin.workers(), await client.instance(instance_id).shown_activities()
     except TaskHubError as error:
         log.warning("the progress of the instance cannot be read: %s", error)
         return

@@ -148,7 +148,8 @@ class ClientCache:
             self._tallies.move_to_end(key)
             return self._tallies[key]
         every = await self.once(
-            ("activities", state.instance_id), lambda client: client.instance(state.instance_id).activities()
+            ("activities", state.instance_id),
+            lambda client: client.instance(state.instance_id).shown_activities(),
         )
         records = of_execution(state, every)
         tally = json_views.tally(records)

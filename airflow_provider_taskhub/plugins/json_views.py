@@ -35,7 +35,7 @@ _LONGEST = 20_000
 _LONGEST_LINE = 240
 _WORKS = frozenset({Reason.ACTIVITIES, Reason.CHILDREN})
 """Reasons that the page does not show, because the list shows the running activities and children themselves."""
-_MASKED = frozenset({Reason.SUSPENDED, Reason.QUARANTINE})
+_MASKED = frozenset({Reason.SUSPENDED, Reason.QUARANTINE, Reason.HELD})
 """Reasons whose texts contain texts of users or of messages. They are masked like payloads."""
 
 
@@ -45,6 +45,8 @@ _TABS = {
     Reason.OFFLINE: "partitions",
     Reason.UNSERVED: "partitions",
     Reason.NOT_OWNER: "partitions",
+    Reason.HELD: "partitions",
+    Reason.QUEUED: "workers",
     Reason.NO_ORCHESTRATOR: "workers",
     Reason.VERSION: "workers",
     Reason.NO_ACTIVITY: "workers",

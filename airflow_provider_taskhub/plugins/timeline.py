@@ -59,6 +59,9 @@ def timeline(
         )
         lane.bars.append(_attempt(record, show))
     _answer(history, lanes)
+    ended = any(isinstance(event, events.ExecutionCompleted) for event in history)
+    for lane in lanes.values():
+        lane.bars[:] = _with_waits(lane.bars, ended=ended)
     _join_retries(history, lanes)
     ordered = sorted([*lanes.values(), *_waits(history)], key=lambda lane: (lane.begun.ticks, lane.task_id))
     return {
@@ -192,6 +195,20 @@ def _attempt(record: ActivityRecord, show: Callable[[str | None], str]) -> dict[
         "progress": record.progress,
         "message": show(record.message),
     }
+
+
+def _with_waits(bars: Sequence[dict[str, Any]], *, ended: bool) -> Iterator[dict[str, Any]]:
+    """Yield the bars of an activity, and after each attempt that was lost with its worker the wait for the next one.
+
+    :param ended: whether the instance has ended, so that no further attempt begins.
+    """
+    for bar, after in zip(bars, [*bars[1:], None], strict=True):
+        yield bar
+        if bar["state"] != RecordState.LOST or bar["end"] is None:
+            continue
+        if not ended if after is None else after["start"] > bar["end"]:
+            end = None if after is None else after["start"]
+            yield {"start": bar["end"], "end": end, "state": "slot", "worker": None}
 
 
 def _episodes(history: Sequence[HistoryEvent]) -> list[list[float | None]]:

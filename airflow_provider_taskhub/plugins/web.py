@@ -177,7 +177,7 @@ def _data() -> Any:
         (show,) = await shows((state,), user)
         page, attempts, members, partitions = await asyncio.gather(
             cache.once(("history", id), lambda client: client.instance(id).history_page(limit=MOST_DRAWN)),
-            cache.once(("activities", id), lambda client: client.instance(id).activities()),
+            cache.once(("activities", id), lambda client: client.instance(id).shown_activities()),
             cache.once("members", lambda client: client.admin.workers()),
             cache.once("partitions", lambda client: client.admin.partitions()),
         )
@@ -249,7 +249,7 @@ def _data() -> Any:
         cache, _ = await open_hub(conn)
         state, _ = await readable(cache, id, user)
         await asyncio.to_thread(require, user, (state.tags or {}).get(identity.DAG_TAG), "TASK_LOGS")
-        records = await cache.once(("activities", id), lambda client: client.instance(id).activities())
+        records = await cache.once(("activities", id), lambda client: client.instance(id).shown_activities())
         wanted = (state.execution_id or "") if execution_id is None else execution_id, task, attempt
         name = next((r.log for r in records if (execution(r), r.task_id, r.attempt) == wanted), None)
         if name is None:

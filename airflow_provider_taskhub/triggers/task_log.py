@@ -281,5 +281,5 @@ def _activity(record: ActivityRecord) -> str:
     if record.failure is not None:
         line += f": {headline(record.failure)[:_LONGEST_STATUS]}"
     elif record.state is RecordState.LOST:
-        line += ": its worker is silent, and another attempt runs"
+        line += ": its worker is silent; the next attempt waits for a free slot"
     return line

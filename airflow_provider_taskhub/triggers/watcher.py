@@ -277,7 +277,7 @@ class Watcher:
         async def one(instance_id: str) -> None:
             try:
                 state = await client.get(instance_id, payloads=False)
-                records = await client.instance(instance_id).activities() if state is not None else ()
+                records = await client.instance(instance_id).shown_activities() if state is not None else ()
             except StorageError:
                 raise  # the whole hub cannot be read, not only this instance
             except Exception as error:  # only this instance cannot be read

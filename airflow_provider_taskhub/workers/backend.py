@@ -15,7 +15,7 @@ import structlog
 
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, Service, Tenure, WorkerIdentity
+from airflow_provider_taskhub.hub.model import ACTIVITY, NO_BACKLOG, ORCHESTRATOR, Service, Tenure, WorkerIdentity
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.queues.reader import WORK_EVENTS, ControlReader, Reader, ReaderContext
 from airflow_provider_taskhub.settings import Settings
@@ -33,13 +33,15 @@ from airflow_provider_taskhub.workers.dispatch import Dispatcher
 from airflow_provider_taskhub.workers.missing_functions import MissingFunctions
 from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstance
 from airflow_provider_taskhub.workers.orchestrations.processor import Orchestrations
-from airflow_provider_taskhub.workers.orchestrations.sessions import Sessions
+from airflow_provider_taskhub.workers.orchestrations.sessions import LONG, Sessions
 from airflow_provider_taskhub.workers.peers import Peers
 
 log = structlog.get_logger(__name__)
 
 IDLE_CHECKS = 6
 """How often the worker searches for idle sessions within one idle timeout (the setting ``session_idle``)."""
+BACKLOG_CHECKS = 6
+"""How often the worker searches for instances without progress within :data:`.sessions.LONG` seconds."""
 SETTLING = 256
 """The largest number of activities that have ended while their responses are still being written."""
 POLLS_MISSED = 3
@@ -83,6 +85,8 @@ class Backend:
         self._settings, self._peers, self._closes = settings, peers, closes
         self.quarantined = 0
         """Number of messages that this worker has moved to quarantine since its start."""
+        self.backlog = NO_BACKLOG
+        """The instances that this worker has held for long. Any thread may read it."""
         self.draining = False
         self.supervisor = Supervisor(hub.clock)
         self.work_items = self._work_items(registry.activities)
@@ -182,6 +186,7 @@ class Backend:
         self._peers.watch(self.hub, self.supervisor)
         if ORCHESTRATOR in self.roles:
             self.supervisor.keep("orchestrations", self.orchestrations.run)
+            self.supervisor.keep("backlog", self._watch_backlog)
         if ACTIVITY in self.roles:
             self.supervisor.keep("activities", self.activities.run)
             self.supervisor.keep("overdue", self.work_items.return_overdue)
@@ -273,11 +278,23 @@ class Backend:
             self._closes(live.execution.instance.instance_id, close)
 
     def _deliver(self, reader: ControlReader, held: Delivery) -> None:
-        self.sessions.deliver(reader, held)
+        self.sessions.deliver(reader, held, now=self.hub.clock.monotonic())
         # This worker has found the message by a poll, so other queues may have messages too. A dequeue count of 0 would
         # mean that this worker has put the message itself.
         if held.in_queue and held.dequeue_count and not (self.hub.store.local or reader.signalled):
             self.queues.poll_soon()
+
+    async def _watch_backlog(self) -> None:
+        """Look for instances that make no progress, log each once, and keep them for the worker's row."""
+        known: set[str] = set()
+        while True:
+            await self.hub.clock.sleep(LONG / BACKLOG_CHECKS)
+            self.backlog = self.sessions.backlog(self.hub.clock.monotonic())
+            for one in self.backlog.held:
+                if one.instance_id not in known:
+                    cause = one.cause or "its episode has not ended"
+                    log.warning("instance_held", instance_id=one.instance_id, seconds=round(one.seconds), cause=cause)
+            known = {one.instance_id for one in self.backlog.held}
 
     def _count_quarantined(self) -> None:
         self.quarantined += 1

@@ -163,7 +163,7 @@ class Host:
                 me=me,
                 listener=LeaseEventBridge(asyncio.get_running_loop(), backend),
                 predecessors=incarnation.predecessors,
-                member=lambda: replace(member, running=backend.work_items.slots.busy),
+                member=lambda: replace(member, running=backend.work_items.slots.busy, backlog=backend.backlog),
                 services=backend.services,
                 longest_unpolled=POLLS_MISSED * settings.max_polling + settings.request_timeout,
                 watchers=hub.awaited.update,

@@ -403,6 +403,8 @@ class FakeInstance(Fake):
             raise hub.damaged[self.id]
         return hub.records.get(self.id, ())
 
+    shown_activities = activities
+
     def _order(self, operation: str, *arguments: Any) -> InstanceState:
         """Note an order to the instance; its state before the order."""
         hub = self._count(operation)

@@ -272,6 +272,7 @@ def test_the_timeline_puts_attempts_of_an_activity_in_one_lane() -> None:
     month, plain, timer = (lane["bars"] for lane in drawn["lanes"])
     assert [(bar["start"], bar["end"], bar["state"], bar["worker"]) for bar in month] == [
         (ms(2), ms(5), "lost", "a"),
+        (ms(5), ms(6), "slot", None),
         (ms(6), None, "running", "b"),
     ]
     assert plain == [{"start": ms(0), "end": ms(8), "state": "completed", "worker": None}]

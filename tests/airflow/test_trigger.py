@@ -482,7 +482,7 @@ def test_the_log_says_who_serves_and_each_change_once(hub: FakeHub, capsys: pyte
         "flights_delays is Running",
         'custom status of flights_delays: {"months":8}',
         "monthly_delays #3, attempt 1, running on a@host/1",
-        "monthly_delays #3, attempt 1, lost on a@host/1: its worker is silent, and another attempt runs",
+        "monthly_delays #3, attempt 1, lost on a@host/1: its worker is silent; the next attempt waits for a free slot",
         "monthly_delays #3, attempt 2, running on b",
         "monthly_delays #3, attempt 2, completed on b",
         "flights_delays is Completed",

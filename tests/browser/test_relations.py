@@ -6,8 +6,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from airflow_provider_taskhub.engine import events
-from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.events import OrchestrationInstance, Status
 from airflow_provider_taskhub.engine.pending_waits import AwaitedEvent, Awaits
+from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
 from airflow_provider_taskhub.plugins import instance_parts, json_views
 from tests.airflow.conftest import hub
 from tests.airflow.fake import NOW, FakeHub
@@ -128,6 +129,34 @@ def test_texts_of_events_in_the_timeline_do_not_cover_each_other(shown: Open, hu
     page = shown("instance?id=mine")
     expect(page.locator("svg text", has_text="event ")).to_have_text(["event tick0", "event approve"])
     expect(page.locator("svg line title")).to_have_count(51)
+
+
+def test_a_lost_attempt_waits_for_a_slot_and_the_wait_of_a_failed_activity_is_not_red(
+    shown: Open, hub: FakeHub
+) -> None:
+    hub.put("mine", Status.RUNNING, tags=TAGS, created=NOW)
+    failed = events.TaskFailed(timestamp=at(46), task_scheduled_id=1, reason="broken")
+    hub.histories["mine"] = [started(), called(0, "nap"), called(1, "tariff"), failed]
+    lost = ActivityRecord(
+        instance=OrchestrationInstance(instance_id="mine", execution_id="e"),
+        task_id=0,
+        action_id="a",
+        attempt=1,
+        name="nap",
+        state=RecordState.LOST,
+        worker="a@host/1",
+        executor="1",
+        claimed=at(1),
+        ended=at(20),
+    )
+    hub.records["mine"] = (lost,)
+    page = shown("instance?id=mine")
+    expect(page.locator("svg text", has_text="waits for a free slot")).to_have_count(1)
+    bars = page.locator("svg rect.pick")
+    expect(bars).to_have_count(2)
+    expect(bars.nth(0)).to_have_attribute("fill", "url(#lost)")
+    expect(bars.nth(1)).to_have_attribute("fill", "var(--idle)")
+    expect(page.locator('svg rect[fill="var(--bad)"]')).to_have_count(1)
 
 
 @pytest.mark.parametrize(("theme", "ground"), [("dark", "rgb(1, 2, 3)"), ("light", "rgb(250, 250, 251)")])

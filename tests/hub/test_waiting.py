@@ -16,12 +16,16 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.pending_waits import AwaitedEvent, Awaits
 from airflow_provider_taskhub.hub.formats.waits_column import decode_awaits, encode_awaits
 from airflow_provider_taskhub.hub.model import (
+    NO_BACKLOG,
+    Backlog,
+    HeldInstance,
     InstanceState,
     Member,
     Ownership,
     OwnerState,
     WorkerIdentity,
 )
+from airflow_provider_taskhub.hub.partitions.backlog import decode_backlog, encode_backlog
 from airflow_provider_taskhub.hub.partitions.lease_stores import leases_of
 from airflow_provider_taskhub.hub.partitions.members import UNWATCHED, Members
 from airflow_provider_taskhub.hub.queues.quarantine import Quarantined, keep
@@ -85,6 +89,47 @@ def test_nobody_knows_the_orchestrator() -> None:
     assert reason is Reason.NO_ORCHESTRATOR
     assert "no worker that runs orchestrators is alive" in text
     assert "taskhub worker --app" in text
+
+
+def test_an_instance_that_its_owner_has_held_for_long_says_who_holds_it_and_why() -> None:
+    for cause, text in (("", "its episode has not ended"), ("Conflict: no", "its last episode failed: Conflict: no")):
+        backlog = Backlog(held=(HeldInstance(instance_id="i", seconds=75.4, cause=cause),))
+        reason, said = the_one(members=(replace(ANN, backlog=backlog), BOB))
+        assert reason is Reason.HELD
+        assert reason.is_fault
+        assert said == (
+            f"worker ann@a/1 has held it for 75 s without progress: {text}. "
+            "The log of that worker says more. To let it begin again: taskhub partitions kick 3"
+        )
+        assert the_one(members=(ANN, replace(BOB, backlog=backlog)))[0] is Reason.ACTIVITIES, "BOB is not the owner"
+        other = replace(STATE, instance_id="other")
+        assert the_one(other, members=(replace(ANN, backlog=backlog), BOB))[0] is Reason.ACTIVITIES
+
+
+def test_an_instance_without_another_reason_waits_for_a_turn_of_its_busy_owner() -> None:
+    busy = (replace(ANN, backlog=Backlog(queued=7, longest=44.6)), BOB)
+    pending = replace(STATE, status=Status.PENDING)
+    reason, said = the_one(pending, members=busy, awaits=None)
+    assert (reason, reason.is_fault) == (Reason.QUEUED, False)
+    assert said == "a turn at worker ann@a/1, where 7 instances wait for up to 45 s"
+    assert the_one(members=busy)[0] is Reason.ACTIVITIES
+    assert reasons(pending, awaits=None) == ()
+    later = replace(pending, scheduled_start=START + timedelta(hours=1))
+    assert the_one(later, members=busy, awaits=None)[0] is Reason.STARTS_LATER
+
+
+def test_the_column_of_held_instances_is_bounded_and_never_an_error() -> None:
+    backlog = Backlog(
+        held=tuple(HeldInstance(instance_id=str(n), seconds=40.0, cause="x" * 900) for n in range(30)),
+        queued=3,
+        longest=33.0,
+    )
+    found = decode_backlog(encode_backlog(backlog))
+    assert [one.instance_id for one in found.held] == [str(n) for n in range(10)]
+    assert (len(found.held[0].cause), found.queued, found.longest) == (300, 3, 33.0)
+    for text in (None, "", 3, "x", "[]", "{}", '{"held": 1, "queued": 1, "longest": 1}'):
+        assert decode_backlog(text) == NO_BACKLOG
+    assert encode_backlog(NO_BACKLOG) == ""
 
 
 def test_nobody_accepts_the_version() -> None:

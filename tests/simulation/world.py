@@ -359,6 +359,7 @@ class Machine:
                     orchestrators=tuple(registry.orchestrators),
                     activities=tuple(registry.activities),
                     accepts=registry.accepts,
+                    backlog=self.backend.backlog,
                 ),
             ),
             times=world.settings.lease_times,

@@ -22,8 +22,13 @@ from airflow_provider_taskhub.hub.formats.keys import parts_of_log
 from airflow_provider_taskhub.hub.model import (
     ActivityRecord,
     InstanceState,
+    RecordState,
 )
+from airflow_provider_taskhub.hub.partitions.capabilities import listed
 from airflow_provider_taskhub.masking import masked
+
+MOST_LOST = 10
+"""Most lost attempts that ``show`` names."""
 
 
 def logs(
@@ -121,6 +126,15 @@ def print_activities(records: Sequence[ActivityRecord], execution_id: str | None
             for r in told
         ],
     )
+
+
+def waiting_again(records: Sequence[ActivityRecord]) -> str:
+    """Return the activities whose last attempt was lost with its worker, for example ``nap #1, nap #2``."""
+    last = {
+        (record.instance.execution_id, record.task_id): record for record in sorted(records, key=lambda r: r.attempt)
+    }
+    lost = [f"{one.name} #{one.task_id}" for one in last.values() if one.state is RecordState.LOST]
+    return listed(lost, MOST_LOST)
 
 
 def generations_of(executions: Iterable[str], execution_id: str | None) -> dict[str, str]:

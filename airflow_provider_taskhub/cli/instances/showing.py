@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from airflow_provider_taskhub.cli.instances.attempts import print_activities
+from airflow_provider_taskhub.cli.instances.attempts import print_activities, waiting_again
 from airflow_provider_taskhub.cli.instances.options import InstanceId
 from airflow_provider_taskhub.cli.options import AsJson, HubName, with_client
 from airflow_provider_taskhub.cli.output import as_json, console, plain, table, time_text, warn
@@ -55,10 +55,10 @@ def show(
         if state is None:
             raise InstanceNotFound(f"no instance {instance_id!r} in hub {client.describe()}")
         served = None if state.status.is_final else await client.admin.routes.refresh(instance_id)
-        activities, history = (
-            await client.instance(instance_id).activities(),
-            await client.instance(instance_id).readable_history(),
-        )
+        history = await client.instance(instance_id).readable_history()
+        if not state.status.is_final:
+            await client.admin.workers()  # which workers are listed: attempts of the others are lost
+        activities = await client.instance(instance_id).shown_activities(patience=0.0)
         if not json:
             _show(state, activities, *history)
         members = None if once or served is None else await client.admin.workers(prove=True)
@@ -69,6 +69,10 @@ def show(
             _print_served(served, members)
         if not json and waits:
             console.print(f"waits: {told(waits)}", soft_wrap=True)
+        if members is not None:
+            activities = await client.instance(instance_id).shown_activities(patience=0.0)
+        if not json and not state.status.is_final and (lost := waiting_again(activities)):
+            console.print(f"lost with its worker, and waits for a free slot: {lost}", soft_wrap=True)
         return state, served, activities, history, waits
 
     state, served, activities, (history, unreadable), waits = with_client(hub, work)

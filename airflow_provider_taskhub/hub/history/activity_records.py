@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 from airflow_provider_taskhub import codec
 from airflow_provider_taskhub.codec import Timestamp
@@ -100,6 +99,7 @@ def encode(record: ActivityRecord) -> Entity:
         "Worker": record.worker,
         "Executor": record.executor,
         "Claimed": record.claimed,
+        "Renewed": record.renewed,
         "Ended": record.ended,
         "Progress": None if record.progress is None else float(record.progress),
         "Message": None if record.message is None else record.message[:2000],
@@ -148,6 +148,7 @@ def decode(entity: Entity) -> ActivityRecord:
     columns = entity.properties
     state = _state(columns)
     claimed, ended, progress = columns.get("Claimed"), columns.get("Ended"), columns.get("Progress")
+    renewed = columns.get("Renewed")
     return ActivityRecord(
         instance=OrchestrationInstance(
             instance_id=unescape(entity.partition_key), execution_id=_text(columns, "ExecutionId") or ""
@@ -160,6 +161,7 @@ def decode(entity: Entity) -> ActivityRecord:
         worker=_text(columns, "Worker") or "",
         executor=_text(columns, "Executor") or "",
         claimed=claimed if isinstance(claimed, Timestamp) else Timestamp(0),
+        renewed=renewed if isinstance(renewed, Timestamp) else None,
         ended=ended if isinstance(ended, Timestamp) else None,
         progress=float(progress) if isinstance(progress, int | float) and math.isfinite(progress) else None,
         message=_text(columns, "Message"),
@@ -213,7 +215,7 @@ def _record(names: HubNames, entity: Entity) -> tuple[ActivityRecord, Entity]:
     return record, entity
 
 
-def claim(names: HubNames, record: ActivityRecord, *, supersede: Entity | None, now: Timestamp) -> Transact:
+def claim(names: HubNames, record: ActivityRecord, *, supersede: Entity | None) -> Transact:
     """Return the transaction that inserts the row of an attempt, and so claims the attempt for a worker.
 
     :param supersede: row of the attempt before, whose worker sends no heartbeats any more. The same transaction marks
@@ -221,7 +223,7 @@ def claim(names: HubNames, record: ActivityRecord, *, supersede: Entity | None, 
     """
     rows = [RowOperation(verb=RowVerb.INSERT, entity=encode(record))]
     if supersede is not None:
-        lost = encode(replace(decode(supersede), state=RecordState.LOST, ended=now))
+        lost = encode(decode(supersede).lost())
         rows.append(RowOperation(verb=RowVerb.REPLACE, entity=lost, etag=supersede.etag))
     return Transact(table=names.activities, rows=tuple(rows))
 

@@ -21,6 +21,7 @@ from airflow_provider_taskhub.codec import Timestamp, compress, decompress, load
 from airflow_provider_taskhub.errors import ConfigurationError, Conflict, InputError, NotFound
 from airflow_provider_taskhub.hub import change_hints
 from airflow_provider_taskhub.hub.model import WATCHER, HubNames, Member
+from airflow_provider_taskhub.hub.partitions.backlog import decode_backlog, encode_backlog
 from airflow_provider_taskhub.hub.partitions.lease import Lease, Sightings, finite
 from airflow_provider_taskhub.hub.partitions.liveness import NOTHING, Advertisement, decode_signs, encode_signs
 from airflow_provider_taskhub.hub.partitions.placement import decode_wanted, encode_wanted
@@ -44,6 +45,10 @@ its renewal intervals, the check counts the worker as silent."""
 PROOF = 120.0
 """The most seconds that a check waits for renewals, to prove which workers are alive. A limit is needed because each
 worker chooses its own renewal interval."""
+
+
+MOST_MISSED = 1000
+"""The most workers of which a reader remembers since when it misses them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +127,8 @@ class Members:
         None: not known, because nothing was read yet, or because :meth:`watch` sees no watcher, but has done so for
         less than :data:`UNWATCHED` seconds. Watchers run no work, so no method of this class returns them."""
         self._unwatched: float | None = None
+        self._alive: frozenset[str] | None = None
+        self._missed: dict[str, float] = {}
 
     # methods by which a worker writes its own row
 
@@ -158,6 +165,7 @@ class Members:
             "Moving": advertised.moving,
             "DueSeconds": advertised.due,
             "Wanted": encode_wanted(advertised.wanted),
+            "Backlog": encode_backlog(member.backlog),
             "Renewed": self._clock.utc_now(),
             **_awaited_column(member),
         }
@@ -193,6 +201,7 @@ class Members:
         self.watching = tuple(watching) if known else None
         listings = [item for item in listings if not _watches(item.member)]
         fresh = [item for item in listings if silence[item.key] < item.take]
+        self._note_alive(item.member.worker for item in fresh)
         return Roster(
             live=tuple(item.member for item in fresh if not item.leaving),
             leaving=frozenset(item.member.worker for item in fresh if item.leaving),
@@ -237,7 +246,27 @@ class Members:
         alive |= {key for key, item in first.items() if PATIENCE * item.renew > wait}
         self.watching = tuple(item.member for key, item in latest.items() if _watches(item.member) and key in alive)
         workers = {key: item.member for key, item in latest.items() if not _watches(item.member)}
+        self._note_alive(member.worker for key, member in workers.items() if key in alive)
         return tuple(replace(member, alive=key in alive) for key, member in workers.items())
+
+    def gone(self, worker: str, *, patience: float = 0.0) -> bool:
+        """Return whether a worker was not alive at the last :meth:`watch` or :meth:`prove`. A worker that stops is
+        alive. Before the first reading no worker is gone.
+
+        :param worker: full name of the worker.
+        :param patience: for how many seconds this reader must have missed the worker. A long-lived reader needs some:
+            a worker that has just started can run an activity before this reader reads its row.
+        """
+        if self._alive is None or worker in self._alive:
+            return False
+        now = self._clock.monotonic()
+        return now - self._missed.setdefault(worker, now) >= patience
+
+    def _note_alive(self, workers: Iterable[str]) -> None:
+        self._alive = alive = frozenset(workers)
+        if len(self._missed) > MOST_MISSED:
+            self._missed.clear()
+        self._missed = {worker: since for worker, since in self._missed.items() if worker not in alive}
 
     # methods that read and write rows of the table
 
@@ -338,6 +367,7 @@ def _decode(entity: Entity, functions: _Functions) -> _Listing | None:
         weight=max(1, int(_number(columns.get("Weight"), 1))),
         accepts=functions.accepts,
         awaited=change_hints.decode(columns.get("Awaited")),
+        backlog=decode_backlog(columns.get("Backlog")),
     )
     return _Listing(
         member=member,

@@ -47,6 +47,7 @@ class Reason(StrEnum):
     VERSION = "no_worker_has_version"
     NOT_OWNER = "owner_does_not_know_orchestrator"
     UNSERVED = "partition_unserved"
+    HELD = "held_without_progress"
     NO_ACTIVITY = "no_worker_knows_activity"
     NO_CHILD = "no_worker_knows_child"
     CHILD_HELD = "child_held"
@@ -54,6 +55,7 @@ class Reason(StrEnum):
     TIMER = "timer"
     CHILDREN = "child"
     ACTIVITIES = "activity"
+    QUEUED = "owner_is_busy"
     NO_TRIGGERER = "no_triggerer"
 
     @property
@@ -72,6 +74,7 @@ _FAULTS = frozenset(
         Reason.VERSION,
         Reason.NOT_OWNER,
         Reason.UNSERVED,
+        Reason.HELD,
         Reason.NO_ACTIVITY,
         Reason.NO_CHILD,
         Reason.CHILD_HELD,
@@ -174,10 +177,13 @@ def why(found: Snapshot) -> tuple[Why, ...]:
         *_damaged(found),
         *_suspended_or_later(found),
         *_unable(found),
+        *_held(found),
         *_blocked_children(found),
     ]
     if not reasons:
         reasons = [*_awaited(found.awaits or NOTHING, found)]
+    if not reasons:
+        reasons = [*_queued(found)]
     return tuple(reasons)
 
 
@@ -207,6 +213,40 @@ def _blocked_children(found: Snapshot) -> Iterable[Why]:
         for one in _partition_or_quarantine(child):
             text = f"its child {child.state.instance_id!r}: {one.text}"
             yield Why(reason=Reason.CHILD_HELD, text=text, remedy=one.remedy)
+
+
+def _owner(found: Snapshot) -> Member | None:
+    """Return the live owner of the instance's partition; None: there is none, or it is not known."""
+    owner = found.served.owner if found.served is not None else None
+    return next((member for member in found.members if member.alive and member.worker == owner), None)
+
+
+def _held(found: Snapshot) -> Iterable[Why]:
+    """Return a reason if the owner of the partition says that the instance makes no progress."""
+    owner, served = _owner(found), found.served
+    if owner is None or served is None:
+        return
+    for one in owner.backlog.held:
+        if one.instance_id == found.state.instance_id:
+            cause = f"its last episode failed: {_short(one.cause)}" if one.cause else "its episode has not ended"
+            yield Why(
+                reason=Reason.HELD,
+                text=f"worker {owner.worker} has held it for {one.seconds:.0f} s without progress: {cause}",
+                remedy="The log of that worker says more. To let it begin again: "
+                f"{_command('partitions kick', str(served.partition))}",
+            )
+
+
+def _queued(found: Snapshot) -> Iterable[Why]:
+    """Return a reason if the instance probably waits for its turn at a busy worker."""
+    owner = _owner(found)
+    if owner is not None and owner.backlog.queued and _later_start(found) is None:
+        backlog = owner.backlog
+        yield Why(
+            reason=Reason.QUEUED,
+            text=f"a turn at worker {owner.worker}, where {backlog.queued} "
+            f"{'instances wait' if backlog.queued > 1 else 'instance waits'} for up to {backlog.longest:.0f} s",
+        )
 
 
 def _damaged(found: Snapshot) -> Iterable[Why]:

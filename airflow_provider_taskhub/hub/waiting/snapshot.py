@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from types import MappingProxyType
 
@@ -171,6 +171,7 @@ class WaitingReader:
         open_ones = (Status.SUSPENDED, Status.PENDING, Status.RUNNING)
         read = await asyncio.gather(*map(self._rows, open_ones))
         states = [state for rows, _ in read for state in rows]
+        states += await self._held(members, {state.instance_id for state in states})
         whys = await self.many(states, members, watching)
         counts: dict[Reason, int] = defaultdict(int)
         examples: dict[Reason, list[Example]] = defaultdict(list)
@@ -261,6 +262,12 @@ class WaitingReader:
             return None
         awaits = decode_awaits(sentinel.awaits)
         return awaits if state.status is Status.RUNNING else Awaits(unreadable=awaits.unreadable)
+
+    async def _held(self, members: Sequence[Member], known: Collection[str]) -> list[InstanceState]:
+        """Read the instances that live workers have held for long, if they are not known yet."""
+        ids = {one.instance_id for member in members if member.alive for one in member.backlog.held} - {*known}
+        found = await gather_bounded(self._hub.instance, sorted(ids), limit=PARALLEL)
+        return [state for state in found if state is not None]
 
     async def _rows(self, status: Status) -> tuple[list[InstanceState], bool]:
         """Read the instance rows of a status.

@@ -185,7 +185,7 @@ function paintTimeline(live) {
     bars.some((one) => !one.worker && one.state === "completed") ? square("background:var(--idle)", "not recorded") : "",
     bars.some((one) => ["lost", "failed"].includes(one.state)) ? square("background:var(--bad)", "lost or failed attempt") : "",
     bars.some((one) => one.worker && one.state === "cancelled") ? square("background:var(--off)", "cancelled attempt") : "",
-    bars.some((one) => ["waiting", "fired", "scheduled", "ended"].includes(one.state)) ? square("border:1.5px dashed var(--wait)", "waiting") : "",
+    bars.some((one) => ["waiting", "fired", "scheduled", "ended", "slot"].includes(one.state)) ? square("border:1.5px dashed var(--wait)", "waiting") : "",
     timeline.more ? el("span", {}, `and ${timeline.more} more`) : "",
     timeline.first ? el("span", {}, `without the first ${timeline.first.toLocaleString("en")} of ${last.history.total.toLocaleString("en")} events`) : "",
     el("span", { class: "space" }, `click a bar for input, output${activities.some((one) => one.log) ? ", log" : ""}${activities.some((one) => one.spark_ui) ? " and Spark UI" : ""}`))));

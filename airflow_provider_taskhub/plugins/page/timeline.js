@@ -5,7 +5,7 @@ import { duration, svg, worker } from "./page.js";
 const LEFT = 250, RIGHT = 48, TOP = 34, ROW = 26, BAR = 15;
 const TIMER = { fired: "timer fired", cancelled: "timer cancelled", waiting: "waits for a timer" };
 const WAIT = { ended: "waited for the event", cancelled: "the event did not come", waiting: "waits for the event" };
-const NAMES = { completed: "completed", failed: "failed", lost: "lost", running: "running", cancelled: "cancelled", cancelling: "cancelling", scheduled: "scheduled", waiting: "waiting", fired: "fired", ended: "ended" };
+const NAMES = { completed: "completed", failed: "failed", lost: "lost", running: "running", cancelled: "cancelled", cancelling: "cancelling", scheduled: "scheduled", waiting: "waiting", fired: "fired", ended: "ended", slot: "waits for a free slot" };
 
 /** Return a colour for each worker. The workers are in the order of their first bars. */
 export function workersOf(lanes) {
@@ -57,20 +57,23 @@ export function draw(timeline, { from, to, now, live, width, chosen, pick }) {
     const start = x(bar.start), end = x(bar.end ?? (bar.until && bar.until < to ? bar.until : now)), wide = Math.max(3, end - start);
     const box = { x: start, y, width: wide, height: BAR, rx: 3 };
     const took = `${lane.label}${bar.try ? `, try ${bar.try}` : ""}${bar.attempt ? `, attempt ${bar.attempt}` : ""}: ${NAMES[bar.state] ?? bar.state}${bar.worker ? ` on ${worker(bar.worker)}` : ""}, ${duration((bar.end ?? now) - bar.start)}`;
-    if (lane.kind === "timer" || lane.kind === "event" || bar.state === "scheduled" || (!bar.worker && bar.state === "cancelled")) {
-      const said = lane.kind === "timer" ? TIMER[bar.state] ?? bar.state : lane.kind === "event" ? WAIT[bar.state] ?? bar.state : bar.state === "scheduled" ? "waits or runs" : "cancelled";
+    if (lane.kind === "timer" || lane.kind === "event" || bar.state === "scheduled" || bar.state === "slot" || (!bar.worker && bar.state === "cancelled")) {
+      const said = lane.kind === "timer" ? TIMER[bar.state] ?? bar.state : lane.kind === "event" ? WAIT[bar.state] ?? bar.state : bar.state === "scheduled" ? "waits or runs" : bar.state === "slot" ? `${bar.end == null ? "waits" : "waited"} for a free slot` : "cancelled";
       const parts = [svg("rect", { ...box, fill: "none", stroke: "var(--wait)", "stroke-dasharray": "4 3" }, title(took))];
       if (wide > 110) parts.push(text(start + 6, y + 11.5, said, "t"));
       return parts;
     }
     const lost = bar.state === "lost", own = { failed: "var(--bad)", cancelled: "var(--off)" };
-    const fill = lost ? "url(#lost)" : own[bar.state] ?? colour(workers, bar.worker);
+    // Nobody knows when an activity without a record has begun: its bar is its wait too, so only its end is red.
+    const unrecorded = lane.kind === "activity" && !bar.worker && bar.state === "failed";
+    const fill = lost ? "url(#lost)" : unrecorded ? "var(--idle)" : own[bar.state] ?? colour(workers, bar.worker);
     const task = bar.task ?? lane.task, on = `${task}/${bar.attempt}` === chosen;
     const partly = bar.state === "running" && bar.progress != null;
     const face = svg("rect", { ...box, fill, opacity: partly ? 0.35 : null, class: `pick${on ? " on" : ""}`, tabindex: 0, role: "button", "aria-label": took, "data-key": `bar ${task}/${bar.attempt}` }, title(took));
     face.addEventListener("click", () => pick(task, bar.attempt ?? null));
     face.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); pick(task, bar.attempt ?? null); } });
     const parts = [face];
+    if (unrecorded) parts.push(svg("rect", { ...box, x: end - Math.min(4, wide), width: Math.min(4, wide), fill: own.failed, "pointer-events": "none" }));
     if (partly) parts.push(svg("rect", { ...box, width: Math.max(2, wide * bar.progress), fill, "pointer-events": "none" }));
     const said = partly ? [bar.message, `${Math.round(bar.progress * 100)} %`].filter(Boolean).join(" · ") : [bar.try ? `try ${bar.try}` : "", bar.attempt > 1 ? `attempt ${bar.attempt}` : ""].filter(Boolean).join(", ");
     if (said && wide > 8 + said.length * 6 && !lost) parts.push(text(start + 6, y + 11.5, said, "in"));

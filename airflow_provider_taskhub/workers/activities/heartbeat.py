@@ -249,6 +249,7 @@ class RecordedAttempt:
         return True
 
     async def _write(self) -> None:
+        self.record = replace(self.record, renewed=self._hub.clock.utc_now())
         try:
             etags = await self._hub.store.execute(self.becomes(self.record))
         except Conflict:

@@ -363,7 +363,7 @@ class RecordedActivities:
         """
         hub = self._hub
         try:
-            etags = await hub.store.execute(records.claim(hub.names, claim, supersede=silent, now=hub.clock.utc_now()))
+            etags = await hub.store.execute(records.claim(hub.names, claim, supersede=silent))
         except Conflict:
             return None
         # the write may have succeeded: a second write would be refused, as if another worker had claimed the attempt

@@ -113,29 +113,36 @@ class Orchestrations:
 
     async def process(self, item: tuple[Session[LoadedInstance], list[Delivery]]) -> None:
         session, batch = item
+        session.waiting_since = self._hub.clock.monotonic()
         try:
             await self._process(session, batch)
+            self._sessions.progressed(session)
         except (LeaseLost, Aborted) as error:
             log.info("session_aborted", instance_id=session.instance_id, reason=str(error))
             self._sessions.keep(session, None)
             await session.reader.give_back(batch)
         except StorageError as error:
             log.warning("episode_failed", instance_id=session.instance_id, error=str(error))
-            self._sessions.keep(session, None)
+            self._failed(session, error)
             await self._settler.give_back(session, batch, error, failed=False)
         except asyncio.CancelledError:
-            self._sessions.keep(session, None)
+            cause = TaskHubError("the episode of the instance was cancelled")
+            self._failed(session, cause)
             if not self.stopping:  # a reader that stops gives back the messages that it still has
                 log.error("episode_cancelled", instance_id=session.instance_id)
-                cause = TaskHubError("the episode of the instance was cancelled")
                 await self._settler.give_back(session, batch, cause)
             raise
         except Exception as error:
             log.exception("episode_defect", instance_id=session.instance_id)
-            self._sessions.keep(session, None)
+            self._failed(session, error)
             await self._settler.give_back(session, batch, error)
         finally:
             self._sessions.done(session, now=self._hub.clock.monotonic())
+
+    def _failed(self, session: Session[LoadedInstance], error: Exception) -> None:
+        self._sessions.keep(session, None)
+        cause = f"{type(error).__name__}: {message_of(error)}"
+        self._sessions.failed(session, cause, now=self._hub.clock.monotonic())
 
     async def _process(self, session: Session[LoadedInstance], batch: list[Delivery]) -> None:
         session.reader.tenure.check()

@@ -16,6 +16,7 @@ from itertools import takewhile
 from typing import Generic, TypeVar
 
 from airflow_provider_taskhub.engine.events import ExecutionStarted
+from airflow_provider_taskhub.hub.model import Backlog, HeldInstance
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.queues.reader import ControlReader
 
@@ -34,6 +35,8 @@ class Session(Generic[State]):
     :param state: the loaded instance that the worker keeps between episodes; None if nothing is loaded.
     :param size: the bytes that count for ``state`` against the memory limit.
     :param last_used: the monotonic second when its last episode ended.
+    :param waiting_since: the monotonic second since which its messages wait for their turn or, while an episode runs,
+        since which it runs; None: there is no message.
     """
 
     instance_id: str
@@ -45,12 +48,40 @@ class Session(Generic[State]):
     state: State | None = None
     size: int = 0
     last_used: float = 0.0
+    waiting_since: float | None = None
 
 
 PASSED_OVER = 3
 """After this many turns of sessions with a loaded instance, a session without a loaded instance gets a turn."""
 MAX_BATCH = 400
 """The largest number of messages of one episode. A sentinel can list twice as many consumed messages."""
+
+
+LONG = 30.0
+"""An instance without progress for this many seconds is one that its worker has held for long."""
+FORGET_FAILING = 600.0
+"""After this many seconds without a further failure, the failure of an instance is forgotten: its messages are in
+quarantine, or another worker has them."""
+MOST_FAILING = 1000
+"""Most instances whose failures are remembered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Failing:
+    """An instance whose episodes fail.
+
+    :param since: the monotonic second since which it makes no progress.
+    :param last: the monotonic second of its last failure.
+    """
+
+    reader: ControlReader
+    since: float
+    last: float
+    cause: str
+
+
+def _since(session: Session[State], now: float) -> float:
+    return now if session.waiting_since is None else session.waiting_since
 
 
 def next_batch(messages: Iterable[Delivery]) -> tuple[list[Delivery], list[Delivery]]:
@@ -130,6 +161,7 @@ class Sessions(Generic[State]):
         self._limit = limit_bytes
         self._bytes = 0
         self._forgotten = asyncio.Event()
+        self._failing: dict[str, _Failing] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -140,13 +172,18 @@ class Sessions(Generic[State]):
     def of(self, reader: ControlReader) -> list[Session[State]]:
         return [session for session in self._sessions.values() if session.reader is reader]
 
-    def deliver(self, reader: ControlReader, held: Delivery) -> None:
-        """Add a received message to the waiting messages of its instance."""
+    def deliver(self, reader: ControlReader, held: Delivery, *, now: float) -> None:
+        """Add a received message to the waiting messages of its instance.
+
+        :param now: the current monotonic second.
+        """
         instance_id = held.message.instance.instance_id
         session = self._sessions.get(instance_id)
         if session is None or session.reader is not reader:
             session = self._sessions[instance_id] = Session(instance_id=instance_id, reader=reader)
         session.messages.append(held)
+        if session.waiting_since is None:
+            session.waiting_since = now
         self._offer(session)
 
     def _offer(self, session: Session[State]) -> None:
@@ -170,6 +207,7 @@ class Sessions(Generic[State]):
             session.reader.taken(held for held in taken if held.gone)
             session.reader.release(held for held in taken if held.gone)
             if not batch:
+                session.waiting_since = None
                 self._rest(session)
                 continue
             session.active = True
@@ -202,6 +240,7 @@ class Sessions(Generic[State]):
         """
         session.active = False
         session.last_used = now
+        session.waiting_since = now if session.messages else None
         del self._active[session.instance_id]
         if session.closed:
             self._forget(session)
@@ -247,6 +286,7 @@ class Sessions(Generic[State]):
         :returns: the messages that no episode has taken.
         """
         left: list[Delivery] = []
+        self._failing = {key: one for key, one in self._failing.items() if one.reader is not reader}
         for session in self.of(reader):
             session.closed = True
             left.extend(session.messages)
@@ -255,6 +295,43 @@ class Sessions(Generic[State]):
                 self._forget(session)
         reader.taken(left)
         return left
+
+    def failed(self, session: Session[State], cause: str, *, now: float) -> None:
+        """Note that the episode of a session has failed, and that its messages go back into the queue.
+
+        :param cause: why the episode has failed.
+        :param now: the current monotonic second.
+        """
+        before = self._failing.pop(session.instance_id, None)
+        since = before.since if before is not None else _since(session, now)
+        self._failing[session.instance_id] = _Failing(reader=session.reader, since=since, last=now, cause=cause)
+        if len(self._failing) > MOST_FAILING:
+            del self._failing[next(iter(self._failing))]
+
+    def progressed(self, session: Session[State]) -> None:
+        """Note that the episode of a session has not failed."""
+        self._failing.pop(session.instance_id, None)
+
+    def backlog(self, now: float) -> Backlog:
+        """Return the instances that have made no progress for :data:`LONG` seconds.
+
+        :param now: the current monotonic second.
+        """
+        self._failing = {key: one for key, one in self._failing.items() if now - one.last < FORGET_FAILING}
+        running = {key: (now - _since(session, now), "") for key, session in self._active.items()}
+        failing = {key: (now - one.since, one.cause) for key, one in self._failing.items()}
+        held = [
+            HeldInstance(instance_id=key, seconds=seconds, cause=cause)
+            for key, (seconds, cause) in (running | failing).items()
+            if seconds >= LONG
+        ]
+        waits = [now - _since(session, now) for session in (*self._live, *self._new)]
+        queued = [seconds for seconds in waits if seconds >= LONG]
+        return Backlog(
+            held=tuple(sorted(held, key=lambda one: -one.seconds)),
+            queued=len(queued),
+            longest=max(queued, default=0.0),
+        )
 
     async def settled(self, reader: ControlReader) -> None:
         """Wait until no episode with messages of this queue reader runs any more. Call it after :meth:`close`."""

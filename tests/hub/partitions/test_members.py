@@ -145,6 +145,31 @@ def test_long_silent_rows_are_removed_and_a_worker_that_was_only_paused_lists_it
     run(main())
 
 
+def test_a_worker_that_stops_is_not_gone_and_one_that_is_silent_or_unlisted_is() -> None:
+    async def main() -> None:
+        store = await opened()
+        writer, reader = members(store, skew=timedelta(days=-3)), members(store, skew=timedelta(days=3))
+        for name in ("stays", "stops", "dies"):
+            await writer.announce(member(f"{name}@host/1"))
+        assert not reader.gone("dies@host/1"), "nothing was read yet"
+        for _ in range(4):
+            await reader.watch()
+            await asyncio.sleep(9)
+            await writer.renew(member("stays@host/1"))
+            await writer.renew(member("stops@host/1"), leaving=True)
+        await reader.watch()
+        found = [name for name in ("stays", "stops", "dies", "other") if reader.gone(f"{name}@host/1")]
+        assert found == ["dies", "other"]
+        assert not reader.gone("late@host/1", patience=3.0)
+        await asyncio.sleep(3.0)
+        assert reader.gone("late@host/1", patience=3.0)
+        await writer.announce(member("late@host/1"))
+        await reader.watch()
+        assert not reader.gone("late@host/1")
+
+    run(main())
+
+
 def test_a_command_proves_life_by_reading_twice() -> None:
     async def main() -> None:
         store = await opened()

@@ -148,10 +148,10 @@ async def test_messages_for_an_instance_in_memory_wait_for_its_episode() -> None
     sessions: Sessions[str] = Sessions()
     mine = reader()
     first, second = held(raised()), held(raised())
-    sessions.deliver(mine, first)
+    sessions.deliver(mine, first, now=0.0)
     session, batch = await sessions.next()
     assert batch == [first]
-    sessions.deliver(mine, second)
+    sessions.deliver(mine, second, now=0.0)
     other = asyncio.ensure_future(sessions.next())
     await asyncio.sleep(0)
     assert not other.done(), "one episode at a time"
@@ -165,11 +165,11 @@ async def test_messages_for_an_instance_in_memory_wait_for_its_episode() -> None
 async def test_an_episode_of_a_former_tenure_is_waited_for() -> None:
     sessions: Sessions[str] = Sessions()
     before, after = reader(), reader()
-    sessions.deliver(before, held(raised()))
+    sessions.deliver(before, held(raised()), now=0.0)
     old, _ = await sessions.next()
     assert sessions.close(before) == []
     message = held(raised())
-    sessions.deliver(after, message)
+    sessions.deliver(after, message, now=0.0)
     new = asyncio.ensure_future(sessions.next())
     await asyncio.sleep(0)
     assert not new.done(), "the instance's episode of the former tenure is still under way"
@@ -187,21 +187,21 @@ async def test_who_has_begun_goes_on_before_others_begin_but_not_for_ever() -> N
     sessions: Sessions[str] = Sessions()
     partition = reader()
     for name in ("live-1", "live-2"):
-        sessions.deliver(partition, held(answer(), instance_id=name))
+        sessions.deliver(partition, held(answer(), instance_id=name), now=0.0)
         session, _ = await sessions.next()
         sessions.keep(session, "alive")
         sessions.done(session, now=0.0)
     for number in range(3):
-        sessions.deliver(partition, held(start(), instance_id=f"new-{number}"))
+        sessions.deliver(partition, held(start(), instance_id=f"new-{number}"), now=0.0)
     for name in ("live-1", "live-2"):
-        sessions.deliver(partition, held(answer(), instance_id=name))
+        sessions.deliver(partition, held(answer(), instance_id=name), now=0.0)
     order = []
     for _ in range(10):
         session, _ = await sessions.next()
         order.append(session.instance_id)
         sessions.done(session, now=1.0)
         if session.state is not None:
-            sessions.deliver(partition, held(answer(), instance_id=session.instance_id))
+            sessions.deliver(partition, held(answer(), instance_id=session.instance_id), now=0.0)
     alive = ["live-1", "live-2"] * 4
     assert order == [*alive[:3], "new-0", *alive[3:6], "new-1", *alive[6:8]]
     assert PASSED_OVER == 3
@@ -212,10 +212,10 @@ async def test_closing_returns_what_no_episode_has_taken_and_empties_the_buffer(
     sessions: Sessions[str] = Sessions()
     mine = reader()
     taken, waiting, elsewhere = held(raised()), held(raised()), held(raised(), instance_id="j")
-    sessions.deliver(mine, taken)
+    sessions.deliver(mine, taken, now=0.0)
     session, _ = await sessions.next()
-    sessions.deliver(mine, waiting)
-    sessions.deliver(mine, elsewhere)
+    sessions.deliver(mine, waiting, now=0.0)
+    sessions.deliver(mine, elsewhere, now=0.0)
     left = sessions.close(mine)
     assert {message.message_id for message in left} == {waiting.message_id, elsewhere.message_id}
     assert len(mine.out) == 3  # type: ignore[attr-defined]
@@ -224,7 +224,7 @@ async def test_closing_returns_what_no_episode_has_taken_and_empties_the_buffer(
 
 
 async def _idle(sessions: Sessions[str], mine: ControlReader, name: str, size: int, now: float) -> Session[str]:
-    sessions.deliver(mine, held(raised(), instance_id=name))
+    sessions.deliver(mine, held(raised(), instance_id=name), now=0.0)
     session, _ = await sessions.next()
     sessions.keep(session, f"{name}{now:g}", size)
     sessions.done(session, now=now)
@@ -274,7 +274,7 @@ async def test_eviction_at_the_limit_looks_at_no_more_sessions_than_it_drops() -
     mine = reader()
     waiting = [held(raised(), instance_id=f"waiting-{number}") for number in range(500)]
     for message in waiting:
-        sessions.deliver(mine, message)
+        sessions.deliver(mine, message, now=0.0)
     looked = 0
 
     class Counted(Session[str]):
@@ -292,7 +292,7 @@ async def test_eviction_at_the_limit_looks_at_no_more_sessions_than_it_drops() -
     assert (len(sessions), len(dropped)) == (100, 400)
     for session in sessions._sessions.values():
         session.__class__ = Counted
-    sessions.deliver(mine, held(raised(), instance_id="next"))
+    sessions.deliver(mine, held(raised(), instance_id="next"), now=0.0)
     session, _ = await sessions.next()
     sessions.keep(session, "next", 10)
     sessions.done(session, now=1.0)
@@ -307,7 +307,7 @@ async def test_what_was_evicted_for_its_size_was_used_least_recently() -> None:
     mine = reader()
     await _idle(sessions, mine, "a", 40, 0.0)
     await _idle(sessions, mine, "b", 40, 1.0)
-    sessions.deliver(mine, held(raised(), instance_id="a"))
+    sessions.deliver(mine, held(raised(), instance_id="a"), now=0.0)
     busy, _ = await sessions.next()  # has a message: it does not rest, however long ago it did
     await _idle(sessions, mine, "c", 40, 2.0)
     assert dropped == ["b1"]
@@ -320,7 +320,7 @@ async def test_what_was_evicted_for_its_size_was_used_least_recently() -> None:
 @pytest.mark.rows("K22")
 async def test_an_active_session_is_never_evicted() -> None:
     sessions: Sessions[str] = Sessions(limit_bytes=10)
-    sessions.deliver(reader(), held(raised()))
+    sessions.deliver(reader(), held(raised()), now=0.0)
     session, _ = await sessions.next()
     sessions.keep(session, "live", 1000)
     assert sessions.evict_idle(before=1e9) == 0
@@ -334,7 +334,7 @@ async def test_messages_that_have_all_gone_leave_a_live_session_alone() -> None:
     session = await _idle(sessions, mine, "i", 1, 0.0)
     gone = held(raised())
     gone.gone = True
-    sessions.deliver(mine, gone)
+    sessions.deliver(mine, gone, now=0.0)
     waiting = asyncio.ensure_future(sessions.next())
     await asyncio.sleep(0)
     await asyncio.sleep(0)
