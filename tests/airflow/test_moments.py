@@ -320,7 +320,7 @@ def test_a_hint_that_is_written_while_its_instance_is_read_stays(hub: FakeHub) -
                 reach(hub, self.id, {"custom_status": ""})  # the row was read just before
             return await activities(self)
 
-        monkeypatch.setattr(FakeInstance, "activities", changes_then)
+        monkeypatch.setattr(FakeInstance, "shown_activities", changes_then)
         hub.put(names[-1], Status.RUNNING, custom_status="{}")
         async with asyncio.timeout(3):
             assert (await waits.pop())["met"]

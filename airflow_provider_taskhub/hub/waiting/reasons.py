@@ -177,9 +177,9 @@ def why(found: Snapshot) -> tuple[Why, ...]:
         *_damaged(found),
         *_suspended_or_later(found),
         *_unable(found),
-        *_held(found),
-        *_blocked_children(found),
     ]
+    # The worker holds an instance without progress also for one of the reasons before, which say more.
+    reasons = [*(reasons or _held(found)), *_blocked_children(found)]
     if not reasons:
         reasons = [*_awaited(found.awaits or NOTHING, found)]
     if not reasons:
