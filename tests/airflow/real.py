@@ -217,7 +217,12 @@ class RealAirflow:
         return self._http.request(method, path, headers={"Authorization": f"Bearer {self.token(user)}"}, **more)
 
     def get(self, path: str, *, user: str = "admin", **parameters: Any) -> Any:
-        answer = self.request("GET", path, user=user, params=parameters)
+        def answered() -> httpx.Response | None:
+            answer = self.request("GET", path, user=user, params=parameters)
+            # Airflow's own API gives 500 now and then while another of its processes holds a row of the database
+            return None if answer.status_code == 500 and path.startswith("/api/v2/") else answer
+
+        answer = until(f"an answer to {path}", answered)
         assert answer.status_code == 200, f"{path}: {answer.status_code} {answer.text[:500]}"
         return answer.json()
 
