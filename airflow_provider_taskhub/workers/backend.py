@@ -288,6 +288,8 @@ class Backend:
         """Look for instances that make no progress, log each once, and keep them for the worker's row."""
         known: set[str] = set()
         while True:
+            if self.backlog == NO_BACKLOG:  # else the row of this worker would name what it does not hold any more
+                await self.sessions.until_occupied()
             await self.hub.clock.sleep(LONG / BACKLOG_CHECKS)
             self.backlog = self.sessions.backlog(self.hub.clock.monotonic())
             for one in self.backlog.held:

@@ -160,7 +160,7 @@ class Sessions(Generic[State]):
         self._ready = asyncio.Event()
         self._limit = limit_bytes
         self._bytes = 0
-        self._forgotten = asyncio.Event()
+        self._forgotten, self._occupied = asyncio.Event(), asyncio.Event()
         self._failing: dict[str, _Failing] = {}
 
     def __len__(self) -> int:
@@ -184,6 +184,7 @@ class Sessions(Generic[State]):
         session.messages.append(held)
         if session.waiting_since is None:
             session.waiting_since = now
+        self._occupied.set()
         self._offer(session)
 
     def _offer(self, session: Session[State]) -> None:
@@ -307,10 +308,17 @@ class Sessions(Generic[State]):
         self._failing[session.instance_id] = _Failing(reader=session.reader, since=since, last=now, cause=cause)
         if len(self._failing) > MOST_FAILING:
             del self._failing[next(iter(self._failing))]
+        self._occupied.set()
 
     def progressed(self, session: Session[State]) -> None:
         """Note that the episode of a session has not failed."""
         self._failing.pop(session.instance_id, None)
+
+    async def until_occupied(self) -> None:
+        """Return as soon as there is an instance with a message, or with episodes that fail."""
+        while not (self._active or self._live or self._new or self._failing):
+            self._occupied.clear()
+            await self._occupied.wait()
 
     def backlog(self, now: float) -> Backlog:
         """Return the instances that have made no progress for :data:`LONG` seconds.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from airflow_provider_taskhub.hub.model import NO_BACKLOG
 from airflow_provider_taskhub.workers.orchestrations import sessions as module
 from airflow_provider_taskhub.workers.orchestrations.sessions import FORGET_FAILING, LONG, Session, Sessions
@@ -27,6 +29,22 @@ async def test_an_episode_that_does_not_end_holds_its_instance() -> None:
     sessions.progressed(session)
     sessions.done(session, now=150.0)
     assert sessions.backlog(500.0) == NO_BACKLOG
+
+
+async def test_nobody_looks_for_held_instances_while_there_is_none() -> None:
+    """Else an idle worker would wake up every few seconds, and a simulated month would cost half a million steps."""
+    sessions: Sessions[str] = Sessions()
+    looking = asyncio.create_task(sessions.until_occupied())
+    await asyncio.sleep(0)
+    assert not looking.done()
+    session = await running(sessions)
+    await looking
+    sessions.progressed(session)
+    sessions.done(session, now=1.0)
+    again = asyncio.create_task(sessions.until_occupied())
+    await asyncio.sleep(0)
+    assert not again.done()
+    again.cancel()
 
 
 async def test_an_episode_that_fails_again_and_again_holds_its_instance_since_its_first_failure() -> None:
