@@ -260,7 +260,7 @@ class InstanceHandle:
                 parent_trace_context=carried,
                 taskhub_execution_id=row.execution_id,
             )
-            await self.hub.send(self.hub.message_to(event, target))
+            await self.hub.raise_event(event, target)
 
     async def terminate(
         self,

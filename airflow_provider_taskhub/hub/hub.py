@@ -15,7 +15,8 @@ from secrets import token_hex
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.episode import Episode
-from airflow_provider_taskhub.engine.events import HistoryEvent, OrchestrationInstance
+from airflow_provider_taskhub.engine.events import EventRaised, HistoryEvent, OrchestrationInstance
+from airflow_provider_taskhub.engine.identity import run_name
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.change_hints import AwaitedInstances
@@ -26,6 +27,7 @@ from airflow_provider_taskhub.hub.history import checkpoint
 from airflow_provider_taskhub.hub.model import HubInfo, HubNames, InstanceState
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
+from airflow_provider_taskhub.hub.queues.event_order import SentEvents
 from airflow_provider_taskhub.hub.queues.outgoing import (
     NOBODY,
     OutboundMessage,
@@ -45,6 +47,7 @@ class Hub:
     :param process: random id of this process; messages carry it.
     :param sequence: returns the number of the next message that this process sends.
     :param awaited: the instances that sensors of Airflow wait for. Only a worker updates it.
+    :param sent_events: the numbers of the last events that this process sent as a client.
     """
 
     store: Store
@@ -54,6 +57,7 @@ class Hub:
     process: str = field(default_factory=lambda: token_hex(8))
     sequence: Callable[[], int] = field(default_factory=lambda: itertools.count(1).__next__)
     awaited: AwaitedInstances = field(default_factory=AwaitedInstances)
+    sent_events: SentEvents = field(default_factory=SentEvents)
 
     def queue_of(self, instance_id: str) -> str:
         """Return the name of the control queue that receives the messages for an instance."""
@@ -169,6 +173,24 @@ class Hub:
         blobs = (made.blob,) if made.blob is not None else ()
         steps = (Step(name="payloads", operations=blobs), Step(name="outbound", operations=(made.put(),)))
         await self.store.commit(Unit(steps=steps))
+
+    async def raise_event(self, event: EventRaised, target: OrchestrationInstance) -> None:
+        """Send an event of a client. The message names the event that this process sent to the same run before it."""
+        run = event.taskhub_execution_id
+        number, now = self.sequence(), self.clock.utc_now()
+        with self.sent_events.next((target.instance_id, run_name(run or "")), number) as after:
+            made = outbound_message(
+                event,
+                target,
+                names=self.names,
+                queue=self.queue_of(target.instance_id),
+                process=self.process,
+                sequence=number,
+                sender=NOBODY,
+                now=now,
+                after=after,
+            )
+            await self.send(made)
 
     # Methods that build a checkpoint:
 

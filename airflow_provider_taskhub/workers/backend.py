@@ -33,7 +33,7 @@ from airflow_provider_taskhub.workers.dispatch import Dispatcher
 from airflow_provider_taskhub.workers.missing_functions import MissingFunctions
 from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstance
 from airflow_provider_taskhub.workers.orchestrations.processor import Orchestrations
-from airflow_provider_taskhub.workers.orchestrations.sessions import LONG, Sessions
+from airflow_provider_taskhub.workers.orchestrations.sessions import LONG, LONGEST_WAIT, Sessions
 from airflow_provider_taskhub.workers.peers import Peers
 
 log = structlog.get_logger(__name__)
@@ -187,6 +187,7 @@ class Backend:
         if ORCHESTRATOR in self.roles:
             self.supervisor.keep("orchestrations", self.orchestrations.run)
             self.supervisor.keep("backlog", self._watch_backlog)
+            self.supervisor.keep("waiting events", self._end_waits)
         if ACTIVITY in self.roles:
             self.supervisor.keep("activities", self.activities.run)
             self.supervisor.keep("overdue", self.work_items.return_overdue)
@@ -300,6 +301,11 @@ class Backend:
 
     def _count_quarantined(self) -> None:
         self.quarantined += 1
+
+    async def _end_waits(self) -> None:
+        while True:
+            await self.hub.clock.sleep(LONGEST_WAIT / 4)
+            self.sessions.end_waits(before=self.hub.clock.monotonic() - LONGEST_WAIT)
 
     async def _evict(self) -> None:
         idle = self._settings.session_idle.total_seconds()

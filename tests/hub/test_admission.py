@@ -36,6 +36,7 @@ from airflow_provider_taskhub.hub.admission.facts import (
     newest,
     unknown_delay,
 )
+from airflow_provider_taskhub.hub.admission.rules import BEFORE_START
 from airflow_provider_taskhub.hub.admission.table import ORPHAN_TURNS, TABLE, Relation, State, judge, relation
 from airflow_provider_taskhub.hub.model import Stamp
 from tests.hub.by_hand import GEN0, NOW, later, raised, start
@@ -53,6 +54,7 @@ SUSPENDED, RESUMED = ExecutionSuspended(timestamp=NOW), ExecutionResumed(timesta
 TERMINATED, REWOUND = ExecutionTerminated(timestamp=NOW), GenericEvent(timestamp=NOW, data="")
 PROCESS, DISCARD, DEFER, ORPHAN = Verdict.PROCESS, Verdict.DISCARD, Verdict.DEFER, Verdict.ORPHAN
 SOON, LATER, ROW = Verdict.RETRY_SOON, Verdict.RETRY_LATER, Verdict.NEEDS_ROW
+HOLD = Verdict.HOLD
 
 
 def judged(
@@ -407,7 +409,18 @@ def test_an_event_waits_for_the_start_that_the_row_tells_of_for_as_long_as_it_ta
             found = judged(event, replace(facts, row=PENDING), at=-age)
             assert (found.verdict, found.pause <= timedelta(seconds=15)) == (DEFER, True)
         scheduled = replace(facts, row=replace(PENDING, due=later(3600)))
-        assert judged(event, scheduled, at=-86_400).pause == timedelta(hours=1)
+        assert judged(event, scheduled, at=-86_400).pause == timedelta(hours=1) - BEFORE_START
+
+
+@pytest.mark.rows("K16", "K57")
+def test_an_event_is_held_in_memory_around_the_time_of_its_start() -> None:
+    """So the first episode has all events, in their order, although each became visible at a time of its own."""
+    event = named(raised(), OTHER)
+    for seconds, expected in ((4, DEFER), (3, HOLD), (0.5, HOLD), (-9, HOLD), (-10, DEFER), (-3600, DEFER)):
+        due = Facts(row=replace(PENDING, due=later(seconds)))
+        assert verdict(event, due) is expected
+        assert verdict(event, due, waited=True) is DEFER
+    assert judged(event, Facts(row=replace(PENDING, due=later(4)))).pause == timedelta(seconds=1)
 
 
 @pytest.mark.rows("K41", "K57")

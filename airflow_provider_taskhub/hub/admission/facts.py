@@ -44,6 +44,7 @@ class Verdict(StrEnum):
     PROCESS = "process"  # the next episode processes the message
     DISCARD = "discard"  # delete the message, and log the reason
     DEFER = "defer"  # hide the message for a while; no failure is counted
+    HOLD = "hold"  # keep the message in memory until another message of its instance comes, at most two minutes
     RETRY_SOON = "retry_soon"  # a checkpoint is under way: hide the message for 0.1, 0.2 … 4 s, and count a failure
     RETRY_LATER = "retry_later"  # hide the message for 2, 4 … 600 s, and count a failure; at the limit: quarantine
     ORPHAN = "orphan"  # no run exists for the message, but a start may come: discard the message after two minutes
@@ -151,6 +152,7 @@ class Incoming:
         included.
     :param failures: how often the message was returned to the queue with a counted failure.
     :param spent: True if the next counted failure exceeds the limit.
+    :param waited: True if this worker has held the message in memory for as long as it may.
     """
 
     event: HistoryEvent
@@ -162,6 +164,7 @@ class Incoming:
     deliveries: int = 1
     failures: int = 0
     spent: bool = False
+    waited: bool = False
 
     @property
     def kind(self) -> MessageKind:

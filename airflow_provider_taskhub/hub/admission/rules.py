@@ -39,6 +39,11 @@ SHORTEST, LONGEST_START, LONGEST = timedelta(seconds=2), timedelta(minutes=1), t
 """Shortest and longest pause of a deferred message. The pause is a quarter of the message's age, within these limits.
 The pause of a start may be longer than the pause of the messages behind the start, because no run has begun that
 could be delayed."""
+BEFORE_START = timedelta(seconds=3)
+"""Messages for a scheduled start come back from the queue this long before it, and are held in memory until it comes.
+So the first episode has all of them, in their order. Azure hides messages for whole seconds."""
+START_LATE = timedelta(seconds=10)
+"""How long after its time a scheduled start is expected. Later, it waits for something else, such as its code."""
 START_APPEARS = timedelta(minutes=2)
 """How long a message waits for the start of its run if no instance row announces this start. If the worker that has
 received the start message dies, the start message stays hidden for up to half of this time."""
@@ -320,10 +325,20 @@ def without_name(pending: Rule, ended: Rule) -> Rule:
 
 
 def with_its_start(message: Incoming, facts: Facts) -> Judged:
-    """Defer the message until its run starts. No failure is counted and there is no time limit, because the start may
-    wait for a worker that has the orchestrator's code."""
+    """Defer the message until shortly before its run starts, and hold it then.
+
+    No failure is counted and there is no time limit, because the start may wait for a worker that has the
+    orchestrator's code.
+    """
     assert facts.row is not None
-    return _until(facts.row.due, message.now) or _defer(message, "its instance has not started yet")
+    due = facts.row.due
+    if due is not None and due - message.now > -START_LATE and not message.waited:
+        reason = f"its instance has a scheduled start at {due}"
+        left = due - message.now - BEFORE_START
+        if left <= timedelta(0):
+            return Judged(verdict=Verdict.HOLD, reason=reason)
+        return Judged(verdict=Verdict.DEFER, reason=reason, pause=left)
+    return _defer(message, "its instance has not started yet")
 
 
 def _not_in_row(message: Incoming, facts: Facts) -> Judged:

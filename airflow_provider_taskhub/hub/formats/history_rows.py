@@ -7,7 +7,9 @@ The ETag of the sentinel is the lock of the instance. This module never reads or
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import field
 from typing import Any
 
 from airflow_provider_taskhub.codec import Timestamp
@@ -36,6 +38,7 @@ INPUT_BYTES = 1024
 """The row of an event that schedules an activity or child has the input only if the input is not larger than this, in
 bytes of UTF-8. Monitors show the input, and a replay compares it. Of a longer input, a replay compares the hash that is
 a part of the action's identity."""
+_ARRIVED = re.compile(r"([^:,]+):(\d{1,18})")
 MAX_CONSUMED = 800
 """How many identities of messages a sentinel can store. A String column of Azure holds 32,768 characters. The identity
 of a deleted message is only needed if an action sent the message, because a copy of such a message may still come."""
@@ -74,8 +77,8 @@ def encode_event(event: HistoryEvent, *, instance_id: str, execution_id: str, or
     """
     properties: dict[str, Property | None] = {}
     kind, columns = _COLUMNS[type(event)]
-    for name, field, write in columns:
-        value = getattr(event, field)
+    for name, member, write in columns:
+        value = getattr(event, member)
         if write is not None:
             properties[name] = write(value)
         elif value is not None:
@@ -209,6 +212,8 @@ class Sentinel:
     :param consumed: identities of messages that were consumed by ``continue_as_new``.
     :param suspension_stamp: stamp (time and sender) of the newest suspension or resume that was processed, in any
         generation.
+    :param arrived: for each process that sent events, the number of the last one that has arrived. The process that
+        sent an event last stands last.
     :param ended: names of earlier runs under this id, the newest last.
     :param suspension: the suspension of a run that has no checkpoint yet. The run begins suspended.
     :param clears: in writes only: empty the column of ``suspension``.
@@ -228,6 +233,7 @@ class Sentinel:
     committed_rows: int | None = None
     consumed: tuple[str, ...] = ()
     suspension_stamp: Stamp | None = None
+    arrived: Mapping[str, int] = field(default_factory=dict)
     ended: tuple[str, ...] = ()
     suspension: Suspension | None = None
     clears: bool = False
@@ -273,6 +279,8 @@ def encode_sentinel(sentinel: Sentinel, *, instance_id: str) -> Entity:
         }
     if sentinel.suspension_stamp is not None:
         properties["TaskHubSteered"] = sentinel.suspension_stamp.text()
+    if sentinel.arrived:
+        properties["TaskHubArrived"] = ",".join(f"{process}:{last}" for process, last in sentinel.arrived.items())
     if sentinel.ended:
         properties["TaskHubEnded"] = ",".join(sentinel.ended[-MAX_ENDED:])
     if sentinel.clears or sentinel.suspension is not None:
@@ -295,6 +303,7 @@ _TASKHUB_COLUMNS = (
     "TaskHubCustomStatus",
     "TaskHubAwaits",
     "TaskHubUnwritten",
+    "TaskHubArrived",
 )
 """Columns of TaskHub that are out of date if .NET has committed after TaskHub."""
 
@@ -313,7 +322,7 @@ def decode_sentinel(entity: Entity) -> Sentinel:
         )
     current = columns.get("TaskHubBasis") == _basis(execution_id, completed)
     values = (columns.get(name) if current else None for name in _TASKHUB_COLUMNS)
-    commit_id, rows, consumed, suspension_stamp, suspension, status, awaits, unwritten = values
+    commit_id, rows, consumed, suspension_stamp, suspension, status, awaits, unwritten, arrived = values
     # A commit does not clear the column. Each commit has another id, so the blob of an earlier commit does not count.
     of_commit = isinstance(unwritten, str) and isinstance(commit_id, str) and is_of_commit(unwritten, commit_id)
     ended = columns.get("TaskHubEnded")
@@ -326,6 +335,7 @@ def decode_sentinel(entity: Entity) -> Sentinel:
         committed_rows=rows if isinstance(rows, int) and rows >= 0 else None,
         consumed=tuple(consumed.split(",")) if isinstance(consumed, str) and consumed else (),
         suspension_stamp=Stamp.parse(suspension_stamp),
+        arrived=_arrived(arrived),
         ended=tuple(ended.split(",")) if isinstance(ended, str) and ended else (),
         suspension=_suspension(suspension),
         custom_status=status if isinstance(status, str) else None,
@@ -333,6 +343,12 @@ def decode_sentinel(entity: Entity) -> Sentinel:
         unwritten=unwritten if isinstance(unwritten, str) and of_commit else None,
         timestamp=entity.timestamp,
     )
+
+
+def _arrived(text: object) -> Mapping[str, int]:
+    """Decode the column ``TaskHubArrived``. What is damaged counts as forgotten."""
+    found = (_ARRIVED.fullmatch(part) for part in text.split(",")) if isinstance(text, str) else ()
+    return {part[1]: int(part[2]) for part in found if part is not None}
 
 
 def _suspension_text(suspension: Suspension | None) -> str:

@@ -46,6 +46,8 @@ DELIVERIES = "TaskHubDeliveries"
 """Member that DurableTask does not have: see ``Envelope.deliveries``."""
 WAITING_SINCE = "TaskHubWaitingSince"
 """Member that DurableTask does not have: see ``Envelope.waiting_since``."""
+AFTER = "TaskHubAfter"
+"""Member that DurableTask does not have: see ``Envelope.after``."""
 PLACE = "TaskHubPlace"
 """Member that DurableTask does not have: see ``Envelope.place``."""
 
@@ -86,7 +88,7 @@ class TaskMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """A message as it stands in a queue: DurableTask's class MessageData. DurableTask does not have the last four
+    """A message as it stands in a queue: DurableTask's class MessageData. DurableTask does not have the last five
     fields.
 
     :param activity_id: a random id, or the identity of the action that the message carries out.
@@ -103,6 +105,8 @@ class Envelope:
     :param waiting_since: when a worker first received the message and did not have the function that it needs, by the
         storage service. The next worker uses this time, so that the wait does not begin again. For a work item of a
         suspended instance: when it becomes visible again, because the wait for a slot begins after the suspension.
+    :param after: number of the event that a client sent to the same run before this event, or that the same checkpoint
+        sends before it. The receiver takes that one first. None: there is no such event.
     :param place: place of the message in its queue, as the worker saw it that first received the message
         (``Delivery.place``). None: no worker has given the message back to the queue.
     """
@@ -117,6 +121,7 @@ class Envelope:
     failures: int = 0
     deliveries: int = 0
     waiting_since: Timestamp | None = None
+    after: int | None = None
     place: int | None = None
 
 
@@ -152,6 +157,8 @@ def _data(envelope: Envelope) -> dict[str, Any]:
         data[DELIVERIES] = envelope.deliveries
     if envelope.waiting_since is not None:
         data[WAITING_SINCE] = json_values.write(Kind.TIME, envelope.waiting_since, typed=False)
+    if envelope.after is not None:
+        data[AFTER] = envelope.after
     if envelope.place is not None:
         data[PLACE] = envelope.place
     return data
@@ -360,6 +367,7 @@ def _read_data(data: JsonObject) -> Envelope:
         failures=failures,
         deliveries=deliveries,
         waiting_since=waiting_since,
+        after=_read_count(data, AFTER) or None,
         place=place,
     )
 

@@ -14,7 +14,7 @@ This module is longer than others because these functions share one order of ste
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 
 from airflow_provider_taskhub.codec import Packed, Timestamp
 from airflow_provider_taskhub.engine.episode import Episode
@@ -66,6 +66,8 @@ class Stored:
         Such a message may be delivered again much later, and no history row of the new generation contains its event.
     :param suspension_stamp: stamp (time and sender) of the newest suspension or resume that was processed. The
         checkpoint of its episode stores the stamp.
+    :param arrived: for each process that sent events, the number of the last one that has arrived
+        (``event_order.with_arrived``).
     :param ended: names of earlier runs under this id, the newest last.
     :param suspension: suspension in the sentinel, with which a run without a checkpoint begins.
     :param blobs: names of the known blobs that hold large columns of the generation's rows. They are deleted when the
@@ -87,6 +89,7 @@ class Stored:
     completed: Timestamp | None = None
     consumed: tuple[str, ...] = ()
     suspension_stamp: Stamp | None = None
+    arrived: Mapping[str, int] = field(default_factory=dict)
     ended: tuple[str, ...] = ()
     suspension: Suspension | None = None
     blobs: tuple[str, ...] = ()
@@ -369,6 +372,7 @@ def after(
         completed=completed,
         consumed=consumed,
         suspension_stamp=stored.suspension_stamp,
+        arrived=stored.arrived,
         ended=stored.ended,
         suspension=None if _takes(episode, stored) else stored.suspension,
         blobs=(() if episode.switched else stored.blobs) + tuple(blob.name for blob in history.blobs),
@@ -419,6 +423,7 @@ def _history_steps(
             consumed=consumed,
             # Store the stamp only when the history row of its suspension or resume counts.
             suspension_stamp=stored.suspension_stamp if last or episode.switched else None,
+            arrived=stored.arrived if last or episode.switched else {},
             ended=stored.ended if stored.ended and episode.started else (),
             clears=last and _takes(episode, stored),
             custom_status=custom_status,
@@ -497,6 +502,7 @@ def recorded(
         committed_rows=stored.rows,
         consumed=after.consumed,
         suspension_stamp=stamp,
+        arrived=stored.arrived,
         suspension=suspension,
         clears=suspension is None,
     )

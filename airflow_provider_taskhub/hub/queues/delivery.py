@@ -51,6 +51,9 @@ class Delivery:
         keeps this place if it goes back to the queue and comes again. 0: a message that no queue has.
     :param scheduled: monotonic time, in seconds, at which this worker sent the checkpoint that stored the call of this
         work item; None: another process may have sent it, or the message is no work item.
+    :param held_since: monotonic time, in seconds, since which the message waits in memory for another message of its
+        instance. None: it does not wait.
+    :param waited: True if it has waited for as long as it may.
     :param gone: True if the message is deleted or visible again. The pop receipt is then useless.
     :param deleted: the answer of the store to the deletion of the message. False: the store has not deleted the
         message. None: there is no answer.
@@ -68,6 +71,8 @@ class Delivery:
     claimed: float
     place: int = 0
     scheduled: float | None = None
+    held_since: float | None = None
+    waited: bool = False
     gone: bool = False
     deleted: bool | None = None
     changing: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)

@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.episode import Episode
 from airflow_provider_taskhub.engine.events import (
+    EventRaised,
     ExecutionStarted,
     HistoryEvent,
     OrchestrationInstance,
@@ -119,6 +120,7 @@ def outbound_message(
     activity_id: str | None = None,
     context_tags: Mapping[str, str] | None = None,
     claim: timedelta | None = None,
+    after: int | None = None,
 ) -> OutboundMessage:
     """Make one message. Move its payload to a blob if the payload is too large for a queue message.
 
@@ -131,6 +133,7 @@ def outbound_message(
     :param activity_id: the identity of the action that the message carries out. None: the message gets a random id.
     :param context_tags: tags of the sending instance. None: no tags.
     :param claim: see :class:`OutboundMessage`.
+    :param after: see ``Envelope.after``.
     """
     delay = _delay(event, now)
     if delay:
@@ -144,6 +147,7 @@ def outbound_message(
         episode=episode,
         sender=sender,
         deliveries=1 if claim else 0,
+        after=after,
     )
     text, blob = spill(envelope, names.large_messages)
     return OutboundMessage(
@@ -159,25 +163,31 @@ def outbound_message(
 def outbound_messages(episode: Episode, routing: Routing, now: Timestamp) -> tuple[OutboundMessage, ...]:
     """Make all messages of an episode, in the order in which the orchestrator decided them."""
     room: dict[str, int] = {}
+    last: dict[str, int] = {}
     found: list[OutboundMessage] = []
     for outbound in episode.outbound:
         event = outbound.event
         is_activity = isinstance(event, TaskScheduled)
         queue = routing.names.work_items if is_activity else routing.control(outbound.target.instance_id)
         limit, claim = routing.claims(queue)
+        number, after = routing.sequence(), None
+        if isinstance(event, EventRaised):  # a store may put the messages of one checkpoint in any order
+            after = last.get(outbound.target.instance_id)
+            last[outbound.target.instance_id] = number
         made = outbound_message(
             event,
             outbound.target,
             names=routing.names,
             queue=queue,
             process=routing.process,
-            sequence=routing.sequence(),
+            sequence=number,
             sender=episode.loaded,
             now=now,
             episode=episode.number,
             activity_id=outbound.action_id,
             context_tags=outbound.context_tags,
             claim=claim if room.setdefault(queue, limit) > 0 else None,
+            after=after,
         )
         if made.claim is not None:
             room[queue] -= 1

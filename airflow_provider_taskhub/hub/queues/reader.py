@@ -605,6 +605,12 @@ class ControlReader(Reader):
         self.buffered_bytes += held.size
         self._forward(self, held)
 
+    def untaken(self, messages: Iterable[Delivery]) -> None:
+        """Count messages in the buffer again, because they wait for another episode."""
+        for held in messages:
+            self.buffered += 1
+            self.buffered_bytes += held.size
+
     def taken(self, messages: Iterable[Delivery]) -> None:
         """Remove messages from the buffer's counts: an episode has taken them, or they went back to the queue."""
         for held in messages:

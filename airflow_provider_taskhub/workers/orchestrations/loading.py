@@ -329,6 +329,7 @@ def _stored(sentinel: Sentinel | None, row: InstanceState | None) -> Stored:
         sentinel_etag=sentinel.etag,
         consumed=sentinel.consumed,
         suspension_stamp=sentinel.suspension_stamp,
+        arrived=sentinel.arrived,
         ended=sentinel.ended,
         suspension=sentinel.suspension,
         unwritten=sentinel.unwritten,

@@ -115,7 +115,9 @@ class Orchestrations:
         session, batch = item
         session.waiting_since = self._hub.clock.monotonic()
         try:
-            await self._process(session, batch)
+            held = await self._process(session, batch)
+            left = self._sessions.hold(session, held, batch, now=self._hub.clock.monotonic())
+            await session.reader.give_back(left, begun=False)
             self._sessions.progressed(session)
         except (LeaseLost, Aborted) as error:
             log.info("session_aborted", instance_id=session.instance_id, reason=str(error))
@@ -144,7 +146,8 @@ class Orchestrations:
         cause = f"{type(error).__name__}: {message_of(error)}"
         self._sessions.failed(session, cause, now=self._hub.clock.monotonic())
 
-    async def _process(self, session: Session[LoadedInstance], batch: list[Delivery]) -> None:
+    async def _process(self, session: Session[LoadedInstance], batch: list[Delivery]) -> list[Delivery]:
+        """Process a batch of messages. Return those that wait in memory for another message of the instance."""
         session.reader.tenure.check()
         live, loaded = session.state, None
         if live is None or isinstance(batch[0].message.event, ExecutionStarted):
@@ -153,32 +156,31 @@ class Orchestrations:
                 if loaded is not None and await self._switch_completed(session, loaded, batch):
                     live, loaded = await self._loader.load(session.instance_id)
             except HistoryUnreadable as error:
-                await self._process_unreadable(session, batch, error)
-                return
+                return await self._process_unreadable(session, batch, error)
         ends = await terminates_if_stuck(session, batch, live.execution_id) if session.reader.stuck else None
         live.stuck = ends is not None
         if ends is not None:
             batch = ends
             if not batch:
-                return
+                return []
         try:
             facts = await self._facts(session, live, loaded, batch)
         except UnknownOrchestrator as error:
             batch = await self._missing_code.terminates_or_wait(session, live, batch, error)
             if not batch:
-                return
+                return []
             facts = live.facts()
         found = await self._triage.judge_batch(session, live, batch, facts)
         suspension = found.suspension(live.stored.suspension)
         live = await self._state_to_continue(session, live, found)
         await self._settler.settle(session, live, found)
-        if not found.process:
-            if live.execution_id is not None and live.ended is None and not live.stuck:
-                self._keep(session, live)
-            else:
-                self._sessions.keep(session, None)
-            return
-        await self._run(session, live, found.process, made=found.made, suspension=suspension)
+        if found.process:
+            await self._run(session, live, found.process, made=found.made, suspension=suspension)
+        elif live.execution_id is not None and live.ended is None and not live.stuck:
+            self._keep(session, live)
+        else:
+            self._sessions.keep(session, None)
+        return found.hold
 
     async def _state_to_continue(
         self, session: Session[LoadedInstance], live: LoadedInstance, found: TriagedBatch
@@ -195,16 +197,19 @@ class Orchestrations:
             live = self._loader.restarted(session.instance_id, live)
         if live.stored.suspension_stamp != found.facts.suspension_stamp:
             live.stored = replace(live.stored, suspension_stamp=found.facts.suspension_stamp)
+        if live.stored.arrived != found.arrived:
+            live.stored = replace(live.stored, arrived=found.arrived)
         self._put_into_session(session, live)
         return live
 
     async def _process_unreadable(
         self, session: Session[LoadedInstance], batch: list[Delivery], error: HistoryUnreadable
-    ) -> None:
+    ) -> list[Delivery]:
         """Process a batch of an instance whose history cannot be read.
 
         Such an instance can only be terminated or started again. All other messages are given back.
 
+        :returns: the same as :meth:`_process`.
         :raises HistoryUnreadable: if the batch has neither a terminate nor a start.
         """
         starts = isinstance(batch[0].message.event, ExecutionStarted)
@@ -218,19 +223,20 @@ class Orchestrations:
             found.process = [held for held in found.process if isinstance(held.message.event, ExecutionTerminated)]
         await self._settler.settle(session, live, found)
         settled = [held for held, *_ in (*found.discard, *found.later, *found.refuse)]
-        left = [held for held in batch if held not in found.process and held not in settled]
+        left = [held for held in batch if held not in found.process and held not in (*settled, *found.hold)]
         await self._settler.give_back(session, left, error, failed=False)
         if not found.process:
-            return
+            return found.hold
         suspension = found.suspension(live.stored.suspension)
         live = await self._state_to_continue(session, live, found)
         if found.start is not None:
             await self._run(session, live, found.process, made=found.made, suspension=suspension)
-            return
+            return found.hold
         log.warning("instance_ended_unread", instance_id=session.instance_id, error=str(error))
         events = [start, *map(brought, found.process)]
         episode = live.execution.terminate(events, now=self._hub.clock.utc_now(), also=readable)
         await self._commit(session, live, episode, found.process)
+        return found.hold
 
     async def _facts(
         self, session: Session[LoadedInstance], live: LoadedInstance, loaded: Loaded | None, batch: Sequence[Delivery]
@@ -391,9 +397,14 @@ class Orchestrations:
         taken = list(batch) if admitted else []
         starts = [held for held in taken if isinstance(held.message.event, ExecutionStarted)]
         suspension_stamp = session.state.stored.suspension_stamp if session.state is not None else None
+        arrived = session.state.stored.arrived if session.state is not None else dict[str, int]()
         for kept in (taken, starts):
             live, _ = await self._loader.load(instance_id)
-            live.stored = replace(live.stored, suspension_stamp=newest(live.stored.suspension_stamp, suspension_stamp))
+            live.stored = replace(
+                live.stored,
+                suspension_stamp=newest(live.stored.suspension_stamp, suspension_stamp),
+                arrived={**live.stored.arrived, **arrived},
+            )
             known = live.execution_id
             begins = made.instance if made is not None else starts[0].message.instance if starts else None
             if begins is not None and known and not same_start(known, begins.execution_id):

@@ -29,6 +29,8 @@ class Session(Generic[State]):
 
     :param reader: the queue reader of the partition, which has received the messages.
     :param messages: messages that wait for the next episode.
+    :param waiting: messages that wait for another message of the instance. The next episode judges them again. They do
+        not count in the reader's buffer, so there is room for the message that they wait for.
     :param active: True while an episode of the instance runs.
     :param queued: True while the session waits for its turn to run an episode.
     :param closed: True after this worker has stopped serving the partition; no new episode starts.
@@ -42,6 +44,7 @@ class Session(Generic[State]):
     instance_id: str
     reader: ControlReader
     messages: list[Delivery] = field(default_factory=list)
+    waiting: list[Delivery] = field(default_factory=list)
     active: bool = False
     queued: bool = False
     closed: bool = False
@@ -53,6 +56,9 @@ class Session(Generic[State]):
 
 PASSED_OVER = 3
 """After this many turns of sessions with a loaded instance, a session without a loaded instance gets a turn."""
+LONGEST_WAIT = 120.0
+"""How long a message waits in memory for another message, in seconds. It is longer than the time after which a message
+that a dead worker has received becomes visible again."""
 MAX_BATCH = 400
 """The largest number of messages of one episode. A sentinel can list twice as many consumed messages."""
 
@@ -203,6 +209,8 @@ class Sessions(Generic[State]):
             session.queued = False
             if session.closed or session.instance_id in self._active:
                 continue
+            # Half of the batch is left to what has not waited, so the episode judges some of it.
+            self._end_waits(session, _ordered(session.waiting)[: MAX_BATCH // 2])
             taken = session.messages
             batch, session.messages = next_batch(taken)
             session.reader.taken(held for held in taken if held.gone)
@@ -256,8 +264,47 @@ class Sessions(Generic[State]):
             self._rest(session)
         self._evict_over_limit()
 
+    def hold(
+        self, session: Session[State], messages: Sequence[Delivery], batch: Sequence[Delivery], *, now: float
+    ) -> Sequence[Delivery]:
+        """Let messages wait in memory for another message of their instance. Call it at the end of their episode.
+
+        :param batch: all messages of the episode. If it had others too, what has waited before is judged again.
+        :param now: the current monotonic second.
+        :returns: the messages that cannot wait, because the session is closed.
+        """
+        if session.closed:
+            return messages
+        if len(messages) < len(batch):
+            self._end_waits(session, session.waiting)
+        for held in messages:
+            held.held_since = now if held.held_since is None else held.held_since
+        session.waiting.extend(messages)
+        return ()
+
+    def end_waits(self, *, before: float) -> None:
+        """Let the next episodes judge again the messages that have waited too long for another message.
+
+        :param before: messages that have waited since before this monotonic second have waited too long.
+        """
+        for session in [session for session in self._sessions.values() if session.waiting]:
+            over = [held for held in session.waiting if held.held_since is not None and held.held_since < before]
+            for held in over:
+                held.waited = True
+            self._end_waits(session, over)
+            self._offer(session)
+
+    def _end_waits(self, session: Session[State], messages: Sequence[Delivery]) -> None:
+        if messages:
+            ended = set(messages)
+            session.waiting = [held for held in session.waiting if held not in ended]
+            session.reader.untaken(messages)
+            session.messages = [*messages, *session.messages]
+
     def _rest(self, session: Session[State]) -> None:
         """Keep a session that has no messages but a loaded instance; forget the session if no instance is loaded."""
+        if session.waiting:
+            return  # it is kept, and not dropped to free memory: it has messages
         if session.state is None:
             self._forget(session)
         elif self._extended:
@@ -290,6 +337,7 @@ class Sessions(Generic[State]):
         self._failing = {key: one for key, one in self._failing.items() if one.reader is not reader}
         for session in self.of(reader):
             session.closed = True
+            self._end_waits(session, session.waiting)
             left.extend(session.messages)
             session.messages = []
             if not session.active:

@@ -6,12 +6,15 @@ reads the instance row and the sentinel (the last row of the history) if a rule 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from datetime import timedelta
 
+import structlog
+
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import (
+    EventRaised,
     ExecutionStarted,
     ExecutionTerminated,
     HistoryEvent,
@@ -28,11 +31,14 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import InstanceState, Suspension
 from airflow_provider_taskhub.hub.queues import quarantine
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
+from airflow_provider_taskhub.hub.queues.event_order import is_missing, with_arrived
 from airflow_provider_taskhub.tags import FIRE_AND_FORGET
 from airflow_provider_taskhub.workers.orchestrations.commit import Aborted
 from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstance, start_from_row
 from airflow_provider_taskhub.workers.orchestrations.sessions import Session
 from airflow_provider_taskhub.workers.orchestrations.waiting_circles import Read, waiting_circle
+
+log = structlog.get_logger(__name__)
 
 ROW_READS = 10
 """How many times the instance row of a start is read at most, while the row is missing or belongs to another run."""
@@ -48,11 +54,14 @@ class TriagedBatch:
     :param facts: the facts of the instance after all messages of the batch were judged.
     :param process: messages for the next episode.
     :param discard: messages to delete, each with its verdict.
+    :param hold: messages that wait in memory for another message of the instance.
     :param later: messages to give back, because they are deferred or failed, each with its verdict.
     :param record: suspensions and resumes to store in the sentinel, because they came before the first checkpoint of
         their run; each with the execution id of the run.
     :param refuse: messages about runs of children that never begin, each with its verdict and the name of the run: the
         terminate of a run that has not begun, or the start of a run whose parent waits for itself.
+    :param arrived: for each process, the number of the last of its events that has arrived
+        (``event_order.with_arrived``).
     :param made: the start of a run that is terminated before its first checkpoint. It was not received but built from
         the instance row or from the terminate. It is the first event of the only episode of the run. None: no such run.
     """
@@ -60,9 +69,11 @@ class TriagedBatch:
     facts: Facts
     process: list[Delivery] = field(default_factory=list)
     discard: list[tuple[Delivery, Judged]] = field(default_factory=list)
+    hold: list[Delivery] = field(default_factory=list)
     later: list[tuple[Delivery, Judged]] = field(default_factory=list)
     record: list[tuple[Delivery, str]] = field(default_factory=list)
     refuse: list[tuple[Delivery, Judged, str]] = field(default_factory=list)
+    arrived: Mapping[str, int] = field(default_factory=dict)
     made: ExecutionStarted | None = None
 
     @property
@@ -115,7 +126,7 @@ class Triage:
         :raises Aborted: if the former owner of the partition has committed since the history was loaded, or if the
             instance row was changed while the batch was judged.
         """
-        found = TriagedBatch(facts=facts)
+        found = TriagedBatch(facts=facts, arrived=live.stored.arrived)
         instance_id, etag = session.instance_id, live.stored.sentinel_etag
         taken: set[str] = set()
         read = self._reader()
@@ -134,11 +145,16 @@ class Triage:
                 # The live run begins in this batch, so there is no sentinel yet that could store the name.
                 judged = replace(judged, verdict=Verdict.DEFER, pause=SHORTEST)
             match judged.verdict:
+                case Verdict.PROCESS if not self._is_its_turn(found, held):
+                    found.hold.append(held)
                 case Verdict.PROCESS:
                     taken.add(held.identity)
                     self._process(found, held)
+                case Verdict.HOLD:
+                    found.hold.append(held)
                 case Verdict.DISCARD:
                     found.discard.append((held, judged))
+                    _arrives(found, held)
                 case Verdict.RECORD:
                     taken.add(held.identity)
                     found.record.append((held, _run_of(message, found.facts)))
@@ -169,9 +185,21 @@ class Triage:
 
         return read
 
+    def _is_its_turn(self, found: TriagedBatch, held: Delivery) -> bool:
+        """Return False if an event must wait, because an event that its sender sent earlier has not come yet.
+
+        The earlier event may never come, for example because it is in quarantine. So no event waits without end.
+        """
+        if not is_missing(held.envelope.after, held.process, found.arrived):
+            return True
+        if held.waited:
+            log.warning("event_out_of_turn", instance_id=held.message.instance.instance_id, message_id=held.message_id)
+        return held.waited
+
     def _process(self, found: TriagedBatch, held: Delivery) -> None:
         event = held.message.event
         found.process.append(held)
+        _arrives(found, held)
         if isinstance(event, ExecutionStarted):
             found.facts = _facts_after_start(found.facts, event)
         elif isinstance(event, SUSPENSIONS):
@@ -244,6 +272,12 @@ async def _refused_in_circle(start: ExecutionStarted, facts: Facts, judged: Judg
     return Judged(verdict=Verdict.REFUSE, reason=f"{text}. Give the child another instance_id")
 
 
+def _arrives(found: TriagedBatch, held: Delivery) -> None:
+    """Note that the turn of an event has come, so that the next event of its sender need not wait for it."""
+    if isinstance(held.message.event, EventRaised):
+        found.arrived = with_arrived(found.arrived, held.process, held.envelope.sequence_number)
+
+
 def _facts_after_start(facts: Facts, start: ExecutionStarted) -> Facts:
     """Return the facts of an instance after its start has been processed."""
     return Facts(
@@ -286,4 +320,5 @@ def incoming(held: Delivery, visibility: timedelta) -> Incoming:
         deliveries=held.deliveries,
         failures=held.envelope.failures,
         spent=held.envelope.failures >= quarantine.MAX_FAILURES,
+        waited=held.waited,
     )

@@ -280,6 +280,19 @@ def of_dotnet(*, complete: bool, completed: Timestamp | None = None, execution_i
     return Entity(partition_key="a", row_key=SENTINEL, properties=columns)
 
 
+@pytest.mark.rows("K16", "K52")
+def test_the_last_events_of_the_senders_are_kept_in_their_order_and_what_is_damaged_is_forgotten() -> None:
+    arrived = {"b1": 7, "a0": 2**40}
+    entity = encode_sentinel(replace(OURS, arrived=arrived), instance_id="a")
+    assert entity.properties["TaskHubArrived"] == f"b1:7,a0:{2**40}"
+    assert list(decode_sentinel(entity).arrived.items()) == list(arrived.items())
+    kept = merged(entity, encode_sentinel(OURS, instance_id="a"))
+    assert decode_sentinel(kept).arrived == arrived, "a write that names none keeps them"
+    for damaged, known in (("b1:7,x", {"b1": 7}), ("b1", {}), ("", {}), (5, {})):
+        broken = merged(entity, Entity(partition_key="a", row_key=SENTINEL, properties={"TaskHubArrived": damaged}))
+        assert decode_sentinel(broken).arrived == known
+
+
 @pytest.mark.rows("K52")
 def test_a_sentinel_of_ours_there_and_back() -> None:
     entity = encode_sentinel(OURS, instance_id="a/b")

@@ -477,6 +477,7 @@ def test_a_blob_that_holds_no_message_is_refused() -> None:
         sender=st.none() | st.builds(OrchestrationInstance, instance_id=text, execution_id=st.none() | text),
         trace_context=st.none() | text,
         failures=st.integers(0, 100),
+        after=st.none() | st.integers(1, 2**60),
         place=st.none() | st.integers(1, 2**60),
     )
 )

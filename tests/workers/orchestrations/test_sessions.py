@@ -34,6 +34,10 @@ class Buffer:
     def taken(self, messages: Any) -> None:
         self.out.extend(messages)
 
+    def untaken(self, messages: Any) -> None:
+        for message in messages:
+            self.out.remove(message)
+
     def release(self, messages: Any) -> None:
         self.released.extend(messages)
 
@@ -342,3 +346,80 @@ async def test_messages_that_have_all_gone_leave_a_live_session_alone() -> None:
     assert session.state == "i0"
     assert gone in mine.released  # type: ignore[attr-defined]
     waiting.cancel()
+
+
+async def _ends(sessions: Sessions[str], *waits: Delivery, now: float = 0.0) -> list[Delivery]:
+    """Run the next episode, at whose end some messages go on waiting for another one. Return its batch."""
+    session, batch = await sessions.next()
+    assert sessions.hold(session, waits, batch, now=now) == ()
+    sessions.done(session, now=now)
+    return batch
+
+
+@pytest.mark.rows("K16")
+async def test_what_waits_for_another_message_is_judged_with_it_and_leaves_room_for_it() -> None:
+    sessions: Sessions[str] = Sessions()
+    mine = reader()
+    second, first = held(raised(), at=1), held(raised())
+    sessions.deliver(mine, second)
+    assert await _ends(sessions, second) == [second]
+    assert mine.out == [second], "it does not count in the buffer"  # type: ignore[attr-defined]
+    idle = asyncio.ensure_future(sessions.next())
+    await asyncio.sleep(0)
+    assert not idle.done(), "nothing new has come"
+    sessions.deliver(mine, first)
+    _, batch = await idle
+    assert batch == [first, second]
+    assert len(mine.out) == 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.rows("K16")
+async def test_what_has_waited_too_long_is_judged_once_more() -> None:
+    sessions: Sessions[str] = Sessions()
+    mine = reader()
+    early, late = held(raised()), held(raised(), at=1)
+    for now, message in ((1.0, early), (2.0, late)):
+        sessions.deliver(mine, message)
+        await _ends(sessions, *([early] if message is early else [early, late]), now=now)
+    sessions.end_waits(before=1.0)
+    assert not early.waited
+    sessions.end_waits(before=1.5)
+    assert (early.waited, late.waited) == (True, False)
+    assert await _ends(sessions, late) == [early, late]
+    assert sessions.close(mine) == [late]
+    assert len(sessions) == 0
+
+
+@pytest.mark.rows("K14", "K16")
+async def test_more_than_a_batch_that_waits_is_judged_once_each_time() -> None:
+    sessions: Sessions[str] = Sessions()
+    mine = reader()
+    waits = [held(raised(), at=1 + number) for number in range(MAX_BATCH + 7)]
+    for message in waits:
+        sessions.deliver(mine, message)
+    assert await _ends(sessions, *waits[:MAX_BATCH]) == waits[:MAX_BATCH]
+    again = [*waits[: MAX_BATCH // 2], *waits[MAX_BATCH:]]
+    assert await _ends(sessions, *again) == again
+    idle = asyncio.ensure_future(sessions.next())
+    await asyncio.sleep(0)
+    assert not idle.done(), "all are judged, and nothing new has come"
+    first = held(raised())
+    sessions.deliver(mine, first)
+    session, batch = await idle
+    assert batch == [first, *waits[: MAX_BATCH // 2]]
+    assert sessions.hold(session, [], batch, now=0.0) == ()
+    sessions.done(session, now=0.0)
+    assert await _ends(sessions) == waits[MAX_BATCH // 2 :], "what has waited is judged after an episode with others"
+
+
+@pytest.mark.rows("K15", "K16")
+async def test_a_closed_session_keeps_nothing_waiting() -> None:
+    sessions: Sessions[str] = Sessions()
+    mine = reader()
+    message = held(raised())
+    sessions.deliver(mine, message)
+    session, batch = await sessions.next()
+    assert sessions.close(mine) == []
+    assert list(sessions.hold(session, [message], batch, now=0.0)) == [message]
+    sessions.done(session, now=0.0)
+    assert len(sessions) == 0
