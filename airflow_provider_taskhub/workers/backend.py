@@ -304,8 +304,9 @@ class Backend:
 
     async def _end_waits(self) -> None:
         while True:
+            await self.sessions.until_held()
             await self.hub.clock.sleep(LONGEST_WAIT / 4)
-            self.sessions.end_waits(before=self.hub.clock.monotonic() - LONGEST_WAIT)
+            self.sessions.end_waits(now=self.hub.clock.monotonic())
 
     async def _evict(self) -> None:
         idle = self._settings.session_idle.total_seconds()

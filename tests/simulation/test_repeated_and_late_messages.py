@@ -13,6 +13,7 @@ from uuid import NAMESPACE_OID, uuid5
 import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
+from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
     HistoryEvent,
@@ -191,14 +192,16 @@ def at_point(machine: Machine, name: str, count: int, do: Callable[[], Awaitable
 async def _divided(hub: World, widths: dict[str, int], death: Death) -> str | None:
     """An episode over the left event dies on its way; the next one knows only the right one, and decides otherwise.
 
-    The left event comes back later, and so do the activities that it led to.
+    The left event comes back later, and so do the activities that it led to. The two events have two senders, because
+    an event waits for an earlier one of its own sender.
     """
+    other = await Client.over(hub.store, hub.settings, clock=hub.clock)
     first = await hub.join("first", death=death)
     await hub.client.start("choice", widths, instance_id="one")
     await hub.clock.sleep(2.0)
     await hub.client.raise_event("one", "left")
     await first.died.wait()
-    await hub.client.raise_event("one", "right")
+    await other.raise_event("one", "right")
     await hub.join("second")
     return (await hub.wait("one")).output
 

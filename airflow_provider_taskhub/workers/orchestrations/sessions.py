@@ -166,7 +166,7 @@ class Sessions(Generic[State]):
         self._ready = asyncio.Event()
         self._limit = limit_bytes
         self._bytes = 0
-        self._forgotten, self._occupied = asyncio.Event(), asyncio.Event()
+        self._forgotten, self._occupied, self._holds = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._failing: dict[str, _Failing] = {}
 
     def __len__(self) -> int:
@@ -280,15 +280,22 @@ class Sessions(Generic[State]):
         for held in messages:
             held.held_since = now if held.held_since is None else held.held_since
         session.waiting.extend(messages)
+        self._holds.set()
         return ()
 
-    def end_waits(self, *, before: float) -> None:
-        """Let the next episodes judge again the messages that have waited too long for another message.
+    async def until_held(self) -> None:
+        """Return as soon as a message waits for another message of its instance."""
+        while not any(session.waiting for session in self._sessions.values()):
+            self._holds.clear()
+            await self._holds.wait()
 
-        :param before: messages that have waited since before this monotonic second have waited too long.
+    def end_waits(self, *, now: float) -> None:
+        """Let the next episodes judge again the messages that have waited for :data:`LONGEST_WAIT` seconds.
+
+        :param now: the current monotonic second.
         """
         for session in [session for session in self._sessions.values() if session.waiting]:
-            over = [held for held in session.waiting if held.held_since is not None and held.held_since < before]
+            over = [held for held in session.waiting if now - (held.held_since or now) >= LONGEST_WAIT]
             for held in over:
                 held.waited = True
             self._end_waits(session, over)

@@ -15,6 +15,7 @@ from airflow_provider_taskhub.engine.events import EventRaised, ExecutionResumed
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.queues.reader import ControlReader
 from airflow_provider_taskhub.workers.orchestrations.sessions import (
+    LONGEST_WAIT,
     MAX_BATCH,
     PASSED_OVER,
     Session,
@@ -361,15 +362,20 @@ async def test_what_waits_for_another_message_is_judged_with_it_and_leaves_room_
     sessions: Sessions[str] = Sessions()
     mine = reader()
     second, first = held(raised(), at=1), held(raised())
-    sessions.deliver(mine, second)
+    sessions.deliver(mine, second, now=0.0)
     assert await _ends(sessions, second) == [second]
     assert mine.out == [second], "it does not count in the buffer"  # type: ignore[attr-defined]
-    idle = asyncio.ensure_future(sessions.next())
+    idle, until_held = asyncio.ensure_future(sessions.next()), asyncio.ensure_future(sessions.until_held())
     await asyncio.sleep(0)
     assert not idle.done(), "nothing new has come"
-    sessions.deliver(mine, first)
+    assert until_held.done()
+    sessions.deliver(mine, first, now=0.0)
     _, batch = await idle
     assert batch == [first, second]
+    watch = asyncio.ensure_future(sessions.until_held())
+    await asyncio.sleep(0)
+    assert not watch.done(), "nothing waits any more"
+    watch.cancel()
     assert len(mine.out) == 2  # type: ignore[attr-defined]
 
 
@@ -379,11 +385,11 @@ async def test_what_has_waited_too_long_is_judged_once_more() -> None:
     mine = reader()
     early, late = held(raised()), held(raised(), at=1)
     for now, message in ((1.0, early), (2.0, late)):
-        sessions.deliver(mine, message)
+        sessions.deliver(mine, message, now=now)
         await _ends(sessions, *([early] if message is early else [early, late]), now=now)
-    sessions.end_waits(before=1.0)
+    sessions.end_waits(now=LONGEST_WAIT + 0.5)
     assert not early.waited
-    sessions.end_waits(before=1.5)
+    sessions.end_waits(now=LONGEST_WAIT + 1.5)
     assert (early.waited, late.waited) == (True, False)
     assert await _ends(sessions, late) == [early, late]
     assert sessions.close(mine) == [late]
@@ -396,7 +402,7 @@ async def test_more_than_a_batch_that_waits_is_judged_once_each_time() -> None:
     mine = reader()
     waits = [held(raised(), at=1 + number) for number in range(MAX_BATCH + 7)]
     for message in waits:
-        sessions.deliver(mine, message)
+        sessions.deliver(mine, message, now=0.0)
     assert await _ends(sessions, *waits[:MAX_BATCH]) == waits[:MAX_BATCH]
     again = [*waits[: MAX_BATCH // 2], *waits[MAX_BATCH:]]
     assert await _ends(sessions, *again) == again
@@ -404,7 +410,7 @@ async def test_more_than_a_batch_that_waits_is_judged_once_each_time() -> None:
     await asyncio.sleep(0)
     assert not idle.done(), "all are judged, and nothing new has come"
     first = held(raised())
-    sessions.deliver(mine, first)
+    sessions.deliver(mine, first, now=0.0)
     session, batch = await idle
     assert batch == [first, *waits[: MAX_BATCH // 2]]
     assert sessions.hold(session, [], batch, now=0.0) == ()
@@ -417,7 +423,7 @@ async def test_a_closed_session_keeps_nothing_waiting() -> None:
     sessions: Sessions[str] = Sessions()
     mine = reader()
     message = held(raised())
-    sessions.deliver(mine, message)
+    sessions.deliver(mine, message, now=0.0)
     session, batch = await sessions.next()
     assert sessions.close(mine) == []
     assert list(sessions.hold(session, [message], batch, now=0.0)) == [message]
