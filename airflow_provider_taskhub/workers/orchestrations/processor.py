@@ -397,14 +397,9 @@ class Orchestrations:
         taken = list(batch) if admitted else []
         starts = [held for held in taken if isinstance(held.message.event, ExecutionStarted)]
         suspension_stamp = session.state.stored.suspension_stamp if session.state is not None else None
-        arrived = session.state.stored.arrived if session.state is not None else dict[str, int]()
         for kept in (taken, starts):
             live, _ = await self._loader.load(instance_id)
-            live.stored = replace(
-                live.stored,
-                suspension_stamp=newest(live.stored.suspension_stamp, suspension_stamp),
-                arrived={**live.stored.arrived, **arrived},
-            )
+            live.stored = replace(live.stored, suspension_stamp=newest(live.stored.suspension_stamp, suspension_stamp))
             known = live.execution_id
             begins = made.instance if made is not None else starts[0].message.instance if starts else None
             if begins is not None and known and not same_start(known, begins.execution_id):
