@@ -47,7 +47,8 @@ def test_the_same_seed_gives_the_same_programs() -> None:
     assert programs == [make(3, number) for number in range(50)]
     assert programs != [make(4, number) for number in range(50)]
     text = json.dumps([make(3, number) for number in range(300)])
-    kinds = ("activity", "timer", "event", "child", "all", "any", "branch", "limit", "again", "send", "status", "raise")
+    tasks = ("activity", "timer", "event", "child", "all", "any", "branch", "limit", "remind", "set")
+    kinds = (*tasks, "again", "send", "status", "raise")
     for kind in (*kinds, "suspend", "resume", "terminate"):
         assert f'"do": "{kind}"' in text, kind
 
@@ -75,10 +76,23 @@ def test_a_termination_is_legal_only_where_somebody_terminates() -> None:
 
 
 def test_an_event_is_taken_once_in_any_order() -> None:
-    wanted = expected(event("a"), event("a"), orders=[raised("A", 1), raised("a", 2), raised("a", 3)])
+    wanted = expected(event("own"), event("own"), orders=[raised("OWN", 1), raised("own", 2), raised("own", 3)])
     assert told(wanted, [2, 1]) == told(wanted, [1, 3]) == ""
     assert "taken once more" in told(wanted, [1, 1])
     assert "taken once more" in told(wanted, [1, 4])
+
+
+def test_events_that_one_client_sends_are_taken_in_their_order() -> None:
+    remind = {"do": "remind", "name": "A", "seconds": 0.1}
+    wanted = expected(event("a"), remind, event("b"), orders=[raised("A", 7), raised("b", 8), raised("a", 5)])
+    assert told(wanted, [7, 5, 8]) == ""
+    assert "'a' were taken in the order [1, 0]" in told(wanted, [5, 7, 8])
+
+
+def test_a_set_is_written_sorted() -> None:
+    wanted = expected({"do": "set", "of": [activity("k.", value=7), activity("l.", value=5)]})
+    assert told(wanted, [[5, 7]]) == ""
+    assert "returned" in told(wanted, [[7, 5]])
 
 
 def test_whatever_comes_first_of_any_is_legal_and_what_never_comes_is_not() -> None:

@@ -98,9 +98,28 @@ async def program(ctx: OrchestrationContext, given: dict[str, Any]) -> list[Any]
             case "send":
                 target = ctx.parent.instance.instance_id if step["to"] == "parent" and ctx.parent else ctx.instance_id
                 ctx.send_event(target, step["name"], step["value"])
+            case "remind":
+                out.append(await _reminded(ctx, step))
+            case "set":
+                out.append(await _set(ctx, step))
             case _:
                 out.append(await _settled(ctx, step))
     return out
+
+
+async def _reminded(ctx: OrchestrationContext, step: dict[str, Any]) -> Any:
+    while True:
+        event = ctx.wait_for_external_event(step["name"])
+        timer = ctx.create_timer(timedelta(seconds=step["seconds"]))
+        if await ctx.when_any([event, timer]) is event:
+            timer.cancel()
+            return event.get_result()
+
+
+async def _set(ctx: OrchestrationContext, step: dict[str, Any]) -> set[Any]:
+    """Call an activity for each member of a set of texts. Each process may go through a set in an order of its own."""
+    parts = {part["key"]: part for part in step["of"]}
+    return {await _build(ctx, parts[key]).task for key in set(parts)}
 
 
 async def _settled(ctx: OrchestrationContext, step: dict[str, Any]) -> Any:

@@ -3,7 +3,8 @@
 A program is an object with the id of its instance, the steps that its orchestrator carries out, and the orders that a
 client gives while it runs: events, suspensions, resumes, a termination. Only programs whose result is known whatever
 the timing are made: what may never be answered stands only in an ``any`` beside something that is, and a wait whose
-turn depends on timing has an event name of its own.
+turn depends on timing has an event name of its own. The names ``a`` and ``b`` are those of events that an instance
+takes one after the other (:data:`IN_TURN`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 Step = dict[str, Any]
 Program = dict[str, Any]
 
+IN_TURN = ("a", "b")
+"""Names of events that an instance takes one after the other. One client sends those to the program's own instance."""
 DEEPEST = 2
 """Children below the program's own instance."""
 HOUR = 3600.0
@@ -142,17 +145,23 @@ class _Writer:
             return self._waits(owner)
         if kind < 0.42 and depth < DEEPEST:
             return self._child(depth, once=once)
+        if kind < 0.47:
+            return [{"do": "set", "of": [self._activity(plain=True) for _ in range(self._dice.choice([1, 3, 6]))]}]
         step = self._task(owner if once else None, depth, alone=True)
         step["caught"] = self._likely(0.8)
         return [step]
 
     def _waits(self, owner: str) -> list[Step]:
         """Waits for events of one name, which come in whatever order; now and then there is one event too many."""
-        name = self._dice.choice(["a", "b"])
+        name = self._dice.choice(IN_TURN)
         count = self._dice.choice([1, 1, 2, 3])
         for _ in range(count + self._likely(0.15)):
             self._raise(owner, name)
-        return [self._event(name) for _ in range(count)]
+        return [self._remind(name) if self._likely(0.3) else self._event(name) for _ in range(count)]
+
+    def _remind(self, name: str) -> Step:
+        """Waits for an event beside a timer, and waits anew when the timer is first: the wait before is left behind."""
+        return {"do": "remind", "name": name, "seconds": self._dice.choice([0.1, 0.4, 1.0])}
 
     def _child(self, depth: int, *, once: bool) -> list[Step]:
         """A child that is awaited, or forgotten; its parent sends it an event, or it sends its parent one."""
@@ -216,13 +225,16 @@ class _Writer:
             parts.insert(self._dice.randint(0, len(parts)), never)
         return {"do": "any", "of": parts, "cancel": self._likely(0.5)}
 
-    def _activity(self) -> Step:
+    def _activity(self, *, plain: bool = False) -> Step:
+        """An activity. :param plain: it does not fail, and its result is its number."""
         attempts = self._dice.choice([1, 1, 1, 2, 3])
         fails = self._dice.choice([0, 0, 0, 1, 2, 3])
         if attempts == 1 and self._likely(0.6):
             fails = 0
         value, times = self._next(), 1
         large = self._dice.random()
+        if plain:
+            attempts, fails, large = 1, 0, 1.0
         given: Any = value
         if large < 0.03:
             given, times = f"{value},", self._dice.choice([20_000, 60_000])

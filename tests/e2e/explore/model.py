@@ -1,19 +1,19 @@
 """What a program's instances must come to, found by reading the program and by nothing of the engine.
 
-Where timing makes several results legal the prediction is a pattern that all of them match. Events of one name may
-arrive in any order; each of them is taken once.
+Where timing makes several results legal the prediction is a pattern that all of them match. Each event is taken once.
+Those that one client sends are taken in their order; others may arrive in any order.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import count
 from json import dumps
 from typing import Any
 
-from tests.e2e.explore.generator import HOUR, Program, Step
+from tests.e2e.explore.generator import HOUR, IN_TURN, Program, Step
 
 UNNAMED = "?"
 """What the ids begin with that we give to instances whose ids the program does not say."""
@@ -74,7 +74,8 @@ class Expected:
     """What becomes of an instance.
 
     :param output: pattern of what it returns; of a failed one its possible headlines.
-    :param events: data of all events of the program, by instance and name. :param sure: it exists, whatever the timing.
+    :param events: data of all events of the program, by instance and name. :param in_turn: those of them that are taken
+        in the order in which they stand there. :param sure: it exists, whatever the timing.
     :param may_terminate: it may have been terminated instead.
     """
 
@@ -82,6 +83,7 @@ class Expected:
     output: Any
     custom_status: Any
     events: Events
+    in_turn: Set[tuple[str, str]]
     sure: bool
     may_terminate: bool
 
@@ -128,6 +130,7 @@ class _Reader:
                 output=outcome.value if isinstance(outcome, Ends) else [error.headline for error in outcome.errors],
                 custom_status=status,
                 events=self._events,
+                in_turn={(self._program["id"], name) for name in IN_TURN},
                 sure=exists,
                 may_terminate=self._terminates,
             )
@@ -173,6 +176,11 @@ class _Reader:
                 return None if step["seconds"] >= HOUR else Ends(True)
             case "event":
                 return Ends(Event(own, step["name"].casefold())) if step["raised"] else None
+            case "remind":
+                return Ends(Event(own, step["name"].casefold()))
+            case "set":
+                found = [self._activity(part, sure=sure) for part in step["of"]]
+                return Ends(sorted(outcome.value for outcome in found if isinstance(outcome, Ends)))
             case "child":
                 return self._child(step, own, sure=sure)
             case "all":
@@ -293,6 +301,12 @@ def _events(expected: Expected, taken: Iterable[tuple[Event, Any]]) -> list[str]
         if rest[text] <= 0:
             told.append(f"event {event.name!r} with {text[:100]} was taken once more than it was raised")
         rest[text] -= 1
+    for name in expected.in_turn:
+        sent = [dumps(value) for value in expected.events.get(name, ())]
+        texts = [dumps(value) for event, value in taken if (event.owner, event.name) == name]
+        places = [sent.index(text) for text in texts if text in sent]
+        if places != sorted(places):
+            told.append(f"events {name[1]!r} were taken in the order {places} of those that were raised")
     return told
 
 
