@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -63,11 +64,13 @@ async def stored(hub: World) -> tuple[dict[int, list[ActivityRecord]], int, int]
     return records, len(await hub.store.list_blobs(names.logs, "one/")), len(blobs)
 
 
-def played(*, kept: int = KEPT, seconds: float = 120.0, **options: Any) -> Any:
+def played(*, kept: int = KEPT, seconds: float = 12.0, quiet: float = 60.0) -> Any:
+    """Forty rounds. :param quiet: seconds for which the store must have left a record alone before it is deleted."""
+
     async def whole() -> Any:
         ran: list[int] = []
         worlds: list[World] = []
-        async with World(app(ran, worlds), lease=RARE_RENEWALS, kept_generations=kept, **options) as hub:
+        async with World(app(ran, worlds), lease=RARE_RENEWALS, kept_generations=kept) as hub:
             worlds.append(hub)
             await hub.join("only")
             await hub.client.start("rounds", [0, seconds], instance_id="one")
@@ -78,7 +81,8 @@ def played(*, kept: int = KEPT, seconds: float = 120.0, **options: Any) -> Any:
             await hub.clock.sleep(seconds + 20.0)
             return ran, *await stored(hub)
 
-    return simulate(whole)
+    with patch.object(trimming, "QUIET", timedelta(seconds=quiet)):
+        return simulate(whole)
 
 
 def test_records_logs_and_large_results_of_old_generations_are_deleted() -> None:
@@ -89,9 +93,9 @@ def test_records_logs_and_large_results_of_old_generations_are_deleted() -> None
     assert (logs, results) == (6, 6)
 
 
-@pytest.mark.parametrize(("kept", "seconds"), [(0, 120.0), (100, 120.0), (KEPT, 5.0)], ids=["all", "many", "young"])
+@pytest.mark.parametrize(("kept", "seconds"), [(0, 12.0), (100, 12.0), (KEPT, 0.5)], ids=["all", "many", "young"])
 def test_records_that_may_be_needed_stay(kept: int, seconds: float) -> None:
-    """The setting keeps all or more than there are; or the store has written them in the last ten minutes."""
+    """The setting keeps all or more than there are; or the store has written them in the last minute."""
     _, records, _, results = played(kept=kept, seconds=seconds)
     assert sorted(records) == [*range(41)]
     assert results == 41
