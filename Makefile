@@ -46,8 +46,13 @@ demo-kill: .venv/.demo ## the demo's pipeline and kill N times in a row, on SQLi
 env: .venv/.test ## only make the environment in .venv, to run single tests: .venv/bin/python -m pytest FILE -k WORD
 	@echo "the environment is ready; one test: .venv/bin/python -m pytest FILE -k WORD"
 
+# Two at once: the types take one core for a while, and what is installed waits for the network.
+.PHONY: .ready
+.ready: check docs .venv/.azurite .browser
+
 .PHONY: test
-test: .machine check docs .venv/.azurite .browser ## check, docs, and all tests but those of tests/extra.toml (TESTS="tests/engine -k timer": only these)
+test: .machine ## check, docs, and all tests but those of tests/extra.toml (TESTS="tests/engine -k timer": only these)
+	@$(MAKE) --no-print-directory -j2 .ready
 ifdef TESTS
 	@$(BIN)/python -m pytest $(TESTS)
 else
@@ -55,7 +60,8 @@ else
 endif
 
 .PHONY: test-all
-test-all: .machine check docs .venv/.azurite .browser .redis ## check, docs, and all tests
+test-all: .machine .redis ## check, docs, and all tests
+	@$(MAKE) --no-print-directory -j2 .ready
 	@$(BIN)/python -m tests.run --all
 
 .PHONY: quick

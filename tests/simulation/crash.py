@@ -89,18 +89,20 @@ def go_through(
     place: Place,
     *,
     sample: int | None = None,
+    half: int | None = None,
     only: Sequence[Trouble] | None = None,
 ) -> Iterator[tuple[Kind, Count]]:
     """One scenario on one store: a count for each kind.
 
-    :param sample: so many points of each kind, instead of all. :param only: these points, whatever there are.
+    :param sample: so many points of each kind, instead of all. :param half: one half of them, 0 or 1.
+    :param only: these points, whatever there are.
     """
     for kind in kinds:
         count, began = Count({scenario.name}), time.monotonic()
         chosen = [wrong for wrong in only or () if wrong.kind is kind]
         if only is None:
             run = undisturbed(scenario, place, CREWS.get(kind, Crew.ALONE))
-            chosen = points(kind, run, sample=sample, seed=f"{scenario} {place}")
+            chosen = points(kind, run, sample=sample, seed=f"{scenario} {place}")[half or 0 :: 1 if half is None else 2]
         for wrong in chosen:
             count.points += 1
             for damage, text in damages_of(scenario, undisturbed(scenario, place), wrong, place):

@@ -10,6 +10,7 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.errors import AccessDenied
+from airflow_provider_taskhub.settings import EMBEDDED_LEASE
 from airflow_provider_taskhub.storage.faults import Call, Fault, refused, throttled
 from tests.simulation.world import World, simulate
 
@@ -58,7 +59,7 @@ def test_who_receives_nothing_leaves_its_partitions_to_the_others_until_it_recei
     """Its leases are renewed all the time. That it counts for fair shares must not bring them back at once."""
 
     async def play() -> Any:
-        async with World(app(), partitions=4, max_polling=timedelta(seconds=2)) as hub:
+        async with World(app(), partitions=4, max_polling=timedelta(seconds=2), lease=EMBEDDED_LEASE) as hub:
             deaf = True
 
             def plan(call: Call) -> Fault | None:
@@ -95,7 +96,7 @@ def test_a_worker_that_alone_is_refused_gives_its_partitions_up(answer: Fault) -
     """The store answers each of its requests for messages with a refusal. The other worker receives."""
 
     async def play() -> Any:
-        async with World(app(), partitions=4, max_polling=timedelta(seconds=2)) as hub:
+        async with World(app(), partitions=4, max_polling=timedelta(seconds=2), lease=EMBEDDED_LEASE) as hub:
             good = await hub.join("good")
             bad = await hub.join("bad", plan=lambda call: answer if call.kind == "queue.receive" else None)
             await asyncio.sleep(5)
@@ -118,7 +119,7 @@ def test_workers_that_are_refused_alike_keep_their_partitions() -> None:
     """An outage for all: another owner would be refused too. Work goes on when the store takes the requests again."""
 
     async def play() -> Any:
-        async with World(app(), partitions=4, max_polling=timedelta(seconds=2)) as hub:
+        async with World(app(), partitions=4, max_polling=timedelta(seconds=2), lease=EMBEDDED_LEASE) as hub:
             busy = False
             workers = [
                 await hub.join(name, plan=lambda call: throttled() if busy and call.kind == "queue.receive" else None)
@@ -143,7 +144,7 @@ def test_workers_that_are_refused_alike_keep_their_partitions() -> None:
 @pytest.mark.rows("K12")
 def test_who_is_alone_leaves_nothing_to_nobody() -> None:
     async def play() -> Any:
-        async with World(app(), max_polling=timedelta(seconds=2)) as hub:
+        async with World(app(), max_polling=timedelta(seconds=2), lease=EMBEDDED_LEASE) as hub:
             deaf = True
 
             def plan(call: Call) -> Fault | None:

@@ -78,6 +78,8 @@ RARE_RENEWALS = AZURE_LEASE.model_copy(update={"visibility": EMBEDDED_LEASE.visi
 """Lease times for plays of many minutes in which no partition moves. A worker renews a tenth as often as with the times
 of the embedded store, and the play costs a tenth, because an idle worker does little else. A received message is hidden
 for as short a time as there."""
+PLAYED = EMBEDDED_LEASE.model_copy(update={"scan": EMBEDDED_LEASE.renew})
+"""Lease times of most plays: a worker looks half as often for partitions without an owner, which costs half as much."""
 QUIET = timedelta(hours=2)
 """Virtual time within which nothing may be left in any queue once everything has ended."""
 
@@ -172,7 +174,7 @@ class Place:
     stepwise: bool = True
     shared: bool = False
     proves: bool = False
-    lease: LeaseTimes = EMBEDDED_LEASE
+    lease: LeaseTimes = PLAYED
 
     def __str__(self) -> str:
         return self.name
