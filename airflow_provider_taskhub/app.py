@@ -286,8 +286,12 @@ class App:
             )
 
 
+_VALUES = ("str", "int", "float", "bool", "dict", "list", "bytes")
+"""Names of types that the first parameter of an orchestrator, the context, cannot have."""
+
+
 def _name_of(function: Callable[..., Any], name: str | None, kind: str) -> str:
-    if not callable(function):
+    if not callable(function) or isinstance(function, type):
         raise ConfigurationError(f"@app.{kind} decorates {function!r}, which is not a function: put it on a function")
     found = name if name is not None else getattr(function, "__name__", "")
     if not isinstance(found, str) or not found or found == "<lambda>":
@@ -305,6 +309,18 @@ def _parameters(function: Callable[..., Any], what: str, *, first: str | None) -
     """
     parameters = list(inspect.signature(function).parameters.values())
     positional = [p for p in parameters if p.kind in _POSITIONAL]
+    if positional and positional[0].name in ("self", "cls"):
+        raise ConfigurationError(
+            f"{what} is a method: nobody could give it {positional[0].name!r}. Declare a function outside of the class"
+        )
+    if first == "ctx" and positional:
+        annotation = positional[0].annotation  # a type, or a text after `from __future__ import annotations`
+        is_value = getattr(annotation, "__name__", annotation) in _VALUES
+        if is_value or "ctx" in [p.name for p in positional[1:]]:
+            raise ConfigurationError(
+                f"{what} has {positional[0].name!r} as its first parameter, which gets the context: "
+                "its parameters must be (ctx) or (ctx, input)"
+            )
     lead = 0 if first is None else 1
     needed = [p for p in positional[lead + 1 :] if p.default is inspect.Parameter.empty]
     needed += [

@@ -142,8 +142,9 @@ def dumps(value: Any, annotation: Any = None, *, what: str = "value") -> str:
     try:
         text = _text(value, annotation)
     except Unwritable as error:
+        kind = "" if hasattr(type(value), "__taskhub_refused__") else f" of type {type(value).__name__}"
         raise InputError(
-            f"{what} of type {type(value).__name__} cannot be written as JSON: {error}. "
+            f"{what}{kind} cannot be written as JSON: {error}. "
             "Pass plain values, dataclasses, pydantic models or dates."
         ) from error.__cause__
     except (TooDeep, RecursionError) as error:

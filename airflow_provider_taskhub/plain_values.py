@@ -16,6 +16,7 @@ from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from functools import lru_cache
+from io import IOBase
 from math import isfinite, isnan
 from types import NoneType
 from typing import Any
@@ -207,6 +208,10 @@ class _Walk:
         return made
 
     def _of_other(self, value: Any, depth: int) -> Any:
+        if hasattr(type(value), "__taskhub_refused__"):
+            raise Unwritable(value.__taskhub_refused__)
+        if isinstance(value, IOBase):  # otherwise it would be written as a list of its lines
+            raise Unwritable("is an open file: read it, or give its path")
         numpy, pandas = sys.modules.get("numpy"), sys.modules.get("pandas")
         if pandas is not None and (value is pandas.NaT or value is pandas.NA):
             raise Unwritable(f"is {value}: give None, or leave it out")
@@ -224,7 +229,8 @@ class _Walk:
         try:
             made = to_jsonable_python(_with_sorted_sets(value), inf_nan_mode="constants")
         except (PydanticSerializationError, TypeError, ValueError, RecursionError) as error:
-            raise Unwritable(_why(value, error)) from error
+            # An error about an unknown type has no line of user code. As a cause, it would hide the line of the user.
+            raise Unwritable(_why(value, error)) from (None if "unknown type" in str(error) else error)
         if isinstance(made, str):
             if made in _NOT_FINITE and not isfinite(float(value)):
                 raise Unwritable(f"is {made}, which is no number in JSON: give None, or leave it out")

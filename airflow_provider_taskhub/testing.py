@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from difflib import get_close_matches
 from typing import Any, TypedDict, Unpack, overload
 
 import structlog
@@ -28,6 +30,8 @@ from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registr
 from airflow_provider_taskhub.engine.signatures import A, J
 from airflow_provider_taskhub.engine.tasks import NAME
 from airflow_provider_taskhub.errors import ConfigurationError, OrchestrationError
+from airflow_provider_taskhub.hub.formats.waits_column import decode_awaits
+from airflow_provider_taskhub.hub.history.load import sentinel_of
 from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, Member, WorkerIdentity
 from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.settings import MAX_RESULT, LeaseTimes, Settings
@@ -42,6 +46,10 @@ from airflow_provider_taskhub.workers.peers import Peers
 __all__ = ["Event", "run"]
 
 _TIME_LIMIT = timedelta(days=3650)
+_MORE = timedelta(days=1)
+"""Virtual time after the limit in which the run finds out what the orchestration waits for."""
+_NEAR = 0.8
+"""How near a name must be to that of an activity to be a typing error, from 0 to 1."""
 _LAST = timedelta(minutes=1)
 """Longest virtual time that activities have after the end of the orchestration."""
 _ALONE = LeaseTimes(
@@ -123,8 +131,12 @@ def run(
     :param limit: virtual time after which the run is stopped with an error.
     :raises OrchestrationError: if the orchestration failed or was terminated; the text is the failure's text. The
         error's notes are stack traces of the user's code; the last note is the stack trace of the first cause.
-    :raises ConfigurationError: if the orchestrator is not declared, or an event loop runs in this thread already.
-    :raises RuntimeError: if the run takes more virtual time than ``limit``.
+    :raises ConfigurationError: if the orchestrator is not declared, if ``activities`` has a name that is nearly the
+        name of a declared activity, or if an event loop runs in this thread already.
+    :raises RuntimeError: if the run takes more virtual time than ``limit``. The text names the events for which the
+        orchestration waits.
+
+    What a worker's log would tell about the code, such as a task that it never awaited, is a ``RuntimeWarning`` here.
     """
     if asyncio._get_running_loop() is not None:
         raise ConfigurationError(
@@ -133,9 +145,26 @@ def run(
         )
     apps = (app,) if isinstance(app, App) else tuple(app)
     registry, name = _registry(apps, orchestrator)
-    runner = InProcess(registry, dict(activities or {}), spark)
-    with _quiet():
-        return virtual_time.run(_run(runner, name, input, tuple(events)), limit=limit)
+    replaced = dict(activities or {})
+    _check_names(replaced, registry)
+    runner = InProcess(registry, replaced, spark)
+    told: list[str] = []
+    try:
+        with _quiet(told):
+            return virtual_time.run(_run(runner, name, input, tuple(events), limit), limit=limit + _MORE)
+    finally:
+        for text in told:
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def _check_names(replaced: Mapping[str, object], registry: Registry) -> None:
+    """Refuse a replacement whose name is a typing error, because the activity itself would run."""
+    for name in replaced:
+        if not isinstance(name, str):
+            raise ConfigurationError(f"activities has the key {name!r}: give the name of an activity, as a text")
+        near = get_close_matches(name, registry.activities, n=1, cutoff=_NEAR)
+        if name not in registry.activities and near:
+            raise ConfigurationError(f"activities replaces {name!r}, which is no activity: did you mean {near[0]!r}?")
 
 
 def _registry(apps: tuple[App, ...], orchestrator: Callable[..., Any] | str) -> tuple[Registry, str]:
@@ -153,10 +182,19 @@ def _registry(apps: tuple[App, ...], orchestrator: Callable[..., Any] | str) -> 
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Switch off TaskHub's own log lines, because they would fill the output of the user's test."""
+def _quiet(told: list[str]) -> Iterator[None]:
+    """Switch off TaskHub's own log lines, because they would fill the output of the user's test.
+
+    :param told: this function adds the texts of warnings about orchestrator code to the list.
+    """
+
+    def take(_: Any, method: str, entry: MutableMapping[str, Any]) -> Any:
+        if method == "warning" and str(entry["event"]).startswith(f"orchestrator {entry.get('orchestrator')!r} "):
+            told.append(str(entry["event"]))
+        raise structlog.DropEvent
+
     before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    structlog.configure(processors=[take], wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     try:
         yield
     finally:
@@ -270,7 +308,7 @@ class _EndlessTenure:
         """Do nothing: no code waits until the partition is drained."""
 
 
-async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ...]) -> Any:
+async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ...], limit: timedelta) -> Any:
     registry, clock = runner.registry, virtual_time.VirtualClock()
     settings = Settings(
         hub="Testing", partitions=1, lease=_ALONE, max_polling=timedelta(days=1), session_idle=timedelta(days=1)
@@ -301,7 +339,12 @@ async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ..
             state = await client.start(name, _plain(registry, name, input))
             async with owned() as start:
                 start(_raise(client, clock, state.instance_id, events))
-                ended = await client.wait(state.instance_id, longest=86_400.0)
+                try:
+                    async with asyncio.timeout(limit.total_seconds()):
+                        ended = await client.wait(state.instance_id, longest=86_400.0)
+                except TimeoutError:
+                    waits = await _waits(client, state.instance_id, events)
+                    raise virtual_time.TimeLimit(f"still running after {limit} of virtual time{waits}") from None
                 await _last_activities(client, clock)
         finally:
             await backend.drain(0.0)
@@ -316,6 +359,19 @@ async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ..
                 error.add_note(f"{head}\n{failure.stack_trace.rstrip()}")
         raise error
     return None if ended.output is None else loads(ended.output)
+
+
+async def _waits(client: Client, instance_id: str, events: tuple[Event, ...]) -> str:
+    """Return for which events an instance waits and which other events were raised, as the rest of a sentence."""
+    sentinel = await sentinel_of(client.hub.store, client.hub.names, instance_id)
+    awaits = None if sentinel is None or sentinel.awaits is None else decode_awaits(sentinel.awaits)
+    names = [event.name for event in awaits.events] if awaits is not None else []
+    if not names:
+        return ""
+    awaited = {name.casefold() for name in names}
+    others = sorted({event.name for event in events if event.name.casefold() not in awaited})
+    raised = f", and {', '.join(map(repr, others))} was raised" if others else ""
+    return f": it waits for event {', '.join(map(repr, names))}{raised}"
 
 
 async def _last_activities(client: Client, clock: virtual_time.VirtualClock) -> None:

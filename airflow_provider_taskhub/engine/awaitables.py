@@ -98,6 +98,14 @@ class Attempts(Group[Any]):
         self._failure: TaskFailedError | None = None
         engine.schedule(action, self)
 
+    @property
+    def owner(self) -> object | None:
+        return self._engine.wait_changes
+
+    def named(self) -> str:
+        kind = "activity" if self._action.role == "activity" else "child"
+        return f"{kind} {self._action.name!r} at {self._action.where}"
+
     def answered(self, result: str | None) -> None:
         what = f"result of {'activity' if self._action.role == 'activity' else 'orchestrator'} {self._action.name!r}"
         try:
@@ -156,6 +164,13 @@ class Timer(CancellableTask[None]):
         self._where = where
         self._role = role
         self._schedule_part()
+
+    @property
+    def owner(self) -> object | None:
+        return self._engine.wait_changes
+
+    def named(self) -> str:
+        return f"the timer at {self._where}"
 
     def _schedule_part(self) -> None:
         self._until = min(self._fire_at, self._engine.time + LONGEST_TIMER)
@@ -225,6 +240,13 @@ class EventWait(CancellableTask[Any]):
         self.name = name
         self.since = since
         self._annotation = annotation
+
+    @property
+    def owner(self) -> object | None:
+        return self._wait_changes
+
+    def named(self) -> str:
+        return f"the wait for event {self.name!r}"
 
     def _notify_groups(self) -> None:
         self._wait_changes.end(self)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, Protocol, Unpack, overload
@@ -21,7 +21,7 @@ from airflow_provider_taskhub.engine.awaitables import Attempts, Timer
 from airflow_provider_taskhub.engine.events import EventType, ParentInstance
 from airflow_provider_taskhub.engine.identity import check_instance_id, check_new_instance_id, guid
 from airflow_provider_taskhub.engine.references import Reference
-from airflow_provider_taskhub.engine.registry import result_annotation_of
+from airflow_provider_taskhub.engine.registry import Registry, needs_input, result_annotation_of
 from airflow_provider_taskhub.engine.replay_safe_logger import LevelLogger, Log, LogLine, ReplaySafeLogger
 from airflow_provider_taskhub.engine.retry import RetryPolicy
 from airflow_provider_taskhub.engine.signatures import A, CallOptions, ChildOptions, T
@@ -218,10 +218,11 @@ class OrchestrationContext:
         :param version: version that the message carries, for workers of other systems that choose the code by version.
             TaskHub's workers choose an activity only by its name.
         :param tags: texts by name; None: no tags. The activity reads the tags with ``activity_info().tags``.
-        :raises InputError: JSON cannot express the input, no value can be decoded to ``result_type``, or the version or
-            the tags cannot be stored.
+        :raises InputError: JSON cannot express the input; there is no input, and the function has no default for it; no
+            value can be decoded to ``result_type``; the function is not declared; or the version or the tags cannot be
+            stored.
         """
-        name = _name(activity, "call_activity")
+        name = _name(activity, "call_activity", self._generation.registry)
         check_column(version, f"version of activity {name[:40]!r}")
         if tags:
             check_tags(tags, f"activity {name[:40]!r}", spilled=True)
@@ -231,6 +232,11 @@ class OrchestrationContext:
         if arguments is not None:
             text = dumps(list(arguments), what=f"input of activity {name!r}")
         elif input is NO_INPUT:
+            if definition is not None and needs_input(definition.function, definition.parameter):
+                raise InputError(
+                    f"activity {name!r} needs an input: its parameter {definition.parameter!r} has no default. "
+                    f"Write ctx.call_activity({name}, …)"
+                )
             text = "[]"
         else:
             annotation = None if definition is None else definition.input_annotation
@@ -244,7 +250,7 @@ class OrchestrationContext:
             input=text,
             tags=dict(tags) if tags else None,
         )
-        policy = retry or retry_policy or (definition.retry if definition else None)
+        policy = _policy(retry, retry_policy, f"activity {name!r}") or (definition.retry if definition else None)
         return Attempts(self._generation, action, policy, result_type)
 
     @overload
@@ -324,7 +330,7 @@ class OrchestrationContext:
             is not valid, or is the id of this instance; the version, or all tags of the child together, cannot be
             stored.
         """
-        name = _name(orchestrator, "call_sub_orchestrator")
+        name = _name(orchestrator, "call_sub_orchestrator", self._generation.registry)
         # A start message waits until the running instance of its id has ended. If the child had the parent's id, parent
         # and child would wait for each other and never end.
         if instance_id is not None and instance_id == self.instance_id:
@@ -350,7 +356,8 @@ class OrchestrationContext:
             instance_id=None if instance_id is None else check_new_instance_id(instance_id),
         )
         if FIRE_AND_FORGET not in own:
-            return Attempts(self._generation, action, retry or retry_policy, result_type)
+            policy = _policy(retry, retry_policy, f"orchestrator {name!r}")
+            return Attempts(self._generation, action, policy, result_type)
         self._generation.schedule(action, None)
         done: Task[Any] = Task()
         done.complete(None)
@@ -436,9 +443,14 @@ class OrchestrationContext:
 
         :param name: name of the event; upper and lower case are the same.
         :param data_type: type to which the data are decoded, such as a dataclass; None: plain JSON.
-        :raises InputError: the name cannot be stored.
+        :raises InputError: the name cannot be stored, or no value can be decoded to ``data_type``.
         """
         check_event(name, "wait_for_external_event")
+        if data_type is not None:
+            what = f"data_type of event {name!r}"
+            if isinstance(data_type, timedelta | int | float):
+                raise InputError(f"{what} is {data_type!r}, which is no type; for a limit of the wait, use ctx.timeout")
+            check_annotation(data_type, what=what)
         return self._generation.wait(name, data_type, CallSite.of(sys._getframe(1)))
 
     def send_event(self, instance_id: str, name: str, data: Any = None) -> None:
@@ -571,11 +583,37 @@ def _result_type(given: Any, function: Callable[..., Any] | None, what: str) -> 
     return given
 
 
-def _name(declared: Callable[..., Any] | str, what: str) -> str:
+def _policy(retry: RetryPolicy | None, other: RetryPolicy | None, what: str) -> RetryPolicy | None:
+    for given in (retry, other):
+        if given is not None and not isinstance(given, RetryPolicy):
+            raise InputError(f"retry of {what} is {given!r}; give a RetryPolicy, e.g. RetryPolicy(max_attempts=3)")
+    return retry or other
+
+
+def _name(declared: Callable[..., Any] | str, what: str, registry: Registry) -> str:
+    """Return the name of an activity or orchestrator.
+
+    :param what: the method that was called.
+    :raises InputError: the function is not declared, or is declared as the other one of the two; or the name cannot be
+        stored.
+    """
     name: Any = declared
     if not isinstance(declared, str):
         name = getattr(declared, NAME, None) or getattr(declared, "__name__", "")
     if not isinstance(name, str) or not name:
         raise InputError(f"{what}: {declared!r} is neither a name nor a declared function")
+    if not isinstance(declared, str):
+        kind, other, other_call = "activity", "orchestrator", "call_sub_orchestrator"
+        known: Collection[str] = registry.activities
+        others: Collection[str] = registry.orchestrators
+        if what != "call_activity":
+            kind, other, other_call, known, others = other, kind, "call_activity", others, known
+        if not hasattr(declared, NAME):
+            raise InputError(
+                f"{what}: function {name!r} is not declared: put @app.{kind} on it. If it is declared and another "
+                "decorator stands above, that one must use functools.wraps"
+            )
+        if name not in known and name in others:
+            raise InputError(f"{what}: {name!r} is an {other}: use ctx.{other_call}")
     check_column(name, f"{what}: the name {name[:40]!r}…")
     return name

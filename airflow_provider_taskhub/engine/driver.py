@@ -65,6 +65,13 @@ class Branch(CancellableTask[T_co], Group[T_co]):
         self._trace: TracebackType | None = None
 
     @property
+    def owner(self) -> object | None:
+        return self._driver.owner
+
+    def named(self) -> str:
+        return "a branch" if self._body is None else f"the branch that waits at {self.line()}"
+
+    @property
     def trace(self) -> TracebackType | None:
         return self._trace
 
@@ -122,7 +129,7 @@ class Branch(CancellableTask[T_co], Group[T_co]):
         The code can clean up in an ``except`` or ``finally`` block, also with awaits. When the code ends, the task
         fails with :class:`TaskFailedError`. If the code goes on in spite of the cancellation, its result counts.
         """
-        self._used = True
+        self.use()
         self._is_cancelled = True
         self.interrupt("the branch was cancelled by the orchestrator")
         self.step()
@@ -183,6 +190,15 @@ class Branch(CancellableTask[T_co], Group[T_co]):
                 )
             )
             return
+        owner = yielded.owner
+        if owner is not None and owner is not self._driver.owner:
+            self._failed(
+                self._driver.error(
+                    f"awaited {yielded.named()} at {self.line()}, which another run of an orchestrator has made: await "
+                    "only what this run's own ctx has made, and keep no task or ctx in a global variable"
+                )
+            )
+            return
         self._awaited = yielded
         if self._pending is not None:  # it is interrupted at this await, so it must take no event here
             return
@@ -194,6 +210,8 @@ class Branch(CancellableTask[T_co], Group[T_co]):
     def _failed(self, error: BaseException) -> None:
         self.close()
         error = reworded(error)
+        if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
+            error = error.with_traceback(error.__cause__.__traceback__)  # Python's own error has no line of the code
         if self._is_cancelled and isinstance(error, CancelledError):
             self._seen = True
             self.fail(TaskFailedError("the task was cancelled by the orchestrator"))
@@ -227,15 +245,17 @@ class Driver:
     """Runs the branches of one orchestrator.
 
     :param name: name of the orchestrator, for errors.
+    :param owner: what stands for the generation (``Task.owner``).
     :ivar main: the orchestrator function itself.
     :ivar current: the branch whose code runs; the main branch if no code runs.
     :ivar is_closed: whether no code runs any more, because the driver was closed.
     """
 
-    __slots__ = ("_branches", "_name", "_ready", "_steps", "current", "is_closed", "main")
+    __slots__ = ("_branches", "_name", "_ready", "_steps", "current", "is_closed", "main", "owner")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, owner: object) -> None:
         self._name = name
+        self.owner = owner
         self._ready: deque[Branch[Any]] = deque()
         self._branches: dict[int, Branch[Any]] = {}
         self._steps = 0

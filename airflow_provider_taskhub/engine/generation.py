@@ -122,7 +122,7 @@ class Generation:
         self._forgotten = Forgotten()
         self.wait_changes = WaitRecorder()
         self._carried: list[HistoryEvent] = []
-        self._driver = Driver(definition.name)
+        self._driver = Driver(definition.name, self.wait_changes)
         self._closed = False
         self._limit = MAX_ACTIONS
         self._context = OrchestrationContext(self, log)

@@ -65,7 +65,16 @@ def next_execution_id(execution_id: str) -> str:
 
     :param execution_id: the execution id before ``continue_as_new``.
     """
-    return f"{execution_id[:HALF]:0<{HALF}}{_LATER}{generation_of(execution_id) + 1:08x}"
+    return later_execution_id(execution_id, generation_of(execution_id) + 1)
+
+
+def later_execution_id(execution_id: str, generation: int) -> str:
+    """Return the execution id of a generation of a run. The ids of a run are in the order of its generations.
+
+    :param execution_id: the execution id of any generation of the run.
+    :param generation: number of the generation: 1 or more.
+    """
+    return f"{execution_id[:HALF]:0<{HALF}}{_LATER}{generation:08x}"
 
 
 def generation_of(execution_id: str) -> int:

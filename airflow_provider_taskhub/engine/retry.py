@@ -49,6 +49,7 @@ class RetryPolicy:
     def __post_init__(self, max_number_of_attempts: int | None) -> None:
         if max_number_of_attempts is not None:
             object.__setattr__(self, "max_attempts", max_number_of_attempts)
+        self._check_types()
         if self.max_attempts < 1:
             raise ConfigurationError(f"RetryPolicy: max_attempts is {self.max_attempts}; give 1 or more")
         if self.first_retry_interval <= _ZERO:
@@ -66,6 +67,21 @@ class RetryPolicy:
             value: timedelta | None = getattr(self, name)
             if value is not None and value <= _ZERO:
                 raise ConfigurationError(f"RetryPolicy: {name} is {value}; give more than 0, or None for no limit")
+
+    def _check_types(self) -> None:
+        if not isinstance(self.max_attempts, int) or isinstance(self.max_attempts, bool):
+            raise ConfigurationError(f"RetryPolicy: max_attempts is {self.max_attempts!r}; give a whole number, e.g. 3")
+        if not isinstance(self.backoff_coefficient, int | float):
+            raise ConfigurationError(f"RetryPolicy: backoff_coefficient is {self.backoff_coefficient!r}; give a number")
+        for name in ("first_retry_interval", "max_retry_interval", "retry_timeout"):
+            value: object = getattr(self, name)
+            if not isinstance(value, timedelta) and (value is not None or name == "first_retry_interval"):
+                raise ConfigurationError(f"RetryPolicy: {name} is {value!r}; give a timedelta(seconds=…)")
+        if self.handle is not None and (isinstance(self.handle, type) or not callable(self.handle)):
+            raise ConfigurationError(
+                f"RetryPolicy: handle is {self.handle!r}; give a function that takes a FailureDetails and returns True "
+                "if the failure is retried, e.g. lambda failure: failure.error_type == 'ConnectionError'"
+            )
 
     def delay(self, attempt: int) -> timedelta:
         """Return the delay after a failed attempt; at most six days.

@@ -38,6 +38,9 @@ class Task(Generic[T_co]):
     runs = False
     """Whether the task is a branch: its code runs on, whether or not other code awaits the task."""
 
+    combines = False
+    """Whether the task is ``when_all`` or ``when_any``: a group that user code has made."""
+
     def __init__(self) -> None:
         self._done = False
         self._result: Any = None
@@ -50,7 +53,7 @@ class Task(Generic[T_co]):
     @property
     def is_complete(self) -> bool:
         """Whether the task has a result or has failed."""
-        self._used = True
+        self.use()
         if self.claims and not self._done:
             self.claim()
         return self._done
@@ -122,7 +125,8 @@ class Task(Generic[T_co]):
 
         :param group: the group that depends on this task, such as ``when_all``.
         """
-        self._used = True
+        if not group.combines:
+            self.use()
         if self.claims and not self._done:
             self.claim()
         if self._done:
@@ -145,6 +149,42 @@ class Task(Generic[T_co]):
 
     def claim(self) -> None:
         """For the engine: the code comes back to this task. Take what came while the task was left behind."""
+
+    def use(self) -> None:
+        """For the engine: note that the code has awaited the task, or has asked it for something."""
+        self._used = True
+
+    @property
+    def owner(self) -> object | None:
+        """For the engine: what stands for the generation that has made the task; None: any code can await the task."""
+        return None
+
+    def named(self) -> str:
+        """For the engine: return what the task is, and the line that has made it, if it is known. The text has no
+        address, so it is the same on each replay."""
+        return "a task"
+
+    def __repr__(self) -> str:
+        return f"<{self.named()}>"
+
+    @property
+    def __taskhub_refused__(self) -> str:
+        """Why the task cannot be written as JSON, as the rest of a sentence."""
+        return f"is {self.named()}, which was not awaited: write `await` before it"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(f"{name!r}: {self._not_awaited()}")
+
+    def _not_awaited(self) -> str:
+        return f"{self.named()} was not awaited: write `await` before it, and use what that gives"
+
+    def _refuse(self, *_: object) -> Any:
+        raise TypeError(self._not_awaited())
+
+    __iter__ = __contains__ = __getitem__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
 
     @property
     def parts(self) -> Sequence[Task[Any]]:
@@ -233,12 +273,27 @@ class Group(Task[T_co]):
 class _Combined(Group[T_co]):
     """A group that user code has made of several tasks."""
 
-    __slots__ = ("_children", "_claiming")
+    __slots__ = ("_children", "_claiming", "_owner")
+
+    combines = True
 
     def __init__(self, children: Sequence[Task[Any]]) -> None:
         super().__init__()
         self._children = children
         self._claiming = [child for child in children if child.claims]
+        owners = {id(owner): owner for child in children if (owner := child.owner) is not None}
+        self._owner = object() if len(owners) > 1 else next(iter(owners.values()), None)
+
+    @property
+    def owner(self) -> object | None:
+        """The owner of all tasks of the group. It is the owner of nothing if they have several."""
+        return self._owner
+
+    def use(self) -> None:
+        if not self._used:
+            self._used = True
+            for child in self._children:
+                child.use()
 
     @property
     def claims(self) -> bool:  # type: ignore[override]  # a constant of the other classes
@@ -260,6 +315,9 @@ class WhenAll(_Combined[list[Any]]):
     __slots__ = ("_failed", "_open")
 
     needs_all = True
+
+    def named(self) -> str:
+        return f"when_all of {len(self._children)} tasks"
 
     def __init__(self, children: Sequence[Task[Any]]) -> None:
         super().__init__(children)
@@ -293,6 +351,9 @@ class WhenAny(_Combined[Task[Any]]):
 
     __slots__ = ()
 
+    def named(self) -> str:
+        return f"when_any of {len(self._children)} tasks"
+
     def __init__(self, children: Sequence[Task[Any]]) -> None:
         super().__init__(children)
         for child in children:
@@ -312,7 +373,8 @@ class CancellableTask(Task[T_co]):
 
         A cancelled timer has no effect when it fires. A later external event goes to the next wait for its name.
         """
-        self._used = self._seen = True
+        self.use()
+        self._seen = True
         self.fail(TaskFailedError("the task was cancelled by the orchestrator"))
 
 
@@ -345,11 +407,13 @@ def described(given: object) -> str:
     """Return a text for an error about a value of user code. It has no address, so it is the same on each replay."""
     name = getattr(given, "__name__", None)
     if name is None and isinstance(given, Task):
-        return "a task"
+        return given.named()
     return f"{type(given).__name__} {given!r:.100}" if name is None else f"the {type(given).__name__} {name!r}"
 
 
 def _checked(tasks: Iterable[Task[Any]], what: str) -> list[Task[Any]]:
+    if isinstance(tasks, Task):
+        raise TypeError(f"{what} takes a list of tasks, not {tasks.named()}: write {what}([task])")
     children = list(tasks)
     for child in children:
         if not isinstance(child, Task):

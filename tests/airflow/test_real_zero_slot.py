@@ -73,7 +73,7 @@ def test_outlets_are_updated_by_a_worker_at_once(real: RealAirflow) -> None:
     task = real.reaches("zero_outlets", run, "success")
     assert task["pid"] is not None
     real.log("zero_outlets", run, having="started, by the triggerer")
-    events = real.get("/api/v2/assets/events", source_dag_id="zero_outlets")["asset_events"]
+    events = until("the event", lambda: real.get("/api/v2/assets/events", source_dag_id="zero_outlets")["asset_events"])
     assert [event["source_run_id"] for event in events] == [run]
 
 

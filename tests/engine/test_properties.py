@@ -270,6 +270,8 @@ def steps(name: str, count: int) -> tuple[int, int]:
 
 def counted(task: Task[Any], calls: Counter[str]) -> Task[Any]:
     class Count:
+        combines = False
+
         def settled(self, child: Task[Any]) -> None:
             calls["settled"] += 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import decimal
 import enum
+import io
 import uuid
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -236,6 +237,7 @@ def test_values_are_written_with_their_meaning(value: Any, text: str) -> None:
         ({"a": np.array([1])}, "value.a is of type numpy.ndarray: give a list"),
         ({"a": FRAME}, 'value.a is of type pandas.DataFrame: give a list of objects, such as its .to_dict("records")'),
         ([range(3)], "value[0] is of type range: give a list"),
+        ({"a": io.StringIO("x")}, "value.a is an open file: read it, or give its path"),
         ({"a": b"\xff"}, "value.a is of type bytes: give a text"),
         ({"a": [Row(1, Ellipsis)]}, "value.a[0].b is of type ellipsis"),  # type: ignore[arg-type]
         ({2025: "a"}, "value has the key 2025 of type int"),

@@ -16,6 +16,7 @@ from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE, LeaseTimes, SparkSettings
 from airflow_provider_taskhub.storage.faults import Call, Fault, Plan
 from airflow_provider_taskhub.storage.primitives import PutMessage, Transact
+from airflow_provider_taskhub.workers.activities.recorded import LOCKED_FILE_PAUSE
 from tests.simulation.world import Machine, World, running, simulate
 
 STEP = 0.25
@@ -331,3 +332,23 @@ def test_an_attempt_that_cannot_stand_still_ends_and_the_next_begins_soon_after_
     assert max(at for at, attempt in diary.steps if attempt == 1) < begin + 20.0 + STEP
     if workers == 1:  # otherwise the other worker may receive the message first, and it can only watch the record
         assert min(at for at, attempt in diary.steps if attempt == 2) < begin + 45.0 + 8.0
+
+
+@pytest.mark.parametrize(("seconds", "ends"), [(LOCKED_FILE_PAUSE - 10.0, 1), (LOCKED_FILE_PAUSE + 30.0, 2)])
+def test_an_attempt_stands_still_for_five_minutes_while_its_hubs_file_is_locked(seconds: float, ends: int) -> None:
+    """It may be the attempt itself that has locked the file. Then nothing could go on while it stands still."""
+    diary = Diary()
+
+    async def play() -> Any:
+        async with World(diary.app(), lease=EMBEDDED_LEASE, partitions=1) as hub:
+            machine = await hub.join("only")
+            await hub.client.start("long", 60.0, instance_id="one")
+            await hub.clock.sleep(17.0)
+            begin = hub.clock.monotonic()
+            cut_off(hub, machine, locked(hub, begin, begin + seconds))
+            state = await hub.wait("one")
+            await hub.settle()
+            return state.output, [record.state for record in await hub.client.instance("one").activities()]
+
+    assert simulate(play) == ('"done"', [RecordState.LOST, RecordState.COMPLETED][-ends:])
+    assert diary.attempts == [1, 2][:ends]

@@ -11,11 +11,14 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.identity import generation_of
+from airflow_provider_taskhub.engine.events import OrchestrationInstance
+from airflow_provider_taskhub.engine.identity import generation_of, later_execution_id
+from airflow_provider_taskhub.hub.formats.history_rows import SENTINEL
+from airflow_provider_taskhub.hub.history import activity_records as records
 from airflow_provider_taskhub.hub.history import trimming
 from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, refused
-from airflow_provider_taskhub.storage.primitives import Entity, Transact
+from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
 from tests.simulation.world import RARE_RENEWALS, World, running, simulate
 
 KEPT = 5
@@ -151,5 +154,42 @@ def test_a_trimming_that_the_store_refuses_is_made_up_for_by_a_later_one(monkeyp
 
 def test_one_trimming_is_bounded_and_the_next_takes_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trimming, "MAX_ROWS", 4)
+    monkeypatch.setattr(trimming, "MAX_PAGES", 1)
     _, records, *_ = played()
     assert len(records) > KEPT + 6
+
+
+@pytest.mark.parametrize("pages", [1, 10])
+def test_old_records_behind_many_that_stay_are_deleted(monkeypatch: pytest.MonkeyPatch, pages: int) -> None:
+    """Attempts of the oldest generation have not ended. Their rows are more than one request reads."""
+    monkeypatch.setattr(trimming, "MAX_ROWS", 4)
+    monkeypatch.setattr(trimming, "MAX_PAGES", pages)
+
+    async def play() -> list[int]:
+        async with World(App("none")) as hub:
+            names = hub.client.hub.names
+
+            def row(generation: int, task: int, state: RecordState) -> RowOperation:
+                execution_id = execution(generation)
+                properties = {"ExecutionId": execution_id, "TaskId": task, "State": str(state)}
+                key = records.row_key(execution_id, task, 1)
+                entity = Entity(partition_key="i", row_key=key, properties=properties)
+                return RowOperation(verb=RowVerb.INSERT, entity=entity)
+
+            rows = [row(1, task, RecordState.RUNNING) for task in range(9)]
+            rows += [row(generation, 0, RecordState.COMPLETED) for generation in (0, 2, 3, 8)]
+            await hub.store.execute(Transact(table=names.activities, rows=tuple(rows)))
+            await hub.clock.sleep(trimming.QUIET.total_seconds())
+            sentinel = Entity(partition_key="i", row_key=SENTINEL, properties={"ExecutionId": execution(9)})
+            written = RowOperation(verb=RowVerb.INSERT, entity=sentinel)
+            await hub.store.execute(Transact(table=names.history, rows=(written,)))
+            current = OrchestrationInstance(instance_id="i", execution_id=execution(9))
+            await trimming.trim(hub.store, names, current, kept=3)
+            left = [one async for one in hub.store.rows(names.activities)]
+            return sorted({generation_of(str(one.properties["ExecutionId"])) for one in left})
+
+    assert simulate(play) == ([1, 8] if pages == 10 else [0, 1, 2, 3, 8])
+
+
+def execution(generation: int) -> str:
+    return later_execution_id("a" * 32, generation) if generation else "a" * 32

@@ -15,7 +15,7 @@ from itertools import groupby
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
-from airflow_provider_taskhub.engine.identity import HALF, generation_of
+from airflow_provider_taskhub.engine.identity import HALF, generation_of, later_execution_id
 from airflow_provider_taskhub.errors import Conflict, NotFound
 from airflow_provider_taskhub.hub.formats.history_rows import SENTINEL
 from airflow_provider_taskhub.hub.formats.keys import escape
@@ -26,6 +26,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Compare,
     DeleteBlob,
     Entity,
+    Or,
     RowOperation,
     RowVerb,
     Step,
@@ -37,7 +38,9 @@ from airflow_provider_taskhub.storage.primitives import (
 EVERY = 10
 """An instance is trimmed in each tenth generation, so that the other generations need no requests for it."""
 MAX_ROWS = 500
-"""The most rows that one trimming reads. It deletes at most these rows, with two blobs for each."""
+"""The most rows that one request reads, and about the most that one trimming deletes, with two blobs for each."""
+MAX_PAGES = 10
+"""The most requests for rows in one trimming. More than one is needed behind rows of attempts that have not ended."""
 QUIET = timedelta(minutes=10)
 """A record is deleted only if the store has written it so long before the last checkpoint. Until then, a copy of its
 work item may come again, and would run the activity again if there were no record."""
@@ -58,24 +61,38 @@ def is_due(instance: OrchestrationInstance, kept: int) -> bool:
 async def trim(store: Store, names: HubNames, instance: OrchestrationInstance, *, kept: int) -> int:
     """Delete the activity records of old generations of an instance, with their logs and large results.
 
-    One call reads and deletes a bounded number of records. The next call deletes the rest.
+    One call reads and deletes a bounded number of records, the oldest first. The next call deletes the rest.
 
     :param instance: the instance, with the execution id of its current generation.
     :param kept: number of generations before the current one whose records stay.
     :returns: the number of deleted records.
     """
     key, current = escape(instance.instance_id), instance.execution_id or ""
-    run = current[:HALF]
+    before = generation_of(current) - kept
+    first_kept = later_execution_id(current, before)
+    counting = first_kept[:-8]
     within = (
         Compare("PartitionKey", "eq", key),
-        Compare("RowKey", "ge", run),
-        Compare("RowKey", "lt", f"{run}g"),  # after all hex digits
+        Compare("RowKey", "ge", current[:HALF]),
+        Compare("RowKey", "lt", f"{current[:HALF]}g"),  # after all hex digits
+        # the id of the first generation ends with random digits, so its rows are behind those of the later ones
+        Or((Compare("RowKey", "lt", first_kept), Compare("RowKey", "ge", f"{counting}g"))),
     )
     lock = await store.get(names.history, key, SENTINEL)
     if lock is None or lock.timestamp is None:
         return 0
-    page = await store.query(names.activities, And(within), select=_COLUMNS, limit=MAX_ROWS)
-    rows = old_records(page.entities, before=generation_of(current) - kept, now=lock.timestamp)
+    read: list[Entity] = []
+    rows: list[Entity] = []
+    continuation: str | None = None
+    for _ in range(MAX_PAGES):
+        page = await store.query(
+            names.activities, And(within), select=_COLUMNS, limit=MAX_ROWS, continuation=continuation
+        )
+        read += page.entities
+        rows = old_records(read, before=before, now=lock.timestamp)
+        continuation = page.continuation
+        if continuation is None or len(rows) >= MAX_ROWS:
+            break
     blobs = [
         DeleteBlob(container=container, name=name)
         for row in rows

@@ -53,7 +53,7 @@ class Delivery:
         work item; None: another process may have sent it, or the message is no work item.
     :param held_since: monotonic time, in seconds, since which the message waits in memory for another message of its
         instance. None: it does not wait.
-    :param waited: True if it has waited for as long as it may.
+    :param waited: True if it has waited for the longest time that is allowed, so that it must be processed now.
     :param gone: True if the message is deleted or visible again. The pop receipt is then useless.
     :param deleted: the answer of the store to the deletion of the message. False: the store has not deleted the
         message. None: there is no answer.

@@ -606,7 +606,7 @@ class ControlReader(Reader):
         self._forward(self, held)
 
     def untaken(self, messages: Iterable[Delivery]) -> None:
-        """Count messages in the buffer again, because they wait for another episode."""
+        """Add messages to the buffer's counts again: they wait for another episode now."""
         for held in messages:
             self.buffered += 1
             self.buffered_bytes += held.size

@@ -295,7 +295,11 @@ class Sessions(Generic[State]):
         :param now: the current monotonic second.
         """
         for session in [session for session in self._sessions.values() if session.waiting]:
-            over = [held for held in session.waiting if now - (held.held_since or now) >= LONGEST_WAIT]
+            over = [
+                held
+                for held in session.waiting
+                if held.held_since is not None and now - held.held_since >= LONGEST_WAIT
+            ]
             for held in over:
                 held.waited = True
             self._end_waits(session, over)

@@ -55,7 +55,9 @@ async def test_a_refused_connection_is_tried_three_times_and_was_certainly_not_d
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound and not listening: refused, and nobody else can take the port
         async with opened(f"http://127.0.0.1:{closed.getsockname()[1]}") as (wire, requests):
-            with pytest.raises(Unavailable, match=r"no connection to http://127\.0\.0\.1") as caught:
+            with pytest.raises(
+                Unavailable, match=r"no connection to http://127\.0\.0\.1.*: start the storage emulator"
+            ) as caught:
                 await wire.send(request_)
     assert not caught.value.maybe_done
     assert requests[request_.kind] == 3

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import pathlib
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import psutil
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from airflow_provider_taskhub import virtual_time
 from airflow_provider_taskhub.virtual_time import VirtualClock
 from airflow_provider_taskhub.workers.executors import process_session
+from airflow_provider_taskhub.workers.executors.executor import Executor
 from airflow_provider_taskhub.workers.executors.pause import Pause
 from airflow_provider_taskhub.workers.executors.pool import ExecutorPool
 from airflow_provider_taskhub.workers.executors.process import ExecutorProcess, ExecutorTimes
@@ -80,21 +83,31 @@ async def test_what_waits_for_a_paused_executor_gets_it_when_the_pause_ends(
         await run
 
 
-def test_a_paused_process_is_not_killed_for_its_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its host asks again after the pause, and then the whole time begins anew."""
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> ExecutorProcess:
+    """An executor's process that runs as long as nobody kills it, under a clock that jumps."""
     monkeypatch.setattr(process_session, "stop", lambda session: None)
     monkeypatch.setattr(process_session, "resume", lambda session: None)
+    observer: Any = None
+    reaper: Any = None
+    made = ExecutorProcess("one", observer, reaper=reaper, times=ExecutorTimes(), clock=VirtualClock())
+    child: Any = SimpleNamespace(
+        pid=1, alive=True, writer=SimpleNamespace(is_closing=lambda: False, writelines=lambda frames: None)
+    )
+    made._child, made.answers_pings = child, True
+    return made
+
+
+def test_a_paused_process_is_not_killed_for_its_silence(
+    process: ExecutorProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host asks again after the pause, and then the whole time begins anew."""
     killed: list[float] = []
-    writer = SimpleNamespace(is_closing=lambda: False, writelines=lambda frames: None)
-    child: Any = SimpleNamespace(pid=1, alive=True, writer=writer)
 
     async def play() -> float:
-        observer: Any = None
-        reaper: Any = None
-        process = ExecutorProcess("one", observer, reaper=reaper, times=ExecutorTimes(), clock=VirtualClock())
-        process._child, process.answers_pings = child, True
+        assert process._child is not None
         monkeypatch.setattr(process, "begin_kill", lambda why: killed.append(asyncio.get_running_loop().time()))
-        watch = asyncio.create_task(process._watch(child))
+        watch = asyncio.create_task(process._watch(process._child))
         await asyncio.sleep(30.0)
         process.pause(True)
         await asyncio.sleep(1000.0)
@@ -105,3 +118,37 @@ def test_a_paused_process_is_not_killed_for_its_silence(monkeypatch: pytest.Monk
 
     assert virtual_time.run(play()) == 1000.0
     assert 1030.0 + 60.0 <= killed[0] <= 1030.0 + 70.0
+
+
+@pytest.mark.parametrize("hears", [True, False])
+def test_who_is_told_to_stop_while_a_neighbour_stands_still_has_its_grace_after_the_pause(
+    process: ExecutorProcess, monkeypatch: pytest.MonkeyPatch, hears: bool
+) -> None:
+    """It cannot hear it before. A kill would end the neighbour too, which may go on after the pause."""
+    neighbour, grace = 1, ExecutorTimes().grace.total_seconds()
+    killed: list[float] = []
+
+    async def play() -> None:
+        monkeypatch.setattr(process, "send", AsyncMock())
+        ended = asyncio.get_running_loop().create_future()
+        attempt: Any = SimpleNamespace(number=2, ended=ended)
+        executor: Any = SimpleNamespace(_stopping=0, _pausing={neighbour}, _process=process, _times=ExecutorTimes())
+
+        async def kill(attempt: Any, why: str) -> None:
+            killed.append(asyncio.get_running_loop().time())
+
+        executor._kill_for, executor._ends_within = kill, partial(Executor._ends_within, executor)
+        process.pause(True)
+        stopping = asyncio.create_task(Executor._stop(executor, attempt, "was cancelled"))
+        await asyncio.sleep(1000.0)
+        assert (executor._stopping, killed) == (1, [])
+        process.pause(False)
+        await asyncio.sleep(0.9 * grace)
+        assert not stopping.done()
+        if hears:
+            ended.set_result(None)
+        await stopping
+        assert executor._stopping == 0
+
+    virtual_time.run(play())
+    assert killed == ([] if hears else [pytest.approx(1000.0 + grace, abs=1.0)])

@@ -44,7 +44,7 @@ def waiting(tidy: Callable[[], object]) -> Driver:
 
 
 def started(function: Callable[[], object]) -> Driver:
-    driver = Driver("waits")
+    driver = Driver("waits", None)
     driver.start(function())
     return driver
 

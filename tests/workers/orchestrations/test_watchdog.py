@@ -47,7 +47,7 @@ def test_a_slow_episode_is_reported_once_with_its_line() -> None:
         begun.set()
         over.wait(60)
 
-    thread = threading.Thread(target=lambda: Driver("dawdles").start(dawdles()))
+    thread = threading.Thread(target=lambda: Driver("dawdles", None).start(dawdles()))
     thread.start()
     assert begun.wait(60)
     desk = Desk(thread=thread.ident)

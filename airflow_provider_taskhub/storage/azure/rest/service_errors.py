@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -96,7 +97,9 @@ def unanswered(error: BaseException | None, *, what: str, origin: str) -> Unavai
     :param origin: scheme, host and port of the service.
     """
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-        return Unavailable(f"{what}: no connection to {origin} ({type(error).__name__})", maybe_done=False)
+        here = urlsplit(origin).hostname in ("127.0.0.1", "localhost", "::1")
+        hint = ": start the storage emulator there, or correct the connection (TASKHUB_CONNECTION)" if here else ""
+        return Unavailable(f"{what}: no connection to {origin} ({type(error).__name__}){hint}", maybe_done=False)
     return Unavailable(f"{what}: the answer was lost ({type(error).__name__})")
 
 

@@ -1,0 +1,259 @@
+"""Mistakes of people who write their first orchestrations: each is refused or told, with the line and the way out."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskhub.app import App, OrchestrationContext, OrchestrationError, RetryPolicy
+from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.testing import Event, run
+
+HERE = r"test_beginners\.py:\d+( in \w+: `[^`]*`)?"
+app = App("beginners")
+kept: dict[str, Any] = {}
+ran: list[int] = []
+
+
+@app.activity
+def add(number: int) -> int:
+    ran.append(number)
+    return number + 1
+
+
+@app.orchestrator
+async def child(ctx: OrchestrationContext) -> str:
+    return "child"
+
+
+def undeclared(number: int) -> int:
+    return number
+
+
+def failure(code: Callable[[OrchestrationContext], Any], **options: Any) -> str:
+    with pytest.raises(OrchestrationError) as raised:
+        run(code, app=app, **options)
+    return str(raised.value)
+
+
+def matches(pattern: str, text: str) -> None:
+    __tracebackhide__ = True
+    assert re.search(pattern, text), text
+
+
+class Test_a_forgotten_await:
+    @pytest.mark.parametrize("inside", [False, True], ids=["returned", "in a list"])
+    def test_whose_task_is_the_result(self, inside: bool) -> None:
+        async def o(ctx: OrchestrationContext) -> Any:
+            task = ctx.call_activity(add, 1)
+            return [task] if inside else task
+
+        text = failure(o)
+        matches(rf"value(\[0\])? is activity 'add' at {HERE}, which was not awaited: write `await` before it", text)
+        assert "Attempts" not in text
+
+    def test_whose_task_is_an_input(self) -> None:
+        async def o(ctx: OrchestrationContext) -> Any:
+            return await ctx.call_activity(add, ctx.call_activity(add, 1))  # type: ignore[call-overload]
+
+        matches(rf"is activity 'add' at {HERE}, which was not awaited", failure(o))
+
+    @pytest.mark.parametrize(
+        "use",
+        [
+            lambda task: task + 1,
+            lambda task: 1 + task,
+            lambda task: task["a"],
+            lambda task: task > 3,
+            lambda task: [*task],
+            lambda task: 3 in task,
+            lambda task: sum([task]),
+            lambda task: task.upper(),
+        ],
+    )
+    def test_whose_task_is_used_as_a_value(self, use: Callable[[Any], Any]) -> None:
+        async def o(ctx: OrchestrationContext) -> Any:
+            return use(ctx.call_activity(add, 1))
+
+        matches(rf"activity 'add' at {HERE} was not awaited: write `await` before it", failure(o))
+
+    def test_whose_task_is_shown(self) -> None:
+        async def o(ctx: OrchestrationContext) -> Any:
+            return f"{ctx.call_activity(add, 1)}"
+
+        with pytest.warns(RuntimeWarning, match=f"never awaited activity 'add' at {HERE}"):
+            matches(rf"<activity 'add' at {HERE}>", run(o, app=app))
+
+    @pytest.mark.parametrize("group", ["when_all", "when_any"])
+    def test_before_a_group(self, group: str) -> None:
+        async def o(ctx: OrchestrationContext) -> str:
+            getattr(ctx, group)([ctx.call_activity(add, 1), ctx.create_timer(timedelta(days=9))])
+            return "done"
+
+        with pytest.warns(RuntimeWarning, match=f"never awaited activity 'add' at {HERE}") as told:
+            assert run(o, app=app) == "done"
+        assert any("never awaited timer at" in str(one.message) for one in told)
+
+    def test_before_a_wait_that_is_taken_for_an_answer(self) -> None:
+        async def o(ctx: OrchestrationContext) -> str:
+            return "approved" if ctx.wait_for_external_event("approved") else "refused"
+
+        with pytest.warns(RuntimeWarning, match=f"never awaited wait for event 'approved' at {HERE}"):
+            run(o, app=app)
+
+    def test_what_is_used_through_its_group_is_not_forgotten(self) -> None:
+        async def o(ctx: OrchestrationContext) -> list[int]:
+            slow = ctx.create_timer(timedelta(days=1))
+            inner = ctx.when_all([ctx.call_activity(add, number) for number in range(3)])
+            first = await ctx.when_any([inner, slow])
+            assert first is inner
+            return inner.get_result()
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert run(o, app=app) == [1, 2, 3]
+
+    @pytest.mark.parametrize("group", ["when_all", "when_any"])
+    def test_a_group_of_no_list(self, group: str) -> None:
+        async def o(ctx: OrchestrationContext) -> Any:
+            return await getattr(ctx, group)(ctx.call_activity(add, 1))
+
+        matches(rf"{group} takes a list of tasks, not activity 'add' at {HERE}: write {group}\(\[task\]\)", failure(o))
+
+
+class Test_a_task_of_another_run:
+    @pytest.mark.parametrize("grouped", [False, True])
+    def test_is_refused(self, grouped: bool) -> None:
+        """It would never end: nobody gives the task of an earlier replay its result."""
+
+        async def o(ctx: OrchestrationContext) -> Any:
+            timer = ctx.create_timer(timedelta(days=2))
+            task = kept.setdefault("task", timer)
+            if ctx.is_replaying or task is not timer:
+                return await (ctx.when_all([task, timer]) if grouped else task)
+            return None
+
+        kept.clear()
+        run(o, app=app)
+        matches(rf"awaited .* at {HERE}, which another run of an orchestrator has made", failure(o))
+
+
+class Test_a_call:
+    def test_of_a_function_that_is_not_declared(self) -> None:
+        async def o(ctx: OrchestrationContext) -> Any:
+            return await ctx.call_activity(undeclared, 1)
+
+        matches("function 'undeclared' is not declared: put @app.activity on it", failure(o))
+
+    def test_of_an_orchestrator_as_an_activity(self) -> None:
+        async def o(ctx: OrchestrationContext) -> Any:
+            return await ctx.call_activity(child)
+
+        matches("'child' is an orchestrator: use ctx.call_sub_orchestrator", failure(o))
+
+    def test_of_an_activity_as_a_child(self) -> None:
+        async def o(ctx: OrchestrationContext) -> Any:
+            return await ctx.call_sub_orchestrator(add, 1)
+
+        matches("'add' is an activity: use ctx.call_activity", failure(o))
+
+    def test_without_its_input(self) -> None:
+        async def o(ctx: OrchestrationContext) -> Any:
+            return await ctx.call_activity(add)
+
+        matches("activity 'add' needs an input: its parameter 'number' has no default", failure(o))
+
+    @pytest.mark.parametrize("name", ["add", "child"])
+    def test_with_a_retry_that_is_none(self, name: str) -> None:
+        async def o(ctx: OrchestrationContext) -> Any:
+            call: Any = ctx.call_activity if name == "add" else ctx.call_sub_orchestrator
+            return await call(name, 1, retry=3)
+
+        matches(rf"retry of \w+ '{name}' is 3; give a RetryPolicy", failure(o))
+
+    def test_of_a_wait_with_a_time(self) -> None:
+        async def o(ctx: OrchestrationContext) -> Any:
+            return await ctx.wait_for_external_event("e", timedelta(hours=1))  # type: ignore[call-overload]
+
+        matches("data_type of event 'e' is .*timedelta.*for a limit of the wait, use ctx.timeout", failure(o))
+
+    def test_of_next_without_a_next_one(self) -> None:
+        async def o(ctx: OrchestrationContext) -> Any:
+            return next(iter([]))
+
+        with pytest.raises(OrchestrationError) as raised:
+            run(o, app=app)
+        matches(r"test_beginners\.py.*in o", raised.value.__notes__[0].replace("\n", " "))
+        assert "driver.py" not in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"first_retry_interval": 5}, "first_retry_interval is 5; give a timedelta"),
+        ({"retry_timeout": 60.0}, "retry_timeout is 60.0; give a timedelta"),
+        ({"max_retry_interval": "1h"}, "max_retry_interval is '1h'; give a timedelta"),
+        ({"max_attempts": "3"}, "max_attempts is '3'; give a whole number"),
+        ({"backoff_coefficient": "2"}, "backoff_coefficient is '2'; give a number"),
+        ({"handle": ValueError}, "handle is .*ValueError.*give a function"),
+        ({"handle": (ValueError,)}, "handle is .*give a function"),
+    ],
+)
+def test_a_retry_policy_with_a_value_of_another_type(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        RetryPolicy(**{"max_attempts": 2, **options})
+
+
+class Test_a_declaration:
+    def test_of_an_orchestrator_whose_first_parameter_is_a_value(self) -> None:
+        async def typed(name: str) -> str:
+            return name
+
+        async def turned(name: Any, ctx: OrchestrationContext) -> str:
+            return "turned"
+
+        for function in (typed, turned):
+            with pytest.raises(ConfigurationError, match="'name' as its first parameter, which gets the context"):
+                App("a").orchestrator(function)
+
+    def test_of_a_method(self) -> None:
+        class Jobs:
+            async def o(self, ctx: OrchestrationContext) -> None: ...
+
+            def act(self) -> None: ...
+
+        with pytest.raises(ConfigurationError, match="'o' is a method"):
+            App("a").orchestrator(Jobs.o)
+        with pytest.raises(ConfigurationError, match="'act' is a method"):
+            App("a").activity(Jobs.act)
+
+    def test_of_a_class(self) -> None:
+        class Job: ...
+
+        with pytest.raises(ConfigurationError, match="not a function: put it on a function"):
+            App("a").activity(Job)
+
+
+class Test_a_run_in_a_test:
+    def test_that_waits_for_an_event_with_another_name(self) -> None:
+        async def o(ctx: OrchestrationContext) -> Any:
+            return await ctx.wait_for_external_event("approved")
+
+        expected = "still running after 1 day, .*: it waits for event 'approved', and 'aproved' was raised"
+        with pytest.raises(RuntimeError, match=expected):
+            run(o, app=app, events=[Event(name="aproved")], limit=timedelta(days=1))
+
+    @pytest.mark.parametrize("key", ["ad", add])
+    def test_with_a_replacement_of_nothing(self, key: Any) -> None:
+        async def o(ctx: OrchestrationContext) -> Any:
+            return await ctx.call_activity(add, 1)
+
+        ran.clear()
+        with pytest.raises(ConfigurationError, match=r"did you mean 'add'\?|give the name of an activity"):
+            run(o, app=app, activities={key: lambda number: 0})
+        assert ran == [], "the activity itself has not run"
