@@ -17,6 +17,7 @@ from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ACTIVITY, NO_BACKLOG, ORCHESTRATOR, Service, Tenure, WorkerIdentity
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
+from airflow_provider_taskhub.hub.queues.message_blobs import MessageBlobs
 from airflow_provider_taskhub.hub.queues.reader import WORK_EVENTS, ControlReader, Reader, ReaderContext
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.supervision import Supervisor
@@ -89,6 +90,7 @@ class Backend:
         """The instances that this worker has held for long. Any thread may read it."""
         self.draining = False
         self.supervisor = Supervisor(hub.clock)
+        self.message_blobs = MessageBlobs(hub.store, hub.names, hub.clock)
         self.work_items = self._work_items(registry.activities)
         self.queues = LocalQueues(
             self.work_items,
@@ -159,6 +161,7 @@ class Backend:
             visibility=self._settings.lease_times.visibility,
             max_polling=self._settings.max_polling,
             quarantined=self._count_quarantined,
+            deleted=self.message_blobs.add,
             supervisor=self.supervisor,
         )
 
@@ -183,6 +186,7 @@ class Backend:
         if self._settings.session_idle > timedelta(0):
             self.supervisor.keep("sessions", self._evict)
         self.supervisor.keep("absences", self.absences.run)
+        self.supervisor.keep("message blobs", self.message_blobs.run)
         self._peers.watch(self.hub, self.supervisor)
         if ORCHESTRATOR in self.roles:
             self.supervisor.keep("orchestrations", self.orchestrations.run)

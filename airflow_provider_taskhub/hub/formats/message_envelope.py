@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
+from secrets import token_hex
 from typing import Any, NoReturn, TypeAlias
 from uuid import UUID
 
@@ -40,6 +41,8 @@ from airflow_provider_taskhub.storage.rules import check_blob_name
 SPILL_BYTES = 45 * 1024
 """Largest message that stays in a queue, in bytes of its JSON in UTF-8. A larger message is stored in a blob."""
 NO_ACTIVITY = UUID(int=0)
+ACTION_UUID = 5
+"""Version of a UUID that identifies an action. All other messages have random UUIDs (version 4)."""
 FAILURES = "TaskHubFailures"
 """Member that DurableTask does not have: how often processing the message has failed."""
 DELIVERIES = "TaskHubDeliveries"
@@ -245,8 +248,13 @@ def spill(envelope: Envelope, container: str) -> tuple[str, PutBlob | None]:
 
 
 def _blob_name(activity_id: UUID, message: TaskMessage) -> str:
-    folder = message_folder(message.instance.instance_id)
-    return f"{folder}/message-{activity_id.hex}-{message.event.event_type.name}.json.gz"
+    """Return the name of the blob of a message.
+
+    An action's message may be made again, for example after a rewind. Each time its blob gets a new name, because the
+    blob of the one before is deleted some time after its message.
+    """
+    name = token_hex(16) if activity_id.version == ACTION_UUID else activity_id.hex
+    return f"{message_folder(message.instance.instance_id)}/message-{name}-{message.event.event_type.name}.json.gz"
 
 
 # --- reading ------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import EventRaised, ExecutionResumed, ExecutionSuspended
 from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
 from airflow_provider_taskhub.fast_dataclass import dataclass
-from airflow_provider_taskhub.hub.formats.message_envelope import Envelope, TaskMessage, encode
+from airflow_provider_taskhub.hub.formats.message_envelope import ACTION_UUID, Envelope, TaskMessage, encode
 from airflow_provider_taskhub.hub.model import Stamp
 from airflow_provider_taskhub.storage.primitives import DeleteMessage, Receipt, Store, UpdateMessage
 from airflow_provider_taskhub.supervision import Supervisor, owned
@@ -31,8 +31,6 @@ LATEST = Timestamp.parse("9999-12-31T00:00:00Z")
 """The insertion time of a local response. It is later than the insertion time of every message in a queue."""
 ORDERED = (EventRaised, ExecutionSuspended, ExecutionResumed)
 """Events whose order an orchestrator sees. Their messages name the process that sent them."""
-ACTION_UUID = 5
-"""Version of a UUID that identifies an action. All other messages have random UUIDs (version 4)."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

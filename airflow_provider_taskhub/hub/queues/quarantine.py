@@ -22,6 +22,7 @@ from airflow_provider_taskhub.engine.identity import NAMESPACE
 from airflow_provider_taskhub.errors import Conflict, InputError, NotFound
 from airflow_provider_taskhub.hub.formats.keys import QUARANTINE_FOLDER, escape, owner_of
 from airflow_provider_taskhub.hub.formats.message_envelope import (
+    ACTION_UUID,
     Envelope,
     MessageError,
     blob_of,
@@ -31,7 +32,7 @@ from airflow_provider_taskhub.hub.formats.message_envelope import (
     unspill,
 )
 from airflow_provider_taskhub.hub.model import HubNames
-from airflow_provider_taskhub.hub.queues.delivery import ACTION_UUID, Delivery
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.unreadable_rows import unreadable
 from airflow_provider_taskhub.storage.primitives import (
     And,

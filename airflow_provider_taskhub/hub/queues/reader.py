@@ -105,6 +105,7 @@ class ReaderContext:
     :param visibility: how long a received message stays invisible to other readers without a renewal.
     :param max_polling: the longest pause between two polls of an empty queue.
     :param quarantined: called once for each message that a reader has put into quarantine.
+    :param deleted: called with each message that a reader has released after its deletion.
     :param supervisor: runs the loops that renew the visibility of held messages. None: each reader makes its own
         supervisor.
     """
@@ -115,6 +116,7 @@ class ReaderContext:
     visibility: timedelta
     max_polling: timedelta
     quarantined: Callable[[], None] = lambda: None
+    deleted: Callable[[Delivery], None] = lambda held: None
     supervisor: Supervisor | None = None
 
 
@@ -153,7 +155,7 @@ class Reader:
         self._store, self._names, self._clock = store, context.names, clock
         self.visibility = visibility
         self._room, self._deliver, self._check, self._runs = room, deliver, check, runs
-        self._count = context.quarantined
+        self._count, self._deleted = context.quarantined, context.deleted
         self._renewer = VisibilityRenewer(store, clock, visibility)
         self._last_place = 0
         self._left = OrderedDict[str, Delivery]()
@@ -213,7 +215,9 @@ class Reader:
         """
         for held in messages:
             self._renewer.remove(held)
-            if held.deleted is False:
+            if held.deleted:
+                self._deleted(held)
+            elif held.deleted is False:
                 self._left[held.message_id] = held
                 if len(self._left) > MAX_LEFT:
                     self._left.popitem(last=False)
@@ -245,6 +249,7 @@ class Reader:
             )
             return
         self._left.pop(held.message_id, None)
+        self._deleted(held)
 
     def freed(self) -> None:
         """Tell the reader that there may be room again.

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid5
 
 import pytest
 from hypothesis import given
@@ -26,6 +26,7 @@ from airflow_provider_taskhub.engine.events import (
     TaskFailed,
     TaskScheduled,
 )
+from airflow_provider_taskhub.engine.identity import NAMESPACE
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub.formats.event_fields import LAYOUTS, FieldPlace
 from airflow_provider_taskhub.hub.formats.message_envelope import (
@@ -414,6 +415,15 @@ def test_a_message_is_spilled_above_45_kib_and_not_at_it() -> None:
     wrapper = decode(written)
     assert blob_of(wrapper) == blob.name
     assert unspill(wrapper, decompress(blob.body)) == replace(over, blob_name=blob.name)
+
+
+def test_each_message_of_an_action_has_its_own_blob() -> None:
+    """The blob of the first one may be deleted while the second one waits."""
+    action = replace(sized(SPILL_BYTES + 1), activity_id=uuid5(NAMESPACE, "an action"))
+    first, second = spill(action, "c")[1], spill(action, "c")[1]
+    assert first is not None
+    assert second is not None
+    assert first.name != second.name
 
 
 @pytest.mark.rows("K30")
