@@ -327,6 +327,11 @@ def _parameters(function: Callable[..., Any], what: str, *, first: str | None) -
         p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY and p.default is inspect.Parameter.empty
     ]
     shape = f"({first}) or ({first}, input)" if first else "() or (input)"
+    if not positional and inspect.Parameter.VAR_POSITIONAL in [p.kind for p in parameters]:
+        raise ConfigurationError(
+            f"{what} has the parameter *{parameters[0].name}: its parameters must be {shape}. If it is the inner "
+            "function of a decorator, put @functools.wraps(function) on it"
+        )
     if len(positional) < lead:
         raise ConfigurationError(f"{what} has no parameter {first!r}: its parameters must be {shape}")
     if needed:

@@ -101,6 +101,10 @@ def plain(value: Any, annotation: Any, decode: Decode) -> Any:
     return found
 
 
+_MAX_BITS = 14_000
+"""Python reads and writes integers of at most 4,300 decimal digits. This is a little less."""
+
+
 class _Keys(Enum):
     """What a walk does with a key that is no text."""
 
@@ -134,6 +138,8 @@ class _Walk:
 
     def plain(self, value: Any, depth: int) -> Any:
         kind: Any = type(value)
+        if kind is int and value.bit_length() > _MAX_BITS:
+            raise Unwritable("has more than 4,200 digits, too many for a reader: give a text, such as hex()")
         if kind is str or kind is int or kind is bool or value is None:
             return value
         if depth > MAX_NESTED:

@@ -29,7 +29,7 @@ from airflow_provider_taskhub.engine.failures import chain, failure_of
 from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry, annotation_of
 from airflow_provider_taskhub.engine.signatures import A, J
 from airflow_provider_taskhub.engine.tasks import NAME
-from airflow_provider_taskhub.errors import ConfigurationError, OrchestrationError
+from airflow_provider_taskhub.errors import ConfigurationError, OrchestrationError, UnknownActivity, UnknownOrchestrator
 from airflow_provider_taskhub.hub.formats.waits_column import decode_awaits
 from airflow_provider_taskhub.hub.history.load import sentinel_of
 from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, Member, WorkerIdentity
@@ -60,6 +60,8 @@ _ALONE = LeaseTimes(
     visibility=timedelta(days=6),
 )
 """Very long lease times: the only worker never dies, so no renewal is needed while an orchestration waits."""
+
+_UNKNOWN = frozenset({UnknownActivity.__name__, UnknownOrchestrator.__name__})
 
 
 class _Options(TypedDict, total=False):
@@ -353,7 +355,10 @@ async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ..
     if ended.status is not Status.COMPLETED:
         retryable = ended.failure is None or not ended.failure.is_non_retriable
         error = OrchestrationError(ended.output or f"the orchestration ended {ended.status}", retryable=retryable)
-        for failure in chain(ended.failure):
+        failures = [*chain(ended.failure)]
+        if _UNKNOWN.intersection(failure.error_type for failure in failures):
+            error.add_note("testing.run has only the functions of the apps that it gets: pass the app with app=…")
+        for failure in failures:
             if failure.stack_trace:  # the chain ends with the first cause, so people see its file and line last
                 head = f"{failure.error_type}: {failure.error_message}"
                 error.add_note(f"{head}\n{failure.stack_trace.rstrip()}")

@@ -33,6 +33,8 @@ MAX_HISTORY_INPUT = 1024
 message."""
 TIMER = "timer"
 """The role (a word in an action's identity) of a timer that user code made. The timer's row does not store the role."""
+MAX_DEPTH = 200
+"""How many instances may wait for one, each for its child. More are a recursion without an end."""
 _NOT_INHERITED = frozenset({FIRE_AND_FORGET, WATCH_TAG})
 """Tags that a child does not inherit from its parent."""
 
@@ -202,6 +204,7 @@ def _child(action: Action, scope: Scope, name: str) -> Decided:
             name=started.name, instance=scope.instance, task_schedule_id=action.number, version=started.version
         ),
         taskhub_root=started.root or scope.instance.instance_id,
+        taskhub_depth=None if FIRE_AND_FORGET in (action.tags or {}) else (started.taskhub_depth or 0) + 1,
     )
     return created, Outbound(event=start, target=child, action_id=name, context_tags=dict(started.tags or {}))
 

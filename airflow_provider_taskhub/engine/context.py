@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack, overload
 from uuid import UUID
 
 from airflow_provider_taskhub.codec import Timestamp, check_annotation, decode, dumps, loads
-from airflow_provider_taskhub.engine.actions import Action, CallSite, child_tags
+from airflow_provider_taskhub.engine.actions import MAX_DEPTH, Action, CallSite, child_tags
 from airflow_provider_taskhub.engine.awaitables import Attempts, Timer
 from airflow_provider_taskhub.engine.events import EventType, ParentInstance
 from airflow_provider_taskhub.engine.identity import check_instance_id, check_new_instance_id, guid
@@ -328,9 +328,14 @@ class OrchestrationContext:
             once, with the result None.
         :raises InputError: JSON cannot express the input; no value can be decoded to ``result_type``; the instance id
             is not valid, or is the id of this instance; the version, or all tags of the child together, cannot be
-            stored.
+            stored; or :data:`MAX_DEPTH` ancestors wait for this instance.
         """
         name = _name(orchestrator, "call_sub_orchestrator", self._generation.registry)
+        if not fire_and_forget and (self._generation.started.taskhub_depth or 0) >= MAX_DEPTH:
+            raise InputError(
+                f"call_sub_orchestrator: {MAX_DEPTH} instances wait for this one, each for its child: "
+                f"does {name!r} call itself without an end? For a loop use ctx.continue_as_new"
+            )
         # A start message waits until the running instance of its id has ended. If the child had the parent's id, parent
         # and child would wait for each other and never end.
         if instance_id is not None and instance_id == self.instance_id:

@@ -180,6 +180,7 @@ class ExecutionStarted(HistoryEvent):
         in other starts.
     :param taskhub_children: the children that were started before the ``continue_as_new`` and have not completed, as a
         JSON list (:func:`.children.carried`); None: there are none.
+    :param taskhub_depth: how many ancestors wait for a child, each for the next one; None: none is known to wait.
     :param taskhub_root: instance id of the oldest ancestor of a child; None: the instance has no parent, or a .NET
         worker ran the parent.
     """
@@ -200,6 +201,7 @@ class ExecutionStarted(HistoryEvent):
     taskhub_row_etag: str | None = None
     taskhub_children: str | None = None
     taskhub_root: str | None = None
+    taskhub_depth: int | None = None
 
     @property
     def root(self) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext, OrchestrationError, RetryPolicy
+from airflow_provider_taskhub.engine import context
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.testing import Event, run
 
@@ -182,6 +183,37 @@ class Test_a_call:
 
         matches("data_type of event 'e' is .*timedelta.*for a limit of the wait, use ctx.timeout", failure(o))
 
+    def test_of_itself_without_an_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(context, "MAX_DEPTH", 20)
+        recursive = App("recursive")
+
+        @recursive.orchestrator
+        async def o(ctx: OrchestrationContext, number: int) -> Any:
+            depths.append(number)
+            return await ctx.call_sub_orchestrator(o, number + 1, retry=RetryPolicy(max_attempts=3))
+
+        depths: list[int] = []
+        with pytest.raises(OrchestrationError) as raised:
+            run(o, 0, app=recursive)
+        matches(r"does 'o' call itself without an end\? For a loop use ctx\.continue_as_new", str(raised.value))
+        assert [*dict.fromkeys(depths)] == [*range(21)]
+        assert len(depths) < 60, "no level tries again"
+
+    def test_of_a_successor_that_nobody_waits_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A chain of instances may be endless if none waits for another."""
+        monkeypatch.setattr(context, "MAX_DEPTH", 20)
+        chain, numbers = App("chain"), list[int]()
+
+        @chain.orchestrator
+        async def o(ctx: OrchestrationContext, number: int) -> None:
+            numbers.append(number)
+            if number < 30:
+                ctx.call_sub_orchestrator(o, number + 1, fire_and_forget=True)
+            await ctx.create_timer(timedelta(seconds=60))
+
+        run(o, 0, app=chain)
+        assert max(numbers) == 30
+
     def test_of_next_without_a_next_one(self) -> None:
         async def o(ctx: OrchestrationContext) -> Any:
             return next(iter([]))
@@ -232,6 +264,13 @@ class Test_a_declaration:
         with pytest.raises(ConfigurationError, match="'act' is a method"):
             App("a").activity(Jobs.act)
 
+    @pytest.mark.parametrize("kind", ["activity", "orchestrator"])
+    def test_of_a_wrapper_without_the_parameters_of_its_function(self, kind: str) -> None:
+        def wrapper(*args: Any, **kwargs: Any) -> Any: ...
+
+        with pytest.raises(ConfigurationError, match=r"\*args: .* put @functools\.wraps\(function\) on it"):
+            getattr(App("a"), kind)(wrapper)
+
     def test_of_a_class(self) -> None:
         class Job: ...
 
@@ -247,6 +286,14 @@ class Test_a_run_in_a_test:
         expected = "still running after 1 day, .*: it waits for event 'approved', and 'aproved' was raised"
         with pytest.raises(RuntimeError, match=expected):
             run(o, app=app, events=[Event(name="aproved")], limit=timedelta(days=1))
+
+    def test_without_the_app_of_its_activities(self) -> None:
+        async def o(ctx: OrchestrationContext) -> Any:
+            return await ctx.call_activity(add, 1)
+
+        with pytest.raises(OrchestrationError) as raised:
+            run(o)
+        assert any("pass the app with app=" in note for note in raised.value.__notes__)
 
     @pytest.mark.parametrize("key", ["ad", add])
     def test_with_a_replacement_of_nothing(self, key: Any) -> None:

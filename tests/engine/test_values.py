@@ -238,6 +238,7 @@ def test_values_are_written_with_their_meaning(value: Any, text: str) -> None:
         ({"a": FRAME}, 'value.a is of type pandas.DataFrame: give a list of objects, such as its .to_dict("records")'),
         ([range(3)], "value[0] is of type range: give a list"),
         ({"a": io.StringIO("x")}, "value.a is an open file: read it, or give its path"),
+        ({"a": [10**5_000]}, "value.a[0] has more than 4,200 digits"),
         ({"a": b"\xff"}, "value.a is of type bytes: give a text"),
         ({"a": [Row(1, Ellipsis)]}, "value.a[0].b is of type ellipsis"),  # type: ignore[arg-type]
         ({2025: "a"}, "value has the key 2025 of type int"),

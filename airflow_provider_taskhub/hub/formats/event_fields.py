@@ -114,6 +114,7 @@ _RECURSE = EventField(name="TaskHubRecurse", field="taskhub_recurse", kind=Kind.
 _CHILD = _taskhub("TaskHubChild", "taskhub_child")
 _CHILDREN = _taskhub("TaskHubChildren", "taskhub_children", FieldPlace.ROW)
 _ROOT = _taskhub("TaskHubRoot", "taskhub_root")
+_DEPTH = EventField(name="TaskHubDepth", field="taskhub_depth", kind=Kind.INT, taskhub_only=True)
 
 _NAME = _text("Name", "name", required=True)
 _VERSION = _text("Version", "version")
@@ -160,7 +161,7 @@ _IDENTIFIED = (_ACTION_ID,)
 LAYOUT_OF: Mapping[type[HistoryEvent], EventLayout] = {
     layout.cls: layout
     for layout in (
-        _layout(ev.ExecutionStarted, *_STARTED, before=(_INSTANCE,), own=(_ROW_ETAG, _CHILDREN, _ROOT)),
+        _layout(ev.ExecutionStarted, *_STARTED, before=(_INSTANCE,), own=(_ROW_ETAG, _CHILDREN, _ROOT, _DEPTH)),
         _layout(ev.ExecutionCompleted, *_COMPLETION),
         _layout(ev.ExecutionTerminated, _INPUT, own=(_EXECUTION_ID, _RECURSE, _CHILD)),
         _layout(ev.TaskScheduled, _NAME, _VERSION, _INPUT, _TRACE, _TAGS, own=_IDENTIFIED),
