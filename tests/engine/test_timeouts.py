@@ -184,16 +184,20 @@ class Test_expiry:
         assert play.last.completed.failure.error_type == "KeyError"
 
 
+async def again(ctx: OrchestrationContext, task: Any) -> Any:
+    """Await a task within a limit, then without one."""
+    try:
+        async with ctx.timeout(60):
+            await task
+    except TimeoutError:
+        await ctx.call_activity("remind")
+    return await task
+
+
 class Test_what_is_left_behind:
     def test_an_activity_goes_on_and_can_be_awaited_again(self) -> None:
         async def work(ctx: OrchestrationContext) -> Any:
-            task = ctx.call_activity("slow")
-            try:
-                async with ctx.timeout(60):
-                    await task
-            except TimeoutError:
-                await ctx.call_activity("remind")
-            return await task
+            return await again(ctx, ctx.call_activity("slow"))
 
         play, _ = played(work)
         fire(play)
@@ -240,13 +244,7 @@ class Test_what_is_left_behind:
 
     def test_a_wait_to_which_the_code_comes_back_takes_the_event(self) -> None:
         async def work(ctx: OrchestrationContext) -> Any:
-            got = ctx.wait_for_external_event("go")
-            try:
-                async with ctx.timeout(60):
-                    await got
-            except TimeoutError:
-                await ctx.call_activity("remind")
-            return await got
+            return await again(ctx, ctx.wait_for_external_event("go"))
 
         play, _ = played(work)
         fire(play)

@@ -62,7 +62,7 @@ class Kind(StrEnum):
     UNHEARD = "unheard"  # messages were received, and the answer was lost
     TWICE = "twice"  # a message is delivered again while it is being processed
     MOVED = "moved"  # its partition is served by the other from now on, while its episode goes on
-    SILENT = "silent"  # its lease is renewed no more for ten seconds
+    SILENT = "silent"  # its lease is renewed no more, until the other has taken it
     TWINS = "twins"  # both serve the partition, and this call is late
     LEFT = "left"  # whoever makes the call dies after it, and its neighbour, at work as well, goes on
 
@@ -82,7 +82,8 @@ STRAGGLES = 0.5
 LATE = 0.7
 OVER = 2.0
 """Seconds after which what was on its way has arrived."""
-SILENCE = 10.0
+SILENCE = 2.5
+"""How long a lease is not renewed, in times after which another worker takes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +204,7 @@ async def _crew(world: World, first: Machine, crew: Crew, wrong: Trouble | None)
         return
 
     def silence() -> None:
-        until = world.clock.monotonic() + SILENCE
+        until = world.clock.monotonic() + SILENCE * world.settings.lease_times.take.total_seconds()
         first.leases = lambda call: unsent() if world.clock.monotonic() < until else None
 
     if wrong.kind is Kind.BACKWARDS:

@@ -10,9 +10,9 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.errors import AccessDenied
-from airflow_provider_taskhub.settings import EMBEDDED_LEASE
+from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.faults import Call, Fault, refused, throttled
-from tests.simulation.world import World, simulate
+from tests.simulation.world import PLAYED, World, simulate
 
 
 def app() -> App:
@@ -115,11 +115,12 @@ def test_a_worker_that_alone_is_refused_gives_its_partitions_up(answer: Fault) -
     assert (given_up, others) == (2, 0)
 
 
-def test_workers_that_are_refused_alike_keep_their_partitions() -> None:
+@pytest.mark.parametrize("lease", [EMBEDDED_LEASE, PLAYED], ids=["often", "seldom"])
+def test_workers_that_are_refused_alike_keep_their_partitions(lease: LeaseTimes) -> None:
     """An outage for all: another owner would be refused too. Work goes on when the store takes the requests again."""
 
     async def play() -> Any:
-        async with World(app(), partitions=4, max_polling=timedelta(seconds=2), lease=EMBEDDED_LEASE) as hub:
+        async with World(app(), partitions=4, max_polling=timedelta(seconds=2), lease=lease) as hub:
             busy = False
             workers = [
                 await hub.join(name, plan=lambda call: throttled() if busy and call.kind == "queue.receive" else None)

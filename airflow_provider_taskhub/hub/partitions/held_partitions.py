@@ -265,8 +265,12 @@ class HeldPartitions:
     def _note_polls(self, leases: Iterable[Lease]) -> None:
         """Note whether another worker has polled one of its queues since the last call.
 
-        Two times of the same owner are compared, and never a time of this worker with one of another worker.
+        Two times of the same owner are compared, and never a time of this worker with one of another worker. Both are
+        read while this worker is refused. A poll from before the outage would not show that others are not refused.
         """
+        if not self.refused:
+            self._polls.clear()
+            return
         for lease in leases:
             if lease.owner in (None, self._me) or lease.polled is None:
                 continue
