@@ -279,9 +279,9 @@ class Client:
         """Short for :meth:`InstanceHandle.resume`. :param instance_id: the instance's id."""
         return await self.instance(instance_id).resume(reason)
 
-    async def rewind(self, instance_id: str, reason: str = "") -> InstanceState:
+    async def rewind(self, instance_id: str, reason: str = "", *, terminated: bool = False) -> InstanceState:
         """Short for :meth:`InstanceHandle.rewind`. :param instance_id: the instance's id."""
-        return await self.instance(instance_id).rewind(reason)
+        return await self.instance(instance_id).rewind(reason, terminated=terminated)
 
     async def restart(self, instance_id: str, *, new_id: bool = False) -> InstanceState:
         """Short for :meth:`InstanceHandle.restart`. :param instance_id: the instance's id."""

@@ -351,7 +351,7 @@ class InstanceHandle:
         event = ExecutionResumed(timestamp=self.hub.clock.utc_now(), reason=reason)
         return await _send_suspension(self.hub, await self._existing(), event, "resumed")
 
-    async def rewind(self, reason: str = "") -> InstanceState:
+    async def rewind(self, reason: str = "", *, terminated: bool = False) -> InstanceState:
         """Let a failed instance continue from before its failure: the activities and children that failed run again.
 
         Activities and children that completed do not run again. Children that failed are rewound too. The orchestrator
@@ -366,17 +366,20 @@ class InstanceHandle:
         again.
 
         :param reason: this text is stored in the history.
+        :param terminated: True: an instance that was terminated goes on too, with the calls that had no answer made
+            again, and its terminated children go on. DurableTask cannot do this.
         :returns: the state. Its status is Pending until the instance ends, as in DurableTask.
         :raises InstanceNotFound: if there is no such instance.
-        :raises InvalidStateError: if the instance has not failed.
+        :raises InvalidStateError: if the instance has not ended in such a way.
         :raises InputError: if the reason cannot be stored.
         :raises Conflict: if the last checkpoint of a child that has failed is still under way after 30 seconds, or if
             other clients change the instance again and again. Call the rewind again later.
         """
         check_column(reason, "the reason")
         check_instance_id(self.id)
-        await Watches(self._connection).release_ended(self.id, (Status.FAILED,))
-        await rewind(self.hub, self.id, reason)
+        ended = (Status.FAILED, Status.TERMINATED) if terminated else (Status.FAILED,)
+        await Watches(self._connection).release_ended(self.id, ended)
+        await rewind(self.hub, self.id, reason, terminated=terminated)
         return await self._existing()
 
     async def restart(self, *, new_id: bool = False) -> InstanceState:

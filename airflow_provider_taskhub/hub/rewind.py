@@ -1,4 +1,5 @@
-"""Carry out a rewind of a failed instance: take back the failure, so that the instance goes on from before it.
+"""Carry out a rewind of a failed instance: take back the failure, so that the instance goes on from before it. If it is
+asked for, an instance that was terminated goes on too.
 
 A rewind has five steps: rewrite rows of the history, rewind the failed children, send the messages of timers again,
 change the instance row to Pending, and send the message that wakes the instance. This message is not sent if the
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from secrets import token_hex
 
 from airflow_provider_taskhub.codec import Timestamp
@@ -50,19 +52,36 @@ RunningChild = tuple[OrchestrationInstance, SubOrchestrationInstanceCreated]
 """A child that still runs: its parent, and the event of the parent's history that created the child."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """What is to be rewound.
+
+    :param reason: this text is stored in the histories.
+    :param statuses: statuses with which an instance or a child is rewound.
+    :param until: how long to wait for the last checkpoints of children, as a time of the clock's ``monotonic``.
+    """
+
+    reason: str
+    statuses: Collection[Status]
+    until: float
+
+
 class _StillEnding(Conflict):
     """A child has answered, and its last checkpoint is not complete within the time to wait."""
 
 
-async def rewind(hub: Hub, instance_id: str, reason: str) -> None:
+async def rewind(hub: Hub, instance_id: str, reason: str, *, terminated: bool = False) -> None:
     """Remove the failure of a failed instance from its history, so that the instance continues from before the failure.
 
+    :param terminated: True: an instance that was terminated continues too, and so do its terminated children.
     :raises InstanceNotFound: there is no such instance.
-    :raises InvalidStateError: the instance has not failed, or was started again after its failure.
+    :raises InvalidStateError: the instance has not ended in such a way, or was started again since.
     :raises Conflict: another process changed the instance during each try. Or the last checkpoint of a child that has
         failed is still under way after 30 seconds. The rewind can be called again.
     """
-    running = await _rewind(hub, instance_id, reason, hub.clock.monotonic() + CHILDREN_END)
+    statuses = (Status.FAILED, Status.TERMINATED) if terminated else (Status.FAILED,)
+    order = _Order(reason=reason, statuses=statuses, until=hub.clock.monotonic() + CHILDREN_END)
+    running = await _rewind(hub, instance_id, order)
     if running:
         await hub.clock.sleep(CHECKPOINT)
     for parent, created in running:
@@ -71,10 +90,9 @@ async def rewind(hub: Hub, instance_id: str, reason: str) -> None:
             await _answer_again(hub, child.instance_id)
 
 
-async def _rewind(hub: Hub, instance_id: str, reason: str, until: float) -> list[RunningChild]:
+async def _rewind(hub: Hub, instance_id: str, order: _Order) -> list[RunningChild]:
     """Rewind an instance and its failed children.
 
-    :param until: how long to wait for the last checkpoints of children, as a time of the clock's ``monotonic``.
     :returns: children that still run: children of the instance, and of the children that are rewound. The caller must
         read the rows of these children again. A child may have sent its answer before the parent's history was
         rewritten, so that the answer was lost, while the child's row did not say yet that the child has ended.
@@ -82,7 +100,7 @@ async def _rewind(hub: Hub, instance_id: str, reason: str, until: float) -> list
     last: Conflict | None = None
     for _ in range(TRIES):
         try:
-            return await _once(hub, instance_id, reason, until)
+            return await _once(hub, instance_id, order)
         except _StillEnding:
             raise
         except Conflict as error:
@@ -92,18 +110,21 @@ async def _rewind(hub: Hub, instance_id: str, reason: str, until: float) -> list
     raise last
 
 
-async def _once(hub: Hub, instance_id: str, reason: str, until: float) -> list[RunningChild]:
+async def _once(hub: Hub, instance_id: str, order: _Order) -> list[RunningChild]:
     row = await hub.instance(instance_id)
     if row is None:
         raise InstanceNotFound(f"no instance {instance_id!r} in hub {hub.names.hub} at {hub.store.describe()}")
     rows = await load_rows(hub.store, hub.names, instance_id)
     past = await decoded(hub.store, hub.names, rows.committed)
-    sentinel, rewinding = rows.sentinel, rules.plan(past)
-    rewindable = rewinding is not None or rules.is_rewound(past, row.status)
+    sentinel, rewinding = rows.sentinel, rules.plan(past, terminated=Status.TERMINATED in order.statuses)
+    rewindable = rewinding is not None or rules.is_rewound(past, row.status, statuses=order.statuses)
     if sentinel is None or not same_start(sentinel.execution_id, row.execution_id) or not rewindable:
         # If the history belongs to another run than the row, an earlier start of this id has failed, and a new start
         # has replaced it. The new start must not be rewound.
-        raise InvalidStateError(f"instance {instance_id!r} is {row.status}: only a failed instance can be rewound")
+        also = " or terminated" if Status.TERMINATED in order.statuses else ""
+        raise InvalidStateError(
+            f"instance {instance_id!r} is {row.status}: only a failed{also} instance can be rewound"
+        )
     target = OrchestrationInstance(instance_id=instance_id, execution_id=sentinel.execution_id)
     pairs = zip(past, rows.committed, strict=True)
     written = {event.event_id: row.timestamp for event, row in pairs if isinstance(event, TimerCreated)}
@@ -114,16 +135,18 @@ async def _once(hub: Hub, instance_id: str, reason: str, until: float) -> list[R
             # for a slot see the failure or the rewind, and do not begin. So no undone call begins beside its successor.
             await hub.clock.sleep(BEGINS_WITHIN.total_seconds())
         for at in rewinding.children:
-            await _has_ended(hub, past, rows, at, target, until)
+            await _has_ended(hub, past, rows, at, target, order.until)
         again = {at for at in rewinding.children if await _is_asked_again(hub, past[at], target)}
         await _rewrite(hub, rows, rewinding, again)
         taken = rewinding.taken | again
         past = tuple(event for at, event in enumerate(past) if at not in taken)
-    waits, running = await _children(hub, past, target, reason, until)
+    waits, running = await _children(hub, past, target, order)
     await _timers(hub, past, target, written)
-    await _mark(hub, row)
+    await _mark(hub, row, order)
     if not waits or again or rewinding is None or _asks_again(rewinding):
-        event = GenericEvent(timestamp=hub.clock.utc_now(), data=reason, taskhub_execution_id=sentinel.execution_id)
+        event = GenericEvent(
+            timestamp=hub.clock.utc_now(), data=order.reason, taskhub_execution_id=sentinel.execution_id
+        )
         await hub.send(hub.message_to(event, OrchestrationInstance(instance_id=instance_id)))
     return running
 
@@ -148,7 +171,7 @@ async def _rewrite(hub: Hub, rows: HistoryRows, rewinding: Rewinding, again: Col
         etag = etags[-1]
 
 
-async def _mark(hub: Hub, row: InstanceState) -> None:
+async def _mark(hub: Hub, row: InstanceState, order: _Order) -> None:
     """Set the instance row to Pending. Leave the row unchanged if the instance already runs or has ended again.
 
     :raises Conflict: the instance was purged or started again during the rewind.
@@ -157,7 +180,7 @@ async def _mark(hub: Hub, row: InstanceState) -> None:
     for _ in range(TRIES):
         if current is None or not same_start(current.execution_id, row.execution_id):
             raise Conflict(f"instance {row.instance_id!r} was purged or started again during the rewind")
-        if current.status is not Status.FAILED or current.execution_id != row.execution_id:
+        if current.status not in order.statuses or current.execution_id != row.execution_id:
             return
         if current is not row:
             history = (await load(hub.store, hub.names, row.instance_id)).past
@@ -261,7 +284,7 @@ async def _is_asked_again(hub: Hub, event: HistoryEvent, parent: OrchestrationIn
 
 
 async def _children(
-    hub: Hub, past: Sequence[HistoryEvent], parent: OrchestrationInstance, reason: str, until: float
+    hub: Hub, past: Sequence[HistoryEvent], parent: OrchestrationInstance, order: _Order
 ) -> tuple[bool, list[RunningChild]]:
     """Rewind the failed children. Send the answer of each ended child again, as the failed parent did not take it.
 
@@ -273,9 +296,9 @@ async def _children(
         child = await _child(hub, created, parent)
         if child is None:
             continue
-        if child.status in (Status.FAILED, Status.PENDING):
+        if child.status in (*order.statuses, Status.PENDING):
             with suppress(InvalidStateError):  # the child cannot be rewound: it has just been started, or runs again
-                running += await _rewind(hub, child.instance_id, reason, until)
+                running += await _rewind(hub, child.instance_id, order)
                 waits = True
                 continue
         elif child.status.is_final:

@@ -9,6 +9,9 @@ orchestrator sends. TaskHub also removes each failure after the last decision, b
 the orchestrator has handled it. Earlier failures that the orchestrator has handled stay. A DurableTask orchestration
 fails only after all its activities have ended. A TaskHub orchestration fails at once, so this plan also removes the
 calls of activities that had not ended. The orchestrator then calls them again.
+
+DurableTask rewinds only what has failed. TaskHub can also rewind a terminated instance: its termination and its calls
+without an answer are removed, and nothing else.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from airflow_provider_taskhub.engine.events import (
     EventType,
     ExecutionCompleted,
     ExecutionStarted,
+    ExecutionTerminated,
     GenericEvent,
     HistoryEvent,
     OrchestratorStarted,
@@ -63,16 +67,17 @@ class Rewinding:
     children: tuple[int, ...] = ()
 
 
-def is_rewound(past: Sequence[HistoryEvent], status: Status) -> bool:
+def is_rewound(past: Sequence[HistoryEvent], status: Status, *, statuses: Collection[Status]) -> bool:
     """Return True if a rewind has rewritten the history, and no episode has run since. It is then possible that the
     rewind was interrupted before it changed the instance row.
 
     :param past: events of the history.
     :param status: status in the instance row.
+    :param statuses: statuses with which an instance can be rewound.
     """
     if not past or any(isinstance(event, ExecutionCompleted) for event in past):
         return False
-    if status is Status.FAILED:
+    if status in statuses:
         return True
     for event in reversed(past):
         if isinstance(event, OrchestratorStarted):
@@ -82,13 +87,15 @@ def is_rewound(past: Sequence[HistoryEvent], status: Status) -> bool:
     return False
 
 
-def plan(past: Sequence[HistoryEvent]) -> Rewinding | None:
+def plan(past: Sequence[HistoryEvent], *, terminated: bool = False) -> Rewinding | None:
     """Plan which events a rewind must remove, so that the orchestrator goes on as if it had not failed.
 
     :param past: events of the history.
+    :param terminated: True: also plan the rewind of an instance that was terminated.
     :returns: the plan; None if the orchestration has not failed.
     """
-    return _Plan(past).made()
+    made = _Plan(past)
+    return made.made() or (made.of_terminated() if terminated else None)
 
 
 def undoes_calls(past: Sequence[HistoryEvent], rewinding: Rewinding) -> bool:
@@ -114,6 +121,7 @@ class _Plan:
         self._asked: dict[int, int] = {}
         self._answered: dict[int, int] = {}
         self._completed: int | None = None
+        self._terminated: int | None = None
         self._started: ExecutionStarted | None = None
         for at, event in enumerate(past):
             if isinstance(event, _Scheduling):
@@ -123,6 +131,7 @@ class _Plan:
                 self._answered[_number(event)] = at
             elif isinstance(event, ExecutionCompleted):
                 self._completed = at if event.status is Status.FAILED else None
+                self._terminated = at if event.status is Status.TERMINATED else None
             elif isinstance(event, ExecutionStarted):
                 self._started = event
 
@@ -161,16 +170,24 @@ class _Plan:
                 children.append(asked)
             else:
                 taken.add(asked)
-        # An orchestration of TaskHub ends with its first failure and cancels its running activities. These activities
-        # must be called again.
-        taken.update(
-            at
-            for number, at in self._asked.items()
-            if isinstance(self._past[at], TaskScheduled) and number not in self._answered
-        )
+        taken.update(self._unanswered())
         return Rewinding(
             taken=frozenset({*taken, self._completed}), children=tuple(at for at in children if at not in taken)
         )
+
+    def of_terminated(self) -> Rewinding | None:
+        """Return the plan for an instance that was terminated; None: it was not."""
+        if self._terminated is None:
+            return None
+        orders = (at for at, event in enumerate(self._past) if isinstance(event, ExecutionTerminated))
+        return Rewinding(taken=frozenset({*orders, *self._unanswered(), self._terminated}))
+
+    def _unanswered(self) -> Iterator[int]:
+        """Return the calls of activities without an answer. An orchestration of TaskHub cancels its running activities
+        when it ends, so these activities must be called again."""
+        for number, at in self._asked.items():
+            if isinstance(self._past[at], TaskScheduled) and number not in self._answered:
+                yield at
 
     def _with_answer(self, at: int) -> Iterator[int]:
         yield at
