@@ -114,6 +114,13 @@ def get_provider_info() -> dict[str, Any]:
                         "example": "attach",
                         "default": "rewind",
                     },
+                    "on_clear": {
+                        "description": "Default of on_clear of TaskHubOperator: rewind or restart.",
+                        "version_added": "0.1.0",
+                        "type": "string",
+                        "example": "restart",
+                        "default": "rewind",
+                    },
                     "start_on": {
                         "description": "Default of start_on of operator and sensor: auto, trigger or worker.",
                         "version_added": "0.1.0",

@@ -47,7 +47,7 @@ from airflow_provider_taskhub.triggers.deferral import deferral_timeout
 from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE
 from airflow_provider_taskhub.triggers.placed_task import PlacedTask
 from airflow_provider_taskhub.triggers.placement import Placement, place
-from airflow_provider_taskhub.triggers.reactions import REACTION_TEXTS, OnRetry
+from airflow_provider_taskhub.triggers.reactions import REACTION_TEXTS, OnClear, OnRetry
 from airflow_provider_taskhub.triggers.request import request_of
 from airflow_provider_taskhub.triggers.start_from_trigger import FirstTrigger
 from airflow_provider_taskhub.triggers.start_or_attach import Counter, Launched, StartRequest, Taken, launch
@@ -76,7 +76,8 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
     A retry of the task reads its instance. If the instance still runs, the retry waits for it. If the instance has
     completed, the retry returns its result. If the instance has failed, ``on_retry`` says what the retry does: by
     default the instance goes on from before its failure, and activities that have completed do not run again.
-    A clear of the task terminates an instance that still runs, and starts a new generation. The error of the
+    A clear of the task lets an instance that has failed go on too. An instance that still runs is terminated, and a new
+    one starts; after a success, a new one starts. The error of the
     orchestration fails the task; an error with ``retryable=False`` fails the task without retries.
     ``execution_timeout`` covers the whole wait: after this time the instance is terminated.
 
@@ -99,6 +100,10 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
         another orchestrator, version or input; the task's log then says why. ``"restart"``: the instance starts from
         its beginning. ``"attach"``: the retry starts nothing. It takes the result or the error of the instance, which
         somebody can rewind in the meantime. None: the option ``[taskhub] on_retry``, ``"rewind"`` by default.
+    :param on_clear: what the first try after a clear of the task does with its instance. ``"rewind"``: if the instance
+        has failed, or Airflow has terminated it (the task was marked, or its time was over), it goes on from there. A
+        new one starts if it has completed, still ran, or was started with another orchestrator, version or input.
+        ``"restart"``: a new instance starts. None: the option ``[taskhub] on_clear``, ``"rewind"`` by default.
     :param wait_for_completion: False: the task ends when the instance is started. Its XCom is the instance id. Nothing
         in Airflow terminates the instance then, except a clear of the task.
     :param deferrable: True: the task waits in the triggerer and holds no worker slot. False: it uses no triggerer, and
@@ -146,6 +151,7 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
         tags: Mapping[str, str] | None = None,
         no_worker_timeout: timedelta | float | None = None,
         on_retry: Literal["rewind", "restart", "attach"] | None = None,
+        on_clear: Literal["rewind", "restart"] | None = None,
         wait_for_completion: bool = True,
         deferrable: bool | None = None,
         poll_interval: timedelta | float | None = None,
@@ -166,6 +172,7 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
         self.tags = tags
         self.no_worker_timeout = defaults.seconds("no_worker_timeout", no_worker_timeout)
         self.on_retry = defaults.choice("on_retry", on_retry, list(OnRetry))
+        self.on_clear = defaults.choice("on_clear", on_clear, list(OnClear))
         self.wait_for_completion = wait_for_completion
         self.deferrable = default_deferrable() if deferrable is None else deferrable
         self.poll_interval = defaults.seconds("poll_interval", poll_interval, least=0.1)
@@ -189,6 +196,7 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
             tags=tags,
             no_worker_timeout=self.no_worker_timeout,
             on_retry=self.on_retry,
+            on_clear=self.on_clear,
             wait_for_completion=wait_for_completion,
             deferrable=self.deferrable,
             poll_interval=self.poll_interval,
@@ -352,7 +360,9 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
         try:
             given = TaskHubHook.output(evaluated(self.input))
             task = identity.TaskIdentity.of(context["ti"])
-            request = request_of(self, given, task, context, on_retry=OnRetry(self.on_retry))
+            request = request_of(
+                self, given, task, context, on_retry=OnRetry(self.on_retry), on_clear=OnClear(self.on_clear)
+            )
         except (InputError, InstanceNotFound) as error:
             raise AirflowFailException(str(error)) from None
         if not self.openlineage_inject_parent_job_info:

@@ -90,7 +90,7 @@ def check_at_parse(where: str, **given: Any) -> None:
     """
     from airflow_provider_taskhub.codec import dumps
     from airflow_provider_taskhub.engine.validation import check_column, check_tags
-    from airflow_provider_taskhub.triggers.reactions import OnRetry
+    from airflow_provider_taskhub.triggers.reactions import OnClear, OnRetry
     from airflow_provider_taskhub.triggers.worker_reasons import Where
 
     orchestrator, version, tags = given["orchestrator"], given["version"], given["tags"]
@@ -115,6 +115,7 @@ def check_at_parse(where: str, **given: Any) -> None:
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     check_value(where, "on_retry", given["on_retry"], list(OnRetry))
+    check_value(where, "on_clear", given["on_clear"], list(OnClear))
     for name in ("start_on", "complete_on"):
         check_value(where, name, given[name], list(Where))
     for name in ("no_worker_timeout", "short_wait"):

@@ -29,6 +29,15 @@ class OnRetry(StrEnum):
     """The retry starts nothing: the task fails again with the error of the instance, until somebody rewinds it."""
 
 
+class OnClear(StrEnum):
+    """What the first try after a clear of the task does with an instance that has ended without a result."""
+
+    REWIND = "rewind"
+    """An instance that has failed, or that Airflow has terminated, goes on from there."""
+    RESTART = "restart"
+    """A new instance starts."""
+
+
 class FoundInstance(StrEnum):
     """What a task finds under the instance id that it wants.
 
@@ -41,6 +50,7 @@ class FoundInstance(StrEnum):
     FAILED = "mine, failed"
     FAILED_OTHERWISE = "mine, failed, and a rewind would not do what the task asks for now"
     TERMINATED = "mine, terminated or cancelled"
+    STOPPED = "mine, terminated by Airflow before the task was cleared"
     OLDER_LIVE = "an older generation, live"
     OLDER_ENDED = "an older generation, ended"
     FOREIGN_LIVE = "another's, live"
@@ -54,6 +64,7 @@ class StartDecision(StrEnum):
     ATTACH = "attach"
     RETURN = "return"
     REWIND = "rewind"
+    CONTINUE = "rewind although terminated"
     REPLACE = "replace"
     TERMINATE_AND_REPLACE = "terminate and replace"
     REFUSE = "refuse"
@@ -82,6 +93,7 @@ REACTIONS: Mapping[FoundInstance, Mapping[OnRetry, StartDecision]] = {
         OnRetry.RESTART: StartDecision.REPLACE,
         OnRetry.ATTACH: StartDecision.RETURN,
     },
+    FoundInstance.STOPPED: _always(StartDecision.CONTINUE),
     FoundInstance.OLDER_LIVE: _always(StartDecision.TERMINATE_AND_REPLACE),
     FoundInstance.OLDER_ENDED: _always(StartDecision.REPLACE),
     FoundInstance.FOREIGN_LIVE: _always(StartDecision.REFUSE),
@@ -94,6 +106,7 @@ REACTION_TEXTS: Mapping[StartDecision, str] = {
     StartDecision.ATTACH: "runs already: attached to it",
     StartDecision.RETURN: "has ended already: taking its result",
     StartDecision.REWIND: "had failed: it goes on from before its failure, and what had completed does not run again",
+    StartDecision.CONTINUE: "had been terminated: it goes on from there, and what had completed does not run again",
     StartDecision.REPLACE: "had ended without a result for this run: started again",
     StartDecision.TERMINATE_AND_REPLACE: "belonged to an older run of this task: terminated and started again",
 }
@@ -101,7 +114,12 @@ REACTION_TEXTS: Mapping[StartDecision, str] = {
 
 
 def found(
-    state: InstanceState | None, task: TaskIdentity, generation: int, *, otherwise: bool = False
+    state: InstanceState | None,
+    task: TaskIdentity,
+    generation: int,
+    *,
+    otherwise: bool = False,
+    stopped: bool = False,
 ) -> FoundInstance:
     """Return what an instance row means for this task.
 
@@ -109,6 +127,7 @@ def found(
     :param task: the Airflow task.
     :param generation: the task's current generation.
     :param otherwise: True: a rewind of the instance would not do what the task asks for.
+    :param stopped: True: if the instance was terminated, Airflow has done that, and then the task was cleared.
     """
     from airflow_provider_taskhub.engine.events import Status
 
@@ -123,7 +142,8 @@ def found(
     if state.status is Status.COMPLETED:
         return FoundInstance.COMPLETED
     if state.status is not Status.FAILED:
-        return FoundInstance.TERMINATED
+        goes_on = stopped and not otherwise and state.status is Status.TERMINATED
+        return FoundInstance.STOPPED if goes_on else FoundInstance.TERMINATED
     return FoundInstance.FAILED_OTHERWISE if otherwise else FoundInstance.FAILED
 
 

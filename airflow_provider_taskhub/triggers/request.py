@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks.deployment import deployment
 from airflow_provider_taskhub.triggers.arguments import date_tags, moment, problems
-from airflow_provider_taskhub.triggers.reactions import OnRetry
+from airflow_provider_taskhub.triggers.reactions import OnClear, OnRetry
 from airflow_provider_taskhub.triggers.start_or_attach import StartRequest
 
 if TYPE_CHECKING:
@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
 
 def request_of(
-    arguments: Any, given: Any, task: TaskIdentity, context: Mapping[str, Any], *, on_retry: OnRetry = OnRetry.REWIND
+    arguments: Any,
+    given: Any,
+    task: TaskIdentity,
+    context: Mapping[str, Any],
+    *,
+    on_retry: OnRetry = OnRetry.REWIND,
+    on_clear: OnClear = OnClear.REWIND,
 ) -> StartRequest:
     """Check the rendered arguments of a task, and return what to start.
 
@@ -25,6 +31,7 @@ def request_of(
     :param task: the try of the Airflow task.
     :param context: Airflow's context of the task.
     :param on_retry: what to do with an instance of this task that has ended without a result.
+    :param on_clear: what the first try after a clear does with such an instance.
     :raises InputError: if an argument is wrong. A retry would not help.
     """
     version, tags = arguments.version or "", arguments.tags or {}
@@ -39,6 +46,7 @@ def request_of(
         tags={**tags, **date_tags(context)},
         deployment=deployment(),
         on_retry=on_retry,
+        on_clear=on_clear,
         start_at=moment(arguments.start_at),
         waits=arguments.wait_for_completion,
     )

@@ -4,14 +4,15 @@
 carries the decision out. The decision depends on what is found and on the operator's parameter ``on_retry``.
 
 The generation of a task is a counter that rises when a user clears the task. All tries of one generation use the same
-instance.
+instance. If the instance has failed, or Airflow has terminated it, the generation stays, and the instance goes on
+(``on_clear="rewind"``).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskhub.errors import (
@@ -27,7 +28,7 @@ from airflow_provider_taskhub.tags import OWNER_TAG, WATCH_TAG
 from airflow_provider_taskhub.triggers.reactions import (
     REACTIONS,
     STARTS,
-    FoundInstance,
+    OnClear,
     OnRetry,
     StartDecision,
     difference,
@@ -46,6 +47,9 @@ TERMINATE_DEADLINE = 60.0
 worker is alive, the old instance cannot end, but nothing of it runs either."""
 _GENERATIONS = 10_000
 """The largest number of generations that are read from the hub to find the newest."""
+_BY_AIRFLOW = "from Airflow: "
+_CLEARED = (f"{_BY_AIRFLOW}task cleared", f"{_BY_AIRFLOW}the task was cleared and runs again")
+"""The reasons with which an instance is terminated because its task was cleared while the instance ran."""
 _TRIES = 4
 """How often a start is tried if another client starts, purges or rewinds the same instance at the same time."""
 
@@ -56,10 +60,13 @@ class Counter:
 
     A clear of the task changes ``max_tries``. The generation therefore rises when ``max_tries`` differs from the stored
     value.
+
+    :param cleared: True: the task was cleared since its last try.
     """
 
     generation: int
     max_tries: int
+    cleared: bool = field(default=False, compare=False)
 
     @classmethod
     def of(cls, stored: Any) -> Counter | None:
@@ -70,7 +77,9 @@ class Counter:
 
     def now(self, max_tries: int) -> Counter:
         """Return the counter for this try. :param max_tries: the task's ``max_tries`` in this try."""
-        return self if max_tries == self.max_tries else Counter(generation=self.generation + 1, max_tries=max_tries)
+        if max_tries == self.max_tries:
+            return self
+        return Counter(generation=self.generation + 1, max_tries=max_tries, cleared=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +95,7 @@ class StartRequest:
     :param deployment: the name of this Airflow deployment, from
         :func:`airflow_provider_taskhub.hooks.deployment.deployment`.
     :param on_retry: what to do with an instance of this task that has ended without a result.
+    :param on_clear: what the first try after a clear does with such an instance.
     :param start_at: the instance does not begin before this time; None: it begins at once.
     :param waits: False: the task ends when the instance is started. Then nothing may terminate the instance because the
         task has ended, so the instance gets no watch row.
@@ -99,6 +109,7 @@ class StartRequest:
     tags: Mapping[str, str]
     deployment: str
     on_retry: OnRetry = OnRetry.REWIND
+    on_clear: OnClear = OnClear.REWIND
     start_at: datetime | None = None
     waits: bool = True
 
@@ -150,9 +161,13 @@ async def launch(
         counter, absent = await recall(client, request)
     else:
         counter = counter.now(request.task.max_tries)
-    remember(counter)
     notes: list[str] = []
-    if request.instance_id is None and counter.generation > 1:
+    goes_on = counter.cleared and await _goes_on(client, request, counter.generation - 1, notes)
+    if goes_on:
+        counter, absent = replace(counter, generation=counter.generation - 1), False
+        request = replace(request, on_retry=OnRetry.REWIND)
+    remember(counter)
+    if request.instance_id is None and counter.generation > 1 and not goes_on:
         older = request.task.instance_id(counter.generation - 1)
         state = await client.get(older, payloads=False)
         if state is not None and not state.status.is_final:
@@ -160,12 +175,40 @@ async def launch(
     obstacle: str | None = None
     for _ in range(_TRIES - 1):
         try:
-            return await _react(client, request, counter.generation, notes, obstacle, absent=absent)
+            return await _react(client, request, counter.generation, notes, obstacle, absent=absent, goes_on=goes_on)
         except _CannotRewind as error:
             obstacle = str(error)
         except (InstanceExists, InstanceNotFound, Conflict):
             absent = False
-    return await _react(client, request, counter.generation, notes, obstacle)
+    return await _react(client, request, counter.generation, notes, obstacle, goes_on=goes_on)
+
+
+async def _goes_on(client: Client, request: StartRequest, generation: int, notes: list[str]) -> bool:
+    """Return whether the instance that the task had before it was cleared goes on.
+
+    It does if it has failed, if Airflow has terminated it for another reason than the clear, or if somebody has rewound
+    it since. An instance that still runs, or has completed, is computed anew: why else would somebody clear the task?
+
+    :param generation: the generation of the task before the clear.
+    :param notes: gets a line for the task's log if the instance cannot go on.
+    """
+    from airflow_provider_taskhub.engine.events import Status
+
+    instance_id = request.instance_id or request.task.instance_id(generation)
+    if request.on_clear is not OnClear.REWIND:
+        return False
+    state = await client.get(instance_id, payloads=False)
+    tags = (state.tags if state is not None else None) or {}
+    if state is None or not request.task.started(tags) or tags.get(GENERATION_TAG) != str(generation):
+        return False
+    if state.status is Status.PENDING:
+        return state.completed is not None  # a rewind leaves the time of the failure in the row
+    if state.status not in (Status.FAILED, Status.TERMINATED):
+        return False
+    obstacle = await _changed(client, instance_id, request, by_airflow=state.status is Status.TERMINATED)
+    if obstacle is not None:
+        notes.append(f"instance {instance_id} does not go on: {obstacle}. A new one starts")
+    return obstacle is None
 
 
 async def recall(client: Client, request: StartRequest) -> tuple[Counter, bool]:
@@ -194,7 +237,9 @@ async def recall(client: Client, request: StartRequest) -> tuple[Counter, bool]:
     mine = (tags or {}).get(OWNER_TAG) == task.owner
     retried = task.try_number > 1 and (tags or {}).get(MAX_TRIES_TAG) == str(task.max_tries)
     same = last > 0 and (mine or retried)
-    return Counter(generation=last if same else last + 1, max_tries=task.max_tries), not (same or taken)
+    cleared = last > 0 and not same and task.try_number > 1
+    counter = Counter(generation=last if same else last + 1, max_tries=task.max_tries, cleared=cleared)
+    return counter, not (same or taken)
 
 
 async def _react(
@@ -205,11 +250,13 @@ async def _react(
     obstacle: str | None,
     *,
     absent: bool = False,
+    goes_on: bool = False,
 ) -> Launched:
     """Read the instance, decide, and carry the decision out.
 
     :param obstacle: why the instance cannot be rewound, if an earlier call found that; else None.
     :param absent: as :func:`launch` takes it. If an instance has appeared since, its start is refused here.
+    :param goes_on: True: the task was cleared, and its instance goes on.
     :raises _CannotRewind: the instance that this call wanted to rewind cannot be rewound.
     """
     from airflow_provider_taskhub.engine.events import Status
@@ -218,10 +265,11 @@ async def _react(
     task = request.task
     instance_id = request.instance_id or task.instance_id(generation)
     state = None if absent else await client.get(instance_id, payloads=False)
-    finding = found(state, task, generation)
-    if finding is FoundInstance.FAILED and request.on_retry is OnRetry.REWIND:
+    finding = found(state, task, generation, stopped=goes_on)
+    rewinds = (StartDecision.REWIND, StartDecision.CONTINUE)
+    if REACTIONS[finding][request.on_retry] in rewinds:
         obstacle = obstacle or await _changed(client, instance_id, request)
-        finding = found(state, task, generation, otherwise=obstacle is not None)
+        finding = found(state, task, generation, otherwise=obstacle is not None, stopped=goes_on)
         if obstacle is not None:
             notes.append(f"instance {instance_id} is not rewound: {obstacle}. It starts from its beginning")
     reaction = REACTIONS[finding][request.on_retry]
@@ -244,8 +292,8 @@ async def _react(
         # it is this task's own start whose answer was lost, the next reading finds that.
         policy = StartPolicy.REFUSE if reaction is StartDecision.START else StartPolicy.REPLACE_FINISHED
         state = await _start(client, request, instance_id, generation, policy)
-    elif reaction is StartDecision.REWIND:
-        state = await _rewind(client, instance_id, task)
+    elif reaction in rewinds:
+        state = await _rewind(client, instance_id, task, terminated=reaction is StartDecision.CONTINUE)
     elif state is not None and state.status is Status.PENDING:
         # An earlier try may have died in the middle of its rewind or of its start. A second rewind completes the first
         # one. If no rewind is open, the start message of the Pending instance is put again.
@@ -261,22 +309,29 @@ async def _react(
     return Launched(instance_id=instance_id, owner=owner, reaction=reaction, notes=tuple(notes))
 
 
-async def _changed(client: Client, instance_id: str, request: StartRequest) -> str | None:
-    """Read a failed instance with its input, and return how it differs from what the task asks for now."""
+async def _changed(client: Client, instance_id: str, request: StartRequest, *, by_airflow: bool = False) -> str | None:
+    """Read an ended instance with its input, and return how it differs from what the task asks for now.
+
+    :param by_airflow: True: also return who has terminated the instance, if that was not Airflow, or a clear.
+    """
     try:
         state = await client.get(instance_id)
     except InputError as error:
         return f"its input cannot be read ({error})"
     if state is None:
         raise InstanceNotFound(f"instance {instance_id!r} was purged meanwhile")
+    reason = state.output or ""
+    if by_airflow and (reason in _CLEARED or not reason.startswith(_BY_AIRFLOW)):
+        return f"it was terminated, {reason!r}"
     return difference(state, orchestrator=request.orchestrator, version=request.version, given=request.input)
 
 
-async def _rewind(client: Client, instance_id: str, task: TaskIdentity) -> InstanceState:
+async def _rewind(client: Client, instance_id: str, task: TaskIdentity, *, terminated: bool = False) -> InstanceState:
     from airflow_provider_taskhub.hub.history.load import HistoryUnreadable
 
     try:
-        return await client.rewind(instance_id, f"from Airflow: try {task.try_number} of the task")
+        why = f"{_BY_AIRFLOW}try {task.try_number} of the task"
+        return await client.rewind(instance_id, why, terminated=terminated)
     except (InvalidStateError, HistoryUnreadable) as error:
         raise _CannotRewind(str(error)) from error
 
@@ -339,10 +394,9 @@ async def _terminate(client: Client, instance_id: str) -> str:
 
     :returns: a line for the log, which says whether they have ended.
     """
-    reason = "from Airflow: the task was cleared and runs again"
     try:
         async with asyncio.timeout(TERMINATE_DEADLINE):
-            await client.terminate(instance_id, reason, wait=True)
+            await client.terminate(instance_id, _CLEARED[1], wait=True)
     except TimeoutError:
         return f"older generation {instance_id} was asked to end, but has not ended within {TERMINATE_DEADLINE:g} s"
     return f"older generation {instance_id} was still running: it is terminated"

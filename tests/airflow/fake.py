@@ -268,7 +268,7 @@ class FakeClient(Fake):
             raise TimeoutError(f"{instance_id} is {state.status} after {timeout}")
         return state
 
-    async def rewind(self, instance_id: str, reason: str = "") -> InstanceState:
+    async def rewind(self, instance_id: str, reason: str = "", *, terminated: bool = False) -> InstanceState:
         """As the real one: the tags and the execution stay, and the row reads Pending until the next end."""
         hub = self._count("rewind")
         state = hub.instances.get(instance_id)
@@ -276,7 +276,8 @@ class FakeClient(Fake):
             raise InstanceNotFound(f"no instance {instance_id!r} in hub Fake")
         if instance_id in hub.damaged:
             raise hub.damaged[instance_id]
-        if state.status is not Status.FAILED and instance_id not in hub.half_rewound:
+        ended = (Status.FAILED, Status.TERMINATED) if terminated else (Status.FAILED,)
+        if state.status not in ended and instance_id not in hub.half_rewound:
             raise InvalidStateError(f"instance {instance_id!r} is {state.status}: only a failed one can be rewound")
         hub.rewound.append((instance_id, reason))
         hub.reasons.append(("rewind", reason))

@@ -67,6 +67,7 @@ def test_an_orchestrator_is_a_function_or_a_name(orchestrator: Any, name: str) -
         ({"no_worker_timeout": True}, "no_worker_timeout is True: give a timedelta"),
         ({"no_worker_timeout": float("nan")}, "no_worker_timeout is nan: give a timedelta"),
         ({"on_retry": "again"}, "on_retry is 'again': choose from rewind, restart, attach"),
+        ({"on_clear": "attach"}, "on_clear is 'attach': choose from rewind, restart"),
         ({"on_retry": "Rewind"}, "on_retry is 'Rewind': choose from"),
         ({"on_retry": "{{ params.x }}"}, "on_retry is '{{ params.x }}': choose from"),
         ({"start_on": "moon"}, "start_on is 'moon': choose from trigger, worker, auto"),

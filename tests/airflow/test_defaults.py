@@ -30,6 +30,7 @@ def set_options(monkeypatch: pytest.MonkeyPatch, **options: str) -> None:
 
 SET = {
     "on_retry": "attach",
+    "on_clear": "restart",
     "start_on": "worker",
     "complete_on": "trigger",
     "no_worker_timeout": "120",
@@ -53,7 +54,7 @@ def test_without_options_the_defaults_are_those_of_the_documentation() -> None:
     one = operator()
     assert (one.on_retry, one.start_on, one.complete_on) == ("rewind", "auto", "auto")
     assert (one.no_worker_timeout, one.poll_interval, one.short_wait) == (None, None, None)
-    for name in ("on_retry", "start_on", "complete_on"):
+    for name in ("on_retry", "on_clear", "start_on", "complete_on"):
         assert OPTIONS[name]["default"] == getattr(one, name)
 
 
@@ -61,6 +62,7 @@ def test_a_parameter_of_the_task_counts_more(monkeypatch: pytest.MonkeyPatch) ->
     set_options(monkeypatch, **SET)
     given: dict[str, Any] = {
         "on_retry": "restart",
+        "on_clear": "rewind",
         "start_on": "auto",
         "complete_on": "worker",
         "no_worker_timeout": timedelta(minutes=1),
@@ -75,6 +77,7 @@ def test_a_parameter_of_the_task_counts_more(monkeypatch: pytest.MonkeyPatch) ->
     ("option", "value", "says"),
     [
         ("on_retry", "again", "option .taskhub. on_retry is 'again': choose from rewind, restart, attach"),
+        ("on_clear", "attach", "option .taskhub. on_clear is 'attach': choose from rewind, restart"),
         ("start_on", "Worker", "option .taskhub. start_on is 'Worker': choose from auto, trigger, worker"),
         ("complete_on", "moon", "option .taskhub. complete_on is 'moon'"),
         ("no_worker_timeout", "10 minutes", "no_worker_timeout is '10 minutes': give seconds, at least 0, or nothing"),

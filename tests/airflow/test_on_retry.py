@@ -41,6 +41,7 @@ mine, completed                                      return                  ret
 mine, failed                                         rewind                  replace                 return
 mine, failed, and a rewind would not do what the task asks for now  replace  replace                 return
 mine, terminated or cancelled                        replace                 replace                 return
+mine, terminated by Airflow before the task was cleared  rewind although terminated  rewind although terminated  rewind although terminated
 an older generation, live                            terminate and replace   terminate and replace   terminate and replace
 an older generation, ended                           replace                 replace                 replace
 another's, live                                      refuse                  refuse                  refuse
@@ -211,7 +212,7 @@ def test_another_client_that_is_faster(make_task, hub, monkeypatch, race) -> Non
     hub.fail(ID.format(1), "no rows")
     rewind, races = FakeClient.rewind, [race]
 
-    async def raced(self: FakeClient, instance_id: str, reason: str = "") -> InstanceState:
+    async def raced(self: FakeClient, instance_id: str, reason: str = "", **more: Any) -> InstanceState:
         if races:
             races.clear()
             if race == "conflict":
@@ -222,7 +223,7 @@ def test_another_client_that_is_faster(make_task, hub, monkeypatch, race) -> Non
                 await rewind(self, instance_id, "by hand")
             else:
                 hub.put(instance_id, Status.RUNNING)
-        return await rewind(self, instance_id, reason)
+        return await rewind(self, instance_id, reason, **more)
 
     monkeypatch.setattr(FakeClient, "rewind", raced)
     second = ti.next_try()
@@ -232,14 +233,6 @@ def test_another_client_that_is_faster(make_task, hub, monkeypatch, race) -> Non
     ours = "from Airflow: try 2 of the task"
     assert reasons == {"rewound": ["by hand"], "conflict": [ours]}.get(race, [])
     assert StartPolicy.REPLACE_FINISHED not in [policy for _, policy in hub.starts], "no work is repeated"
-
-
-def test_a_clear_computes_anew_whatever_on_retry_says(make_task, hub) -> None:
-    task, ti = make_task(), Ti()
-    task.start(ti)
-    hub.fail(ID.format(1), "no rows")
-    assert task.start(ti.cleared()).trigger.instance_id == ID.format(2)
-    assert hub.rewound == []
 
 
 def test_an_unknown_way_to_retry_is_refused_at_parse(make_task, hub) -> None:

@@ -1,4 +1,4 @@
-"""Retries inside a real Airflow: what runs again is counted by files that the activities leave."""
+"""Retries and clears inside a real Airflow: what runs again is counted by files that the activities leave."""
 
 from __future__ import annotations
 
@@ -61,3 +61,30 @@ def test_a_terminated_instance_starts_from_its_beginning(real: RealAirflow) -> N
     real.tell(hub_id("told_again", run), 5)
     real.reaches("told_again", run, "success")
     assert real.xcom("told_again", run) == 5
+
+
+def test_a_clear_after_the_last_try_runs_only_what_has_failed(real: RealAirflow, tmp_path: Path) -> None:
+    run = real.trigger("cleared_spark", folder=str(tmp_path))
+    real.reaches("cleared_spark", run, "failed")
+    assert runs(tmp_path).total() == 12
+    real.clear("cleared_spark", run)
+    assert real.reaches("cleared_spark", run, "success")["try_number"] == 2
+    assert real.xcom("cleared_spark", run) == sum(range(12))
+    counts = runs(tmp_path)
+    assert (counts.total(), counts[7]) == (13, 2)
+    assert real.status(hub_id("cleared_spark", run)) == "Completed"
+    assert not real.exists(f"cleared_spark:hub:{run}:g2")
+    real.log("cleared_spark", run, attempt=2, having="goes on from before its failure")
+
+
+def test_an_instance_that_was_terminated_with_its_task_goes_on_after_a_clear(real: RealAirflow) -> None:
+    run = real.trigger("told")
+    real.waits("told", run)
+    real.mark("told", run, "failed")
+    until("terminated", lambda: real.status(hub_id("told", run)) == "Terminated")
+    real.clear("told", run)
+    until("it goes on", lambda: "it goes on from there" in real.log("told", run, attempt=2))
+    real.tell(hub_id("told", run), 6)
+    real.reaches("told", run, "success")
+    assert real.xcom("told", run) == 6
+    assert not real.exists(f"told:hub:{run}:g2")

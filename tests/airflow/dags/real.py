@@ -94,6 +94,7 @@ for name, more in {
     "rewound_spark": {"orchestrator": "twelve_spark"},
     "restarted": {"on_retry": "restart"},
     "attached": {"on_retry": "attach", "retries": 1},
+    "cleared_spark": {"orchestrator": "twelve_spark", "retries": 0},
     "other_version": {"version": "{{ '7' if ti.try_number == 1 else '' }}"},
 }.items():
     with DAG(name, schedule=None, default_args=AT_ONCE, params={"folder": ""}):
