@@ -1,4 +1,4 @@
-"""The orders of the page's users to one instance: terminate, suspend, resume, rewind, restart, raise event, purge.
+"""The orders of the page's users to one instance: terminate, suspend, resume, repair, rewind, restart, and so on.
 
 A user needs the right to edit the runs of the DAG that started the instance. The user's name is in the reason, and in
 Airflow's audit log.
@@ -20,6 +20,7 @@ from airflow_provider_taskhub.errors import InstanceNotFound, InvalidStateError
 from airflow_provider_taskhub.hooks.masking import masked
 from airflow_provider_taskhub.hub.model import InstanceState
 from airflow_provider_taskhub.plugins import access, audit, orders
+from airflow_provider_taskhub.plugins.clearing import Sender, clear, has_task
 from airflow_provider_taskhub.plugins.index import Row
 from airflow_provider_taskhub.plugins.shown_hubs import open_hub
 
@@ -68,54 +69,63 @@ class Action:
 
     :param order: the fields of the order.
     :param do: carries the order out, and returns the id of the instance to look at afterwards. Its arguments are the
-        instance, the order, the reason with the user's name, and the user's name.
+        instance, the order, the reason with the user's name, and the user.
     :param done: what the page says afterwards.
     :param ended: the statuses that an instance may have; empty: the client decides.
     """
 
     order: type[InstanceOrder]
-    do: Callable[["InstanceHandle", Any, str, str], Awaitable[str]]
+    do: Callable[["InstanceHandle", Any, str, Sender], Awaitable[str]]
     done: str
     ended: frozenset[Status] = frozenset()
 
 
-async def _terminate(instance: "InstanceHandle", order: Termination, reason: str, user: str) -> str:
+async def _terminate(instance: "InstanceHandle", order: Termination, reason: str, user: Sender) -> str:
     before = await instance.terminate(reason, recurse=order.children)
     if before.status.is_final:
         raise InvalidStateError(f"instance {instance.id!r} has ended ({before.status}): there is nothing to terminate")
     return instance.id
 
 
-async def _suspend(instance: "InstanceHandle", order: InstanceOrder, reason: str, user: str) -> str:
-    await instance.suspend(reason, by=f"{user} (Airflow)")
+async def _suspend(instance: "InstanceHandle", order: InstanceOrder, reason: str, user: Sender) -> str:
+    await instance.suspend(reason, by=f"{user.name} (Airflow)")
     return instance.id
 
 
-async def _resume(instance: "InstanceHandle", order: InstanceOrder, reason: str, user: str) -> str:
+async def _resume(instance: "InstanceHandle", order: InstanceOrder, reason: str, user: Sender) -> str:
     await instance.resume(reason)
     return instance.id
 
 
-async def _rewind(instance: "InstanceHandle", order: InstanceOrder, reason: str, user: str) -> str:
+async def _repair(instance: "InstanceHandle", order: InstanceOrder, reason: str, user: Sender) -> str:
+    state = await instance.get(payloads=False)
+    if state is None or not has_task(state.tags):
+        raise InvalidStateError(f"instance {instance.id!r} has no Airflow task: rewind it")
+    await clear(state.tags or {}, user, reason)
+    return instance.id
+
+
+async def _rewind(instance: "InstanceHandle", order: InstanceOrder, reason: str, user: Sender) -> str:
     await instance.rewind(reason)
     return instance.id
 
 
-async def _restart(instance: "InstanceHandle", order: Restart, reason: str, user: str) -> str:
+async def _restart(instance: "InstanceHandle", order: Restart, reason: str, user: Sender) -> str:
     return (await instance.restart(new_id=order.new_id)).instance_id
 
 
-async def _raise_event(instance: "InstanceHandle", order: Event, reason: str, user: str) -> str:
+async def _raise_event(instance: "InstanceHandle", order: Event, reason: str, user: Sender) -> str:
     await instance.raise_event(order.name, order.data)
     return instance.id
 
 
-async def _purge(instance: "InstanceHandle", order: InstanceOrder, reason: str, user: str) -> str:
+async def _purge(instance: "InstanceHandle", order: InstanceOrder, reason: str, user: Sender) -> str:
     if not await instance.purge():
         raise InstanceNotFound(f"instance {instance.id!r} was purged meanwhile")
     return instance.id
 
 
+_DONE = {"repair": "repaired", "rewind": "rewound"}
 _ENDED = frozenset(status for status in Status if status.is_final)
 ACTIONS: Mapping[str, Action] = {
     "terminate": Action(
@@ -123,6 +133,12 @@ ACTIONS: Mapping[str, Action] = {
     ),
     "suspend": Action(order=InstanceOrder, do=_suspend, done="The hub has the order. A worker suspends the instance."),
     "resume": Action(order=InstanceOrder, do=_resume, done="The hub has the order. A worker resumes the instance."),
+    "repair": Action(
+        order=InstanceOrder,
+        do=_repair,
+        done="Airflow has cleared the task. When it runs, the instance goes on from before its failure.",
+        ended=frozenset({Status.FAILED}),
+    ),
     "rewind": Action(
         order=InstanceOrder,
         do=_rewind,
@@ -152,7 +168,9 @@ def actions_of(state: InstanceState | Row) -> tuple[str, ...]:
         if state.completed is not None:  # the row of a rewound instance keeps the time of the failure
             return (*names, "rewind")
         return (*names, "restart") if state.restarts else names
-    return ("rewind", "restart", "purge") if state.status is Status.FAILED else ("restart", "purge")
+    if state.status is not Status.FAILED:
+        return ("restart", "purge")
+    return (*(("repair",) if has_task(state.tags) else ()), "rewind", "restart", "purge")
 
 
 def routes() -> Any:
@@ -170,17 +188,20 @@ def routes() -> Any:
             raise HTTPException(404, f"no action {name!r}: there are {', '.join(ACTIONS)}")
         order = await orders.read(request, action.order)
         cache, head = await open_hub(order.conn)
-        return await carry_out(name, order, user, cache, head["hub"])
+        return await carry_out(name, order, user, Sender.of(user, request.headers), cache, head["hub"])
 
     return router
 
 
-async def carry_out(name: str, order: InstanceOrder, user: Any, cache: "ClientCache", hub: str) -> dict[str, str]:
+async def carry_out(
+    name: str, order: InstanceOrder, user: Any, sender: Sender, cache: "ClientCache", hub: str
+) -> dict[str, str]:
     """Check one order, write it into the audit log, and send it to the hub.
 
     :param name: the name of the action.
     :param order: the order, of the class that the action demands.
-    :param user: the user who is logged in.
+    :param user: the user who is logged in, whose rights are checked.
+    :param sender: the same user, with the credentials of the request.
     :param cache: the cache of the hub.
     :param hub: the name of the hub, for the audit log.
     :returns: the id of the instance to look at, and a text for the user.
@@ -195,11 +216,11 @@ async def carry_out(name: str, order: InstanceOrder, user: Any, cache: "ClientCa
         raise HTTPException(404, f"there is no instance {order.id!r}, or you may not see it")
     await _check_right(user, state)
     check_unchanged(state, name, order)
-    who = user.get_name()
+    who = sender.name
     facts = {"hub": hub, "instance_id": order.id, "execution_id": state.execution_id} | _extra(order)
     await asyncio.to_thread(audit.record, who, name, facts, state.tags)
     with orders.answered(cache):
-        shown = await action.do(client.instance(order.id), order, signed(order.reason, who), who)
+        shown = await action.do(client.instance(order.id), order, signed(order.reason, who), sender)
     if name == "purge":
         cache.index.drop(order.id)
     return {"id": shown, "text": action.done}
@@ -231,7 +252,7 @@ def check_unchanged(state: InstanceState, name: str, order: InstanceOrder) -> No
         )
     allowed = ACTIONS[name].ended
     if allowed and state.status not in allowed:
-        way = "terminate it first" if name == "purge" else "only a failed instance can be rewound"
+        way = "terminate it first" if name == "purge" else f"only a failed instance can be {_DONE[name]}"
         raise HTTPException(409, f"instance {order.id!r} is {state.status} now: {way}")
     ends = order.status is not None and order.status.is_final
     if ends and order.status is not state.status:

@@ -19,6 +19,7 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import TaskHubError
 from airflow_provider_taskhub.hooks.masking import masked
 from airflow_provider_taskhub.plugins import access, actions, orders
+from airflow_provider_taskhub.plugins.clearing import Sender
 from airflow_provider_taskhub.plugins.filters import Wanted, wanted
 from airflow_provider_taskhub.plugins.index import Row
 from airflow_provider_taskhub.plugins.listing import chosen, seen_by
@@ -60,6 +61,7 @@ BATCHES: Mapping[str, type[Batch]] = {
     "terminate": TerminationBatch,
     "suspend": Batch,
     "resume": Batch,
+    "repair": Batch,
     "rewind": Batch,
     "restart": Batch,
     "purge": Batch,
@@ -128,11 +130,12 @@ def routes() -> Any:
             raise HTTPException(422, "targets: an instance is there twice")
         cache, head = await open_hub(batch.conn)
         common = batch.model_dump(exclude={"targets"})
+        sender = Sender.of(user, request.headers)
 
         async def one(target: Target) -> dict[str, Any]:
             order = actions.ACTIONS[name].order.model_validate(common | target.model_dump())
             try:
-                done = await actions.carry_out(name, order, user, cache, head["hub"])
+                done = await actions.carry_out(name, order, user, sender, cache, head["hub"])
             except HTTPException as refused:
                 return {"id": target.id, "code": refused.status_code, "text": refused.detail}
             except TaskHubError as error:  # before the order: the store did not answer the question for the instance

@@ -398,6 +398,9 @@ class FakeInstance(Fake):
         super().__init__(hub)
         self.id = instance_id
 
+    async def get(self, *, payloads: bool = True) -> InstanceState | None:
+        return self._count("get").instances.get(self.id)
+
     async def activities(self) -> tuple[ActivityRecord, ...]:
         hub = self._count("activities")
         if self.id in hub.damaged:

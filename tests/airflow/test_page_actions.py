@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.identity import next_execution_id
 from airflow_provider_taskhub.errors import InputError, InstanceExists, InstanceNotFound, InvalidStateError, Unavailable
-from airflow_provider_taskhub.plugins import orders
+from airflow_provider_taskhub.plugins import clearing, orders
 from airflow_provider_taskhub.plugins.actions import ACTIONS, actions_of
 from tests.airflow.fake import NOW, FakeHub
 
@@ -25,7 +25,7 @@ TAGS = {
 }
 ROLES = ("viewer", "user", "op", "admin")
 """The roles of Airflow's SimpleAuthManager. The users of the tests have the names of their roles."""
-STATUS = {"rewind": Status.FAILED, "restart": Status.COMPLETED, "purge": Status.COMPLETED}
+STATUS = {"repair": Status.FAILED, "rewind": Status.FAILED, "restart": Status.COMPLETED, "purge": Status.COMPLETED}
 """The status that an instance must have for an action; Running for all others."""
 
 
@@ -61,10 +61,28 @@ def entries(audit_log: None) -> Callable[[], list[Any]]:
 
 
 @dataclass
+class AirflowApi:
+    """Airflow's own API, as far as the page uses it. :ivar asked: path, headers and body of each request."""
+
+    answer: tuple[int, Any] = (200, {"task_instances": [{"task_id": "hub"}, {"task_id": "report"}]})
+    asked: list[tuple[str, dict[str, str], Any]] = field(default_factory=list)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        body = json.loads((await receive())["body"])
+        self.asked.append((scope["raw_path"].decode(), headers, body))
+        status, answer = self.answer
+        content = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": status, "headers": content})
+        await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
+
+
+@dataclass
 class Page:
     """The page's application with Airflow's own SimpleAuthManager, used by one user."""
 
     app: Any
+    airflow: AirflowApi
 
     def as_(self, role: str) -> Any:
         from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
@@ -97,7 +115,9 @@ def page(hub: FakeHub, entries: Any, monkeypatch: pytest.MonkeyPatch) -> Page:
     monkeypatch.setattr(airflow.api_fastapi.app, "get_auth_manager", lambda: manager)
     monkeypatch.setattr(security, "get_auth_manager", lambda: manager)
     monkeypatch.setattr(security.DagModel, "get_team_name", staticmethod(lambda dag_id: None))
-    return Page(make_app())
+    airflow = AirflowApi()
+    monkeypatch.setattr(clearing, "_airflow", lambda: airflow)
+    return Page(make_app(), airflow)
 
 
 def put(hub: FakeHub, action: str = "", **more: Any) -> None:
@@ -139,6 +159,53 @@ def test_after_an_order_the_page_shows_the_new_state_at_once(page: Page, hub: Fa
         assert client.post("/api/instance/suspend", json={"id": "mine"}).status_code == 200
         hub.put("mine", Status.SUSPENDED, created=NOW)
         assert client.get("/api/instance?id=mine").json()["instance"]["status"] == "Suspended"
+
+
+# repair: the one order that goes to Airflow
+
+
+@pytest.mark.parametrize(("index", "ids"), [("3", [["hub", 3]]), ("-1", ["hub"])])
+def test_a_repair_clears_the_task_in_the_users_name(page: Page, hub: FakeHub, index: str, ids: Any) -> None:
+    put(hub, "repair", tags=TAGS | {"airflow.map_index": index})
+    sent = {"authorization": "Bearer x", "cookie": "_token=y", "x-other": "z"}
+    status, answer = page.post("repair", json={"id": "mine", "reason": "file is there"}, headers=sent)
+    assert (status, answer["text"]) == (200, ACTIONS["repair"].done)
+    ((path, headers, body),) = page.airflow.asked
+    assert path == "/api/v2/dags/flights/clearTaskInstances"
+    assert (headers["authorization"], headers["cookie"], "x-other" in headers) == ("Bearer x", "_token=y", False)
+    assert body == {
+        "dry_run": False,
+        "dag_run_id": "r",
+        "task_ids": ids,
+        "only_failed": True,
+        "include_downstream": True,
+        "reset_dag_runs": True,
+        "note": "from Airflow: user on TaskHub's page: file is there",
+    }
+    assert hub.ordered == [], "the try of the task rewinds the instance"
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "told"),
+    [
+        ((200, {"task_instances": []}), 409, "task 'hub' of run 'r' has not failed: there is nothing to repair"),
+        ((403, {"detail": "Forbidden"}), 403, "Airflow refuses to clear the task: Forbidden"),
+        ((404, {"detail": "Dag Run id r not found"}), 404, "Airflow refuses to clear the task: Dag Run id r not found"),
+        ((500, "broken"), 500, "Airflow refuses to clear the task: "),
+    ],
+)
+def test_a_repair_that_airflow_refuses_says_why(
+    page: Page, hub: FakeHub, answer: tuple[int, Any], status: int, told: str
+) -> None:
+    put(hub, "repair")
+    page.airflow.answer = answer
+    found, said = page.post("repair")
+    assert found == status
+    assert told in said["detail"]
+
+
+def test_credentials_are_in_no_text() -> None:
+    assert "secret" not in repr(clearing.Sender("ann", {"authorization": "Bearer secret"}))
 
 
 # rights
@@ -195,6 +262,7 @@ def test_an_answer_names_the_actions_that_the_user_may_take(page: Page, hub: Fak
         (Status.RUNNING, {"restarts": 1}, ("raise-event", "suspend", "terminate")),
         (Status.SUSPENDED, {}, ("raise-event", "resume", "terminate")),
         (Status.FAILED, {}, ("rewind", "restart", "purge")),
+        (Status.FAILED, {"tags": TAGS}, ("repair", "rewind", "restart", "purge")),
         (Status.COMPLETED, {}, ("restart", "purge")),
         (Status.TERMINATED, {}, ("restart", "purge")),
     ],
@@ -303,6 +371,7 @@ def test_an_order_reaches_a_run_that_has_continued_as_new_since(
         ("restart", Status.COMPLETED, "Failed", "was Failed and is Completed now"),
         ("rewind", Status.PENDING, "Failed", "was Failed and is Pending now"),
         ("rewind", Status.COMPLETED, None, "is Completed now: only a failed instance can be rewound"),
+        ("repair", Status.PENDING, None, "is Pending now: only a failed instance can be repaired"),
     ],
 )
 def test_an_order_about_an_end_that_is_no_longer_true_is_refused(

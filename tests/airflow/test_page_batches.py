@@ -130,6 +130,15 @@ def test_every_order_over_a_filter_reaches_the_hub(page: Page, hub: FakeHub, act
     assert sorted(done[:2] for done in hub.ordered) == [(action, "a"), (action, "b")]
 
 
+def test_a_repair_over_a_filter_clears_each_task(page: Page, hub: FakeHub) -> None:
+    for name in "ab":
+        hub.put(name, Status.FAILED, tags=TAGS | {"airflow.run_id": name})
+    hub.put("c", Status.FAILED)
+    _, answer = get(page, "targets?window=all&action=repair", role="admin")
+    assert codes(post(page, "repair", answer["targets"])) == [("a", 200), ("b", 200)]
+    assert sorted(body["dag_run_id"] for _, _, body in page.airflow.asked) == ["a", "b"]
+
+
 def test_a_user_without_the_right_is_refused_for_each_instance(
     page: Page, hub: FakeHub, entries: Callable[[], list[Any]]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -72,6 +73,22 @@ def test_a_failed_instance_is_rewound(real: RealAirflow, tmp_path: Path) -> None
     assert order(real, "rewind", "rewound", "admin", status="Failed", reason="the table is there").status_code == 200
     until("it has completed", lambda: status(real, "rewound") == "Completed")
     assert order(real, "rewind", "rewound", "admin").status_code == 409
+
+
+def test_a_repair_lets_the_task_and_its_run_go_on(real: RealAirflow, tmp_path: Path) -> None:
+    run = real.trigger("cleared_spark", folder=str(tmp_path))
+    path = f"/api/v2/dags/cleared_spark/dagRuns/{quote(run)}"
+    real.reaches("cleared_spark", run, "failed")
+    until("the run has failed", lambda: real.get(path)["state"] == "failed")
+    instance = f"cleared_spark:hub:{run}:g1"
+    assert order(real, "repair", instance, "vera", status="Failed").status_code == 403
+    assert order(real, "repair", instance, "uma", status="Failed", reason="the file is there").status_code == 200
+    assert real.reaches("cleared_spark", run, "success")["try_number"] == 2
+    assert len(list(tmp_path.iterdir())) == 13, "one of twelve activities has run again"
+    assert real.xcom("cleared_spark", run) == sum(range(12))
+    until("the run has succeeded", lambda: real.get(path)["state"] == "success")
+    by = {one["event"]: one["owner"] for one in real.get("/api/v2/eventLogs", run_id=run)["event_logs"]}
+    assert by["taskhub.repair"] == by["post_clear_task_instances"] == "uma", by
 
 
 def test_an_administrator_steers_partitions_and_workers(real: RealAirflow) -> None:

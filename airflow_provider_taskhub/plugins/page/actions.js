@@ -3,7 +3,7 @@
 import { askFirst, REASON, tell } from "./dialog.js";
 import { base, el, instanceHref, send } from "./page.js";
 
-const NO_TASK = "No Airflow task waits for this instance any more. To let the DAG go on, clear the task in Airflow instead.";
+const NO_TASK = "No Airflow task waits for this instance any more. To let the DAG go on, clear the task in Airflow, or choose Repair.";
 const REPEAT = (order) => `The last ${order} is perhaps incomplete, because the connection to the store broke: this completes it. If it is complete, nothing changes.`;
 const ACTIONS = {
   "raise-event": { name: "Raise event…", button: "Send the event", fields: [{ name: "name", label: "Name of the event", kind: "text", required: true }, { name: "data", label: "Data: a JSON value, or nothing", kind: "json" }],
@@ -14,6 +14,9 @@ const ACTIONS = {
   terminate: { name: "Terminate…", button: "Terminate", danger: true, fields: [REASON],
     says: (task) => ["The instance and its children end now, and so do their activities.",
       task && "The Airflow task that waits for it fails. If the task has retries left, a retry starts the instance again: to end it for good, mark the task failed in Airflow."] },
+  repair: { name: "Repair…", button: "Repair", fields: [REASON],
+    says: () => ["Airflow clears the task, and what has failed after it, in your name. When the task runs, the instance goes on from before its failure: what failed runs again, what completed does not. The DAG run goes on too.",
+      "A task with on_clear=\"restart\", or with another input than before, computes everything again."] },
   rewind: { name: "Rewind…", button: "Rewind", fields: [REASON], says: (task, status) => status === "Pending" ? [REPEAT("rewind")] : ["The instance goes on from before its failure: what failed runs again, what completed does not.", task && NO_TASK] },
   restart: { name: "Restart…", button: "Restart", fields: [{ name: "new_id", label: "with a new id: keep this instance and its history", kind: "check" }],
     says: (task, status) => status === "Pending" ? [REPEAT("restart")] : ["The orchestrator starts again from the beginning, with the same input, version and tags. Without a new id, the history and the result of this run are replaced.", task && NO_TASK] },

@@ -10,7 +10,8 @@ const ORDERS = {
   terminate: { name: "Terminate", done: "terminated", danger: true, says: "Each instance and its children end now, and so do their activities. An Airflow task that waits for one of them fails, and its retries start the instance again: to end them for good, mark the tasks failed in Airflow." },
   suspend: { name: "Suspend", done: "suspended", says: "The orchestrators do not run before somebody resumes them. Running activities continue, and time limits of Airflow's tasks go on." },
   resume: { name: "Resume", done: "resumed", says: "The instances go on, with everything that arrived while they were suspended." },
-  rewind: { name: "Rewind", done: "rewound", says: "Each instance goes on from before its failure: what failed runs again, what completed does not. No Airflow task waits for them: to let DAGs go on, clear their tasks in Airflow instead." },
+  repair: { name: "Repair", done: "repaired", says: "Airflow clears the task of each instance, and what has failed after it, in your name. When the task runs, the instance goes on from before its failure: what failed runs again, what completed does not. The DAG runs go on too." },
+  rewind: { name: "Rewind", done: "rewound", says: "Each instance goes on from before its failure: what failed runs again, what completed does not. No Airflow task waits for them: to let DAGs go on, choose Repair." },
   restart: { name: "Restart", done: "restarted", says: "Each orchestrator starts again from the beginning, with the same id, input, version and tags. History and result of the runs that ended are replaced. No Airflow task waits for them: to let DAGs go on, clear their tasks in Airflow instead." },
   purge: { name: "Purge", done: "deleted", danger: true, says: "Each instance is deleted with its history, payloads, activity records and logs. This cannot be undone. A task of Airflow that has not read the result yet fails." },
 };

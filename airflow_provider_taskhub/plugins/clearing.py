@@ -1,0 +1,99 @@
+"""Clears the Airflow task of an instance through Airflow's own API, in the name of the user of the page.
+
+The request goes to the application of this API server, in memory, with the credentials of the user's own request. So
+Airflow checks the user's rights, and its audit log names the user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from airflow_provider_taskhub.hooks import identity
+
+DEADLINE = 60.0
+"""Seconds to wait for Airflow's answer. A clear of a mapped task with many rows takes some seconds."""
+_CREDENTIALS = ("authorization", "cookie")
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """The user who has sent an order.
+
+    :param name: the user's name.
+    :param credentials: the headers of the user's request that say who it is.
+    """
+
+    name: str
+    credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, user: Any, headers: Mapping[str, str]) -> Sender:
+        """Make it from the user whom Airflow has recognised, and the headers of the request."""
+        return cls(user.get_name(), {name: headers[name] for name in _CREDENTIALS if name in headers})
+
+
+def has_task(tags: Mapping[str, str] | None) -> bool:
+    """Return whether an Airflow task has started the instance. :param tags: the tags of the instance."""
+    return tags is not None and all(tags.get(name) for name in (identity.DAG_TAG, identity.RUN_TAG, identity.TASK_TAG))
+
+
+async def clear(tags: Mapping[str, str], sender: Sender, note: str) -> int:
+    """Clear the failed task of an instance, and the failed tasks downstream of it, so that the DAG run goes on.
+
+    :param tags: the tags of the instance, which name its task.
+    :param note: a note that Airflow shows beside the tasks.
+    :returns: the number of tasks that were cleared.
+    :raises HTTPException: if Airflow refuses it, or the task has not failed.
+    """
+    import httpx
+    from fastapi import HTTPException
+
+    dag_id, task_id = tags[identity.DAG_TAG], tags[identity.TASK_TAG]
+    index = int(tags.get(identity.MAP_TAG, identity.UNMAPPED))
+    order = {
+        "dry_run": False,
+        "dag_run_id": tags[identity.RUN_TAG],
+        "task_ids": [task_id if index < 0 else [task_id, index]],
+        "only_failed": True,
+        "include_downstream": True,
+        "reset_dag_runs": True,
+        "note": note[:1000],
+    }
+    transport = httpx.ASGITransport(app=_airflow())
+    try:
+        async with (
+            asyncio.timeout(DEADLINE),
+            httpx.AsyncClient(transport=transport, base_url="http://in-process.invalid", timeout=None) as client,
+        ):
+            path = f"/api/v2/dags/{quote(dag_id, safe='')}/clearTaskInstances"
+            answer = await client.post(path, json=order, headers=dict(sender.credentials))
+    except TimeoutError:
+        raise HTTPException(
+            503, f"Airflow has not answered within {DEADLINE:g} s: look at the task before you repeat the order"
+        ) from None
+    if answer.status_code != 200:
+        raise HTTPException(answer.status_code, f"Airflow refuses to clear the task: {_why(answer)}")
+    cleared = answer.json()["task_instances"]
+    if not cleared:
+        run_id = tags[identity.RUN_TAG]
+        raise HTTPException(409, f"task {task_id!r} of run {run_id!r} has not failed: there is nothing to repair")
+    return len(cleared)
+
+
+def _airflow() -> Any:
+    """Return the application of this API server."""
+    from airflow.api_fastapi.main import app
+
+    return app
+
+
+def _why(answer: Any) -> str:
+    try:
+        detail = answer.json()["detail"]
+    except (ValueError, KeyError, TypeError):
+        detail = answer.text
+    return str(detail)[:1000]
