@@ -83,6 +83,7 @@ def test_an_instance_that_was_terminated_with_its_task_goes_on_after_a_clear(rea
     real.mark("told", run, "failed")
     until("terminated", lambda: real.status(hub_id("told", run)) == "Terminated")
     real.clear("told", run)
+    until("the second try", lambda: real.task("told", run)["try_number"] == 2)
     until("it goes on", lambda: "it goes on from there" in real.log("told", run, attempt=2))
     real.tell(hub_id("told", run), 6)
     real.reaches("told", run, "success")

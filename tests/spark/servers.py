@@ -32,6 +32,7 @@ class Servers:
     def __init__(self, setup: SparkSetup, folder: pathlib.Path) -> None:
         self.master, self.conf, self.page = setup.master, dict(setup.conf), setup.servers[0].page
         self._setup, self._folder = setup, folder
+        self._environment = dict(os.environ)  # a server that a test starts again belongs to the fixture
         self._processes: list[subprocess.Popen[bytes]] = []
         self.start()
 
@@ -53,7 +54,7 @@ class Servers:
             process = subprocess.Popen(
                 server.command,
                 cwd=folder,
-                env={**os.environ, **own},
+                env={**self._environment, **own},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
