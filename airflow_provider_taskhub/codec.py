@@ -240,6 +240,8 @@ def _validator_of(annotation: Any, what: str) -> TypeAdapter[Any] | SchemaValida
             return _validator.__wrapped__(annotation)
     except PydanticSchemaGenerationError as error:
         raise InputError(f"{what}: values cannot be decoded to annotation {annotation!r}") from error
+    except PydanticUserError as error:  # such as typing.TypedDict on Python 3.11
+        raise InputError(f"{what}: values cannot be decoded to annotation {annotation!r}: {error.message}") from error
     except PydanticUndefinedAnnotation as error:
         raise InputError(
             f"{what}: annotation {annotation!r} cannot be resolved (name {error.name!r} is not defined): "

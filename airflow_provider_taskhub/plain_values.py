@@ -21,7 +21,7 @@ from math import isfinite, isnan
 from types import NoneType
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 MAX_NESTED = 500
@@ -178,6 +178,9 @@ class _Walk:
     def _name(self, key: Any) -> str:
         if isinstance(key, Enum) and isinstance(key, str):
             return str.__str__(key)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(key, numpy.generic):
+            key = key.item()
         try:
             (name,) = to_jsonable_python({key: None})
         except (PydanticSerializationError, TypeError, ValueError):
@@ -319,6 +322,8 @@ def _with_sorted_sets(value: Any) -> Any:
 
     A set stays a set, because pydantic writes the field of a model by the field's annotation.
     """
+    if isinstance(value, Secret | SecretStr | SecretBytes):
+        raise Unwritable("has a secret, which the hub must not store: let the activity read the secret itself")
     if isinstance(value, set | frozenset):
         kind = _SortedSet if isinstance(value, set) else _SortedFrozenSet
         return kind(map(_with_sorted_sets, value))

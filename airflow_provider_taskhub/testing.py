@@ -238,9 +238,10 @@ class InProcess:
                     value = await value
             definition = self.registry.activity(request.name)
             return ActivityOutcome(result=result_text(definition, value, MAX_RESULT).decode())
-        except asyncio.CancelledError:
-            raise
         except BaseException as error:  # an activity may raise any exception, and each is a failure of the activity
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # the run is over, or the attempt was cancelled
             return ActivityOutcome(failure=failure_of(error))
 
     async def end_sessions(self, sessions: Sequence[str]) -> None:

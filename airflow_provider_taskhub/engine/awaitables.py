@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from airflow_provider_taskhub.codec import Timestamp, decode, loads
 from airflow_provider_taskhub.engine.actions import TIMER, Action, CallSite
-from airflow_provider_taskhub.engine.events import EventType, FailureDetails
+from airflow_provider_taskhub.engine.events import EventType, FailureDetails, TimerCreated
 from airflow_provider_taskhub.engine.recorded import retry_role
 from airflow_provider_taskhub.engine.retry import RetryDecision, RetryPolicy, decide_retry
 from airflow_provider_taskhub.engine.tasks import CancellableTask, Group, Task
@@ -106,6 +106,11 @@ class Attempts(Group[Any]):
         kind = "activity" if self._action.role == "activity" else "child"
         return f"{kind} {self._action.name!r} at {self._action.where}"
 
+    def __bool__(self) -> bool:
+        if self._result_type is bool:  # `if ctx.call_activity(is_ready):` is always true
+            self._refuse()
+        return super().__bool__()
+
     def answered(self, result: str | None) -> None:
         what = f"result of {'activity' if self._action.role == 'activity' else 'orchestrator'} {self._action.name!r}"
         try:
@@ -188,14 +193,18 @@ class Timer(CancellableTask[None]):
             self._engine.wait_changes.cancel(self._number)
         super().cancel()
 
-    def recorded(self, fire_at: Timestamp) -> None:
+    def recorded(self, event: TimerCreated) -> None:
         """Correct the end of the timer's current part to the end that the history has.
 
-        A .NET worker divides timers in another way, so a part in the history can be longer than a part of TaskHub.
+        A .NET worker divides timers in another way, so a part in the history can be longer than a part of TaskHub. A
+        shorter part of TaskHub is the last one. So the timer ends there, also if the code now sets a longer timer.
 
-        :param fire_at: the end of the part, as its TimerCreated event says.
+        :param event: the event of the part.
         """
-        self._until = fire_at
+        is_last = event.fire_at < self._engine.time + LONGEST_TIMER
+        if event.taskhub_action_id is not None and is_last:
+            self._fire_at = event.fire_at
+        self._until = event.fire_at
 
     def answered(self, result: str | None) -> None:
         if self._done:  # the timer was cancelled before it fired

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import CoroutineType, GeneratorType
-from typing import TYPE_CHECKING, Any, Protocol, Unpack, overload
+from typing import TYPE_CHECKING, Any, Never, Protocol, Unpack, overload
 from uuid import UUID
 
 from airflow_provider_taskhub.codec import Timestamp, check_annotation, decode, dumps, loads
@@ -498,15 +499,17 @@ class OrchestrationContext:
         text = None if status is None else dumps(status, what="custom status")
         self._generation.set_custom_status(text)
 
-    def when_all(self, tasks: Iterable[Task[T]]) -> Task[list[T]]:
+    def when_all(self, tasks: Iterable[Task[T]], *more: Never) -> Task[list[T]]:
         """Return a task that gives the results of all tasks, in their order. It fails as soon as one task fails.
 
         :param tasks: tasks that this context made. If there are no tasks, the returned task is complete at once.
         :raises TypeError: an element is not a task.
         """
+        if more:
+            raise TypeError("when_all takes one list of tasks: write when_all([one, other])")
         return when_all(tasks)
 
-    def when_any(self, tasks: Iterable[Task[T]]) -> Task[Task[T]]:
+    def when_any(self, tasks: Iterable[Task[T]], *more: Never) -> Task[Task[T]]:
         """Return a task that gives the first task which completes or fails.
 
         Awaiting the returned task never raises the error of the first task. Await the first task, or call its
@@ -516,6 +519,8 @@ class OrchestrationContext:
         :raises TypeError: an element is not a task.
         :raises ValueError: there are no tasks, so the returned task could never complete.
         """
+        if more:
+            raise TypeError("when_any takes one list of tasks: write when_any([one, other])")
         return when_any(tasks)
 
     @overload
@@ -545,7 +550,7 @@ class OrchestrationContext:
         check_time(min(at, LAST_TIME), f"{what}: {given}")
         return at
 
-    def _emit(self, level: int, message: object, *args: object, **_: Any) -> None:
+    def _emit(self, level: int, message: object, *args: object, exc_info: Any = None, **_: Any) -> None:
         if self._sink is None:
             return
         text = str(message)
@@ -554,6 +559,9 @@ class OrchestrationContext:
                 text = text % args
             except (TypeError, ValueError):
                 text = f"{text} {args!r}"
+        error = sys.exc_info()[1] if exc_info is True else exc_info
+        if isinstance(error, BaseException):
+            text += "\n" + "".join(traceback.format_exception(error)).rstrip()
         self._sink(
             LogLine(
                 level=level,
@@ -609,14 +617,20 @@ def _name(declared: Callable[..., Any] | str, what: str, registry: Registry) -> 
         raise InputError(f"{what}: {declared!r} is neither a name nor a declared function")
     if not isinstance(declared, str):
         kind, other, other_call = "activity", "orchestrator", "call_sub_orchestrator"
-        known: Collection[str] = registry.activities
-        others: Collection[str] = registry.orchestrators
+        known: Mapping[str, Any] = registry.activities
+        others: Mapping[str, Any] = registry.orchestrators
         if what != "call_activity":
             kind, other, other_call, known, others = other, kind, "call_activity", others, known
         if not hasattr(declared, NAME):
             raise InputError(
                 f"{what}: function {name!r} is not declared: put @app.{kind} on it. If it is declared and another "
                 "decorator stands above, that one must use functools.wraps"
+            )
+        inner = getattr(declared, "__wrapped__", None)
+        if getattr(inner, NAME, None) == name and getattr(known.get(name), "function", declared) is inner:
+            raise InputError(
+                f"{what}: {name!r} is a decorator's wrapper around the declared function, which would run without it: "
+                f"put @app.{kind} above the decorator"
             )
         if name not in known and name in others:
             raise InputError(f"{what}: {name!r} is an {other}: use ctx.{other_call}")

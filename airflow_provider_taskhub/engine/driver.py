@@ -300,6 +300,10 @@ class Driver:
         """Let a branch run in this turn, because it can go on."""
         self._ready.append(branch)
 
+    def lines(self) -> list[CallSite | str]:
+        """Return the lines of user code at which the orchestrator function and its branches wait."""
+        return [*dict.fromkeys(branch.line() for branch in (self.main, *self._branches.values()))]
+
     def count(self, branch: Branch[Any]) -> None:
         """Count a step of a branch.
 

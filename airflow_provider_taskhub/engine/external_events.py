@@ -3,7 +3,8 @@
 Upper and lower case of event names are the same, as in DurableTask.
 
 A wait that the code has left behind takes no event: after ``when_any([got, timer])`` was won by the timer, the next
-event is for the next wait of its name. If the code comes back to the old wait (it awaits it, gives it to a group, or
+event is for the next wait of its name. A wait that the code awaits goes before one that it has only made or asked. If
+the code comes back to the old wait (it awaits it, gives it to a group, or
 asks whether it is complete), the old wait takes an event that no other wait has taken meanwhile. A branch that was left
 behind goes on, so the wait at which it stands takes an event, but only if no other wait wants it.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from itertools import islice
+from operator import itemgetter
 
 from airflow_provider_taskhub.engine.awaitables import EventWait
 from airflow_provider_taskhub.engine.events import EventRaised
@@ -20,9 +22,9 @@ from airflow_provider_taskhub.engine.pending_waits import MAX_EXAMINED, AwaitedE
 
 
 class ExternalEvents:
-    """Matches events with waits of the same name: the oldest event goes to the oldest wait that is not left behind."""
+    """Matches events with waits of the same name: the oldest event goes to the oldest wait that the code awaits."""
 
-    __slots__ = ("_by_name", "_numbers", "_raised", "_unclaimed", "_waits")
+    __slots__ = ("_by_name", "_given", "_numbers", "_raised", "_unclaimed", "_waits")
 
     def __init__(self) -> None:
         self._waits: dict[str, deque[tuple[int, EventWait]]] = {}
@@ -30,6 +32,7 @@ class ExternalEvents:
         self._unclaimed: dict[int, EventRaised] = {}
         self._by_name: dict[str, deque[int]] = {}
         self._raised = 0
+        self._given: list[tuple[int, EventWait, EventRaised]] = []
 
     def __len__(self) -> int:
         """Return the number of event names for which there are waits."""
@@ -37,8 +40,10 @@ class ExternalEvents:
 
     @property
     def unclaimed(self) -> list[EventRaised]:
-        """The events that no wait has taken yet, in the order in which they came."""
-        return list(self._unclaimed.values())
+        """The events of which the code knows nothing yet, in the order in which they came: no wait has taken them, or
+        the code has never learned that the wait is complete."""
+        unread = {number: event for number, task, event in self._given if not (task._seen or task._taken)}
+        return [event for _, event in sorted((self._unclaimed | unread).items())]
 
     def wait(self, task: EventWait) -> None:
         """Give a wait the oldest unused event of its name. If there is none, the wait gets the next one that comes."""
@@ -55,13 +60,13 @@ class ExternalEvents:
         """Give an event to the oldest wait for its name. If there is no such wait, keep the event for a later wait."""
         key = event.name.casefold()
         task = self._next(self._waits.get(key, deque()))
+        number, self._raised = self._raised, self._raised + 1
         if task is not None:
-            task.raised(event.input)
+            self._give(number, task, event)
             return
         self._waits.pop(key, None)
-        self._unclaimed[self._raised] = event
-        self._by_name.setdefault(key, deque()).append(self._raised)
-        self._raised += 1
+        self._unclaimed[number] = event
+        self._by_name.setdefault(key, deque()).append(number)
 
     def awaited(self) -> list[AwaitedEvent]:
         """Return the oldest open wait of each name, for at most :data:`.pending_waits.MAX_EXAMINED` names."""
@@ -73,31 +78,43 @@ class ExternalEvents:
                     break
         return found
 
+    def _give(self, number: int, task: EventWait, event: EventRaised) -> None:
+        if len(self._given) >= MAX_EXAMINED and len(self._given) & (len(self._given) - 1) == 0:
+            self._given = [given for given in self._given if not (given[1]._seen or given[1]._taken)]
+        self._given.append((number, task, event))
+        task.raised(event.input)
+
     def _next(self, waits: deque[tuple[int, EventWait]]) -> EventWait | None:
-        """Remove and return the wait that takes the next event, and remove the waits that can take none."""
-        of_left_branches: list[tuple[int, EventWait]] = []
+        """Remove and return the wait that takes the next event, and remove the waits that can take none.
+
+        An awaited one takes it. If there is none among the oldest waits, the order is: one that the code has not used
+        yet, one that the code has only asked, and one of a branch that was left behind.
+        """
+        others: tuple[list[tuple[int, EventWait]], ...] = ([], [], [])
         found = None
-        while waits and found is None:
+        while waits and found is None and sum(map(len, others)) < MAX_EXAMINED:
             number, task = waits.popleft()
             if task._done:  # the wait was cancelled: the event is for the next wait
                 continue
             if task.is_left_behind():
                 task.left_place = number
             elif task.is_left_behind(with_branch=True):
-                of_left_branches.append((number, task))
+                others[2].append((number, task))
+            elif task._groups is None:
+                others[task._used].append((number, task))
             else:
                 found = task
-        if found is None and of_left_branches:
-            found = of_left_branches.pop(0)[1]
-        waits.extendleft(reversed(of_left_branches))
+        if found is None:
+            found = next((kept.pop(0)[1] for kept in others if kept), None)
+        waits.extendleft(sorted((one for kept in others for one in kept), key=itemgetter(0), reverse=True))
         return found
 
     def _wait(self, task: EventWait, number: int) -> None:
         key = task.name.casefold()
         numbers = self._by_name.get(key)
         if numbers:
-            event = self._unclaimed.pop(numbers.popleft())
-            task.raised(event.input)
+            taken = numbers.popleft()
+            self._give(taken, task, self._unclaimed.pop(taken))
             return
         waits = self._waits.setdefault(key, deque())
         if waits and number < waits[-1][0]:

@@ -42,7 +42,9 @@ class _Watched:
 
     @property
     def is_of_interest(self) -> bool:
-        return self.task.is_forgotten or not self.task._done or self.task.unseen_error is not None
+        return (
+            self.task.is_forgotten or self.task.is_tested or not self.task._done or self.task.unseen_error is not None
+        )
 
     def __str__(self) -> str:
         return f"{self.kind}{f' {self.name!r}' if self.name else ''} at {self.where}"
@@ -82,7 +84,13 @@ class Forgotten:
         idle = [one for one in every if one.task.is_forgotten and one.kind in _IDLE]
         not_entered = [one for one in every if one.task.is_forgotten and one.kind is Kind.LIMIT]
         failed = [(one, error) for one in every if (error := one.task.unseen_error) is not None]
+        tested = [one for one in every if one.task.is_tested and one.task._done and one.kind in _CALLS]
         texts = []
+        if tested:
+            texts.append(
+                f"has tested {_listed(tested)} as if it were its result. A task itself is always true: write `await` "
+                "before it, or compare it with None"
+            )
         if running:
             texts.append(
                 f"has ended and never awaited {_listed(running)}. Nothing gets its result. It does not begin "
@@ -104,6 +112,7 @@ class Forgotten:
         return texts
 
 
+_CALLS = (Kind.ACTIVITY, Kind.CHILD)
 _IDLE = (Kind.TIMER, Kind.EVENT)
 
 

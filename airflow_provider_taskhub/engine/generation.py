@@ -252,6 +252,20 @@ class Generation:
             and max(len(self._actions), len(self._events)) <= MAX_EXAMINED,
         )
 
+    def fail_if_stuck(self) -> None:
+        """Fail the orchestrator if nothing can ever let its code go on, because its branches wait for each other."""
+        if self.status is not Status.RUNNING or self._closed or self._held or len(self._actions) or len(self._events):
+            return
+        lines = "; ".join(map(str, self._driver.lines()))
+        self._run(
+            lambda: self._raise(
+                self._driver.error(
+                    f"waits for nothing that can come, at {lines}: its code waits "
+                    "for itself, or branches wait for each other"
+                )
+            )
+        )
+
     def carried(self) -> list[HistoryEvent]:
         """Return the events to pass on at ``continue_as_new``: unused external events, suspends and resumes."""
         kept: list[HistoryEvent] = [*self._events.unclaimed] if self._keep_events else []

@@ -7,6 +7,7 @@ happens with unknown keys (``model_config = ConfigDict(extra="ignore")``, ``__py
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import inspect
@@ -25,6 +26,7 @@ from airflow_provider_taskhub.no_input import NO_INPUT
 
 _TYPE_KEY = "$type"
 """Key under which Newtonsoft, the JSON library of .NET, writes the name of a class. It is never an unknown key."""
+_CHANGEABLE = (list, dict, set, bytearray, BaseModel)
 _SHOWN = 10
 """Maximum number of known keys that an error lists."""
 
@@ -48,19 +50,28 @@ def input_arguments(
     """
     if value is NO_INPUT:
         if has_default(function, parameter):
-            return ()
+            return _default(function, parameter)
         value = None
     try:
         decoded = decode(value, annotation, what=what)
     except InputError as error:
         if value is None and recorded and has_default(function, parameter):
-            return ()
+            return _default(function, parameter)
         if misspelt := "; ".join(_unknown_key_text(*found) for found in _unknown_at_top(value, annotation)):
             raise InputError(f"{error}; {misspelt}") from error.__cause__
         raise
     if not recorded and annotation is not None:
         refuse_unknown_keys(value, decoded, annotation, what=what)
     return (decoded,)
+
+
+def _default(function: Callable[..., Any], parameter: str) -> tuple[Any, ...]:
+    """Return the argument for a parameter's default: a copy if code can change it. Without the copy, a change would be
+    seen by the next replay, and by other instances."""
+    default = inspect.signature(function).parameters[parameter].default
+    if isinstance(default, _CHANGEABLE) or dataclasses.is_dataclass(default):
+        return (copy.deepcopy(default),)
+    return ()
 
 
 @lru_cache(maxsize=4096)

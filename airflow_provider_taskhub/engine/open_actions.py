@@ -137,7 +137,7 @@ class OpenActions:
         if entry is not None:
             entry.recorded(event, event.taskhub_action_id)
             if isinstance(event, TimerCreated) and isinstance(entry.waiter, Timer):
-                entry.waiter.recorded(event.fire_at)
+                entry.waiter.recorded(event)
 
     def check_recorded(self) -> None:
         """Check that all actions of the code are in the history.

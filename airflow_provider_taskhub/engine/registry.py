@@ -320,6 +320,23 @@ def result_annotation_of(function: Callable[..., Any]) -> Any:
     return None if found in (None, NoneType, Any) or not is_decodable(found) else found
 
 
+def result_problem(function: Callable[..., Any]) -> str | None:
+    """Return why the results of a function are not decoded to the type that it declares for them; None: they are, or it
+    declares none.
+
+    :param function: the orchestrator or activity.
+    """
+    try:
+        found = _resolve(function, "return")
+    except InputError as error:
+        return str(error)
+    if found in (None, NoneType, Any) or typing.get_origin(found) in (*_LAZY, Coroutine):
+        return None
+    if result_annotation_of(function) is not None:
+        return None
+    return f"values cannot be decoded to annotation {found!r}"
+
+
 @lru_cache(maxsize=4096)
 def _resolve(function: Callable[..., Any], parameter: str) -> Any:
     plain = inspect.unwrap(function)

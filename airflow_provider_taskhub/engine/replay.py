@@ -167,6 +167,7 @@ class Execution:
             generation, history = self._next(generation, time, new_execution_id, family.carried(past))
             switched = True
         self._generation = generation
+        generation.fail_if_stuck()
         for event, message in generation.flush(time):
             history.append(event)
             outbound.append(message)

@@ -59,5 +59,14 @@ class ReplaySafeLogger:
     def warning(self, message: object, *args: object, **kwargs: Any) -> None:
         self.log(30, message, *args, **kwargs)
 
+    warn = warning
+
     def error(self, message: object, *args: object, **kwargs: Any) -> None:
         self.log(40, message, *args, **kwargs)
+
+    def exception(self, message: object, *args: object, **kwargs: Any) -> None:
+        """Log an error with the stack trace of the exception that is being handled."""
+        self.log(40, message, *args, **{"exc_info": True, **kwargs})
+
+    def critical(self, message: object, *args: object, **kwargs: Any) -> None:
+        self.log(50, message, *args, **kwargs)

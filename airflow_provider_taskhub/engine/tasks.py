@@ -7,11 +7,14 @@ groups. Groups do not search their tasks, so a fan-out of n tasks costs n steps 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
+from datetime import date, timedelta
+from decimal import Decimal
 from inspect import iscoroutine
 from types import TracebackType
 from typing import Any, Generic
 
 from airflow_provider_taskhub.engine.signatures import T, T_co
+from airflow_provider_taskhub.engine.wait_changes import WaitRecorder
 from airflow_provider_taskhub.errors import TaskFailedError
 
 _PRUNE = 16
@@ -24,6 +27,10 @@ STANDALONE = "__taskhub_standalone__"
 """The attribute of an activity's function that says that the activity can be started by itself."""
 
 
+_VALUES = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, Decimal, date, timedelta)
+"""Types of values that a task is never equal to."""
+
+
 class Task(Generic[T_co]):
     """Work that will have a result or will fail. Use ``await task``, or ``yield task`` in a generator function.
 
@@ -31,7 +38,7 @@ class Task(Generic[T_co]):
     :class:`SubOrchestrationFailedError` for a child orchestration.
     """
 
-    __slots__ = ("_decode", "_done", "_error", "_groups", "_result", "_seen", "_used")
+    __slots__ = ("_decode", "_done", "_error", "_groups", "_place", "_result", "_seen", "_taken", "_tested", "_used")
 
     claims = False
     """Whether :meth:`claim` can complete the task: True for a wait for an external event, and for a group with one."""
@@ -49,6 +56,9 @@ class Task(Generic[T_co]):
         self._groups: list[Group[Any]] | None = None
         self._used = False  # whether the code has awaited the task, given it to a group, or asked it for anything
         self._seen = False  # whether the code has looked at the result or error
+        self._taken = False  # whether the code knows that the task is complete
+        self._tested = False  # whether the code has asked for the truth of the task itself
+        self._place: int | None = None  # the hash
 
     @property
     def is_complete(self) -> bool:
@@ -56,6 +66,8 @@ class Task(Generic[T_co]):
         self.use()
         if self.claims and not self._done:
             self.claim()
+        if self._done:
+            self.take()
         return self._done
 
     @property
@@ -183,6 +195,22 @@ class Task(Generic[T_co]):
     def _refuse(self, *_: object) -> Any:
         raise TypeError(self._not_awaited())
 
+    def __bool__(self) -> bool:
+        self._tested = True
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, _VALUES):
+            self._refuse()
+        return self is other
+
+    def __hash__(self) -> int:
+        # In a set, tasks have the same order in each replay. The address of a task differs.
+        if self._place is None:
+            owner = self.owner
+            self._place = owner.next_place() if isinstance(owner, WaitRecorder) else id(self)
+        return self._place
+
     __iter__ = __contains__ = __getitem__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
 
@@ -195,6 +223,10 @@ class Task(Generic[T_co]):
     def trace(self) -> TracebackType | None:
         """For the engine: where the code of a failed branch has raised its error; None for other tasks."""
         return None
+
+    def take(self) -> None:
+        """For the engine: the code learns that the task is complete, for example because it has won a ``when_any``."""
+        self._taken = True
 
     def look(self) -> None:
         """For the engine: the code looks at the result or error of this task. Decode the result."""
@@ -210,6 +242,11 @@ class Task(Generic[T_co]):
     def is_forgotten(self) -> bool:
         """For the engine: whether the code has never awaited the task, given it to a group or asked it for anything."""
         return not self._used
+
+    @property
+    def is_tested(self) -> bool:
+        """For the engine: whether the code has asked for the truth of the task itself, and never for its result."""
+        return self._tested and not self._used
 
     @property
     def unseen_error(self) -> BaseException | None:
@@ -303,6 +340,12 @@ class _Combined(Group[T_co]):
     def parts(self) -> Sequence[Task[Any]]:
         return self._children
 
+    def take(self) -> None:
+        super().take()
+        for child in self._children:
+            if child._done:
+                child.take()
+
     def claim(self) -> None:
         for child in self._claiming:
             if not child._done:
@@ -331,7 +374,7 @@ class WhenAll(_Combined[list[Any]]):
     def settled(self, child: Task[Any]) -> None:
         self._open -= 1
         if child._error is not None:
-            self._failed = self._failed or child
+            self._failed = child if self._failed is None else self._failed
             self.fail(child._error)
         elif self._open == 0 and not self._done:
             self.complete(self._children, lambda children: [child.get_result() for child in children])
@@ -361,6 +404,15 @@ class WhenAny(_Combined[Task[Any]]):
 
     def settled(self, child: Task[Any]) -> None:
         self.complete(child)
+
+    def take(self) -> None:  # a task that has lost is not taken, although it may be complete
+        self._taken = True
+        winner: Task[Any] = self._result
+        winner.take()
+
+    def look(self) -> None:
+        super().look()
+        self.take()
 
 
 class CancellableTask(Task[T_co]):

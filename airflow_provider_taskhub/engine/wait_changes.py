@@ -81,6 +81,12 @@ class WaitRecorder:
         self._begun: dict[int, BegunWait] = {}
         self._ended: list[BegunWait] = []
         self._timers: list[int] = []
+        self._places = 0
+
+    def next_place(self) -> int:
+        """Return the hash of the next task that code of this generation puts into a set or makes a key."""
+        self._places += 1
+        return self._places
 
     def begin(self, wait: BegunWait) -> None:
         self._begun[id(wait)] = wait

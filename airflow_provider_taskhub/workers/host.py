@@ -20,7 +20,12 @@ import structlog
 from airflow_provider_taskhub.app import App, load_app
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
-from airflow_provider_taskhub.engine.registry import Registry
+from airflow_provider_taskhub.engine.registry import (
+    ActivityDefinition,
+    OrchestratorDefinition,
+    Registry,
+    result_problem,
+)
 from airflow_provider_taskhub.errors import ConfigurationError, StorageError, StoreReplaced, WorkerFailed
 from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, Member, Tenure
 from airflow_provider_taskhub.hub.partitions.capabilities import refusal
@@ -116,6 +121,7 @@ class Host:
         """
         apps = [load_app(name) for name in self._options.apps]
         registry = Registry.of(apps)
+        tell_unknown_results(registry)
         try:
             async with AsyncExitStack() as stack:
                 await self._start(stack, registry, apps)
@@ -287,3 +293,14 @@ class Host:
         watch = EpisodeWatchdog(processor.episodes, thread=threading.get_ident(), keep=keep, also=closer.look)
         watch.start()
         stack.callback(watch.stop)
+
+
+def tell_unknown_results(registry: Registry) -> None:
+    """Log each function whose results are not decoded to the type that it declares for them."""
+    declared: tuple[OrchestratorDefinition | ActivityDefinition, ...] = (
+        *registry.orchestrators.values(),
+        *registry.activities.values(),
+    )
+    for one in declared:
+        if (problem := result_problem(one.function)) is not None:
+            log.warning("result_type_unknown", function=one.name, app=one.app, problem=problem)

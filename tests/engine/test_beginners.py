@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import logging
 import re
+import sys
+import typing
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,6 +17,7 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext, OrchestrationError, RetryPolicy
 from airflow_provider_taskhub.engine import context
+from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.testing import Event, run
 
@@ -25,6 +31,16 @@ ran: list[int] = []
 def add(number: int) -> int:
     ran.append(number)
     return number + 1
+
+
+@app.activity
+def is_ready(number: int) -> bool:
+    return number > 0
+
+
+@app.activity
+def untyped(number: int):  # type: ignore[no-untyped-def]
+    return number
 
 
 @app.orchestrator
@@ -82,6 +98,41 @@ class Test_a_forgotten_await:
             return use(ctx.call_activity(add, 1))
 
         matches(rf"activity 'add' at {HERE} was not awaited: write `await` before it", failure(o))
+
+    def test_whose_task_is_a_condition(self) -> None:
+        async def o(ctx: OrchestrationContext) -> str:
+            return "ready" if ctx.call_activity(is_ready, 0) else "not ready"
+
+        matches(rf"activity 'is_ready' at {HERE} was not awaited: write `await` before it", failure(o))
+
+    def test_whose_task_is_a_condition_and_has_no_declared_type(self) -> None:
+        async def o(ctx: OrchestrationContext) -> str:
+            done = ctx.call_activity(untyped, 0)
+            await ctx.create_timer(timedelta(seconds=60))
+            return "done" if done else "not done"
+
+        told = rf"has tested activity 'untyped' at {HERE} as if it were its result.* write `await` before it"
+        with pytest.warns(RuntimeWarning, match=told):
+            run(o, app=app)
+
+    @pytest.mark.parametrize("use", [lambda task: task == 2, lambda task: task in [1, 2], lambda task: task != "x"])
+    def test_whose_task_is_compared(self, use: Callable[[Any], Any]) -> None:
+        async def o(ctx: OrchestrationContext) -> Any:
+            task = ctx.call_activity(add, 1)
+            await task
+            return use(task)
+
+        matches(rf"activity 'add' at {HERE} was not awaited", failure(o))
+
+    def test_tasks_are_compared_with_each_other_and_with_none(self) -> None:
+        async def o(ctx: OrchestrationContext) -> Any:
+            tasks = [ctx.call_activity(add, number) for number in range(3)]
+            timer = None if len(tasks) == 3 else ctx.create_timer(timedelta(days=1))
+            first = await ctx.when_any(tasks)
+            tasks.remove(first)
+            return [bool(timer), first in tasks, first == None, tasks[0] == tasks[1], tasks[0] != tasks[1]]  # noqa: E711
+
+        assert run(o, app=app) == [False, False, False, False, True]
 
     def test_whose_task_is_shown(self) -> None:
         async def o(ctx: OrchestrationContext) -> Any:
@@ -214,6 +265,54 @@ class Test_a_call:
         run(o, 0, app=chain)
         assert max(numbers) == 30
 
+    @pytest.mark.parametrize("group", ["when_all", "when_any"])
+    def test_of_a_group_with_several_arguments(self, group: str) -> None:
+        async def o(ctx: OrchestrationContext) -> Any:
+            return await getattr(ctx, group)(ctx.call_activity(add, 1), ctx.call_activity(add, 2))
+
+        matches(rf"{group} takes one list of tasks: write {group}\(\[one, other\]\)", failure(o))
+
+    def test_of_a_wrapper_above_the_declaration(self) -> None:
+        @functools.wraps(add)
+        def locked(number: int) -> int:
+            return add(number)
+
+        async def o(ctx: OrchestrationContext) -> Any:
+            return await ctx.call_activity(locked, 1)
+
+        matches("'add' is a decorator's wrapper .*: put @app.activity above the decorator", failure(o))
+
+    def test_of_the_logger_as_of_pythons_own(self, caplog: pytest.LogCaptureFixture) -> None:
+        async def o(ctx: OrchestrationContext) -> str:
+            logger = ctx.create_replay_safe_logger(logging.getLogger("mine"))
+            try:
+                raise ValueError("no store")
+            except ValueError:
+                logger.exception("handled %s", 1)
+                ctx.logger.exception("handled")
+            logger.critical("two")
+            return "on"
+
+        assert run(o, app=app) == "on"
+        first, second = (record for record in caplog.records if record.name == "mine")
+        assert (first.getMessage(), second.levelname) == ("handled 1", "CRITICAL")
+        assert first.exc_info is not None
+
+    def test_of_an_activity_that_cancels_itself(self) -> None:
+        own = App("own")
+
+        @own.activity
+        async def quits() -> None:
+            raise asyncio.CancelledError("mine")
+
+        async def o(ctx: OrchestrationContext) -> Any:
+            return await ctx.call_activity(quits)
+
+        with pytest.raises(
+            OrchestrationError, match=r"activity 'quits' failed: asyncio\.exceptions\.CancelledError: mine"
+        ):
+            run(o, app=own)
+
     def test_of_next_without_a_next_one(self) -> None:
         async def o(ctx: OrchestrationContext) -> Any:
             return next(iter([]))
@@ -276,6 +375,34 @@ class Test_a_declaration:
 
         with pytest.raises(ConfigurationError, match="not a function: put it on a function"):
             App("a").activity(Job)
+
+    def test_with_a_type_that_no_value_can_have(self) -> None:
+        made = App("a")
+
+        @made.activity
+        def work(row: typing.TypedDict("Row", {"a": int})) -> None: ...  # type: ignore[valid-type]
+
+        if sys.version_info < (3, 12):
+            with pytest.raises(ConfigurationError, match=r"activity 'work': its input: .*typing_extensions\.TypedDict"):
+                Registry.of([made])
+
+
+class Test_a_default_that_code_changes:
+    @pytest.mark.parametrize("default", [[1.0], {"a": 1.0}], ids=["list", "dict"])
+    def test_is_a_new_one_for_each_run(self, default: Any) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        async def o(ctx: OrchestrationContext, found: Any = default) -> Any:
+            for number in range(2):
+                await ctx.create_timer(timedelta(seconds=1))
+                found.append(number) if isinstance(found, list) else found.update({str(number): 1})
+            return found
+
+        first = run(o, app=own)
+        assert run(o, app=own) == first
+        assert len(first) == 3
+        assert len(default) == 1
 
 
 class Test_a_run_in_a_test:

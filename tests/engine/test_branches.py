@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskhub.app import App, OrchestrationContext, TaskFailedError
+from airflow_provider_taskhub.app import App, OrchestrationContext, OrchestrationError, TaskFailedError
 from airflow_provider_taskhub.engine import driver
 from airflow_provider_taskhub.engine.events import ExecutionResumed, ExecutionSuspended, ExecutionTerminated, Status
 from airflow_provider_taskhub.engine.failures import place_of
+from airflow_provider_taskhub.testing import Event, run
 from tests.engine.play import Play, played
 
 HOUR = timedelta(hours=1)
@@ -660,3 +661,52 @@ class Test_bad_input:
         play, _ = played(work)
         play.live.close()
         assert inspect.getcoroutinestate(coroutines[-1]) == inspect.CORO_CLOSED
+
+
+class Test_code_that_waits_for_itself:
+    def test_fails_with_its_lines(self) -> None:
+        async def o(ctx: OrchestrationContext) -> Any:
+            tasks: list[Any] = []
+
+            async def step(other: int) -> Any:
+                await ctx.create_timer(timedelta(seconds=1))
+                return await tasks[other]
+
+            tasks += [ctx.branch(step(1)), ctx.branch(step(0))]
+            return await tasks[0]
+
+        with pytest.raises(OrchestrationError, match=r"waits for nothing that can come, at test_branches\.py:\d+"):
+            run(o)
+
+    def test_an_event_and_an_activity_are_something_that_can_come(self) -> None:
+        made = App("made")
+
+        @made.activity
+        def work() -> int:
+            return 1
+
+        @made.orchestrator
+        async def o(ctx: OrchestrationContext) -> Any:
+            ctx.call_activity(work)
+            return await ctx.wait_for_external_event("go")
+
+        assert run(o, app=made, events=[Event(name="go", data=2, after=timedelta(days=1))]) == 2
+
+
+def test_a_set_of_tasks_has_the_same_order_in_each_run() -> None:
+    made = App("made")
+
+    @made.activity
+    def work(number: int) -> int:
+        return number
+
+    @made.orchestrator
+    async def o(ctx: OrchestrationContext) -> Any:
+        pending = {*[ctx.call_activity(work, number) for number in range(20)], ctx.create_timer(timedelta(days=1))}
+        order = await ctx.when_all(list(pending))
+        kept = [object() for _ in range(99)]  # so that the next tasks have other addresses
+        assert kept
+        return order
+
+    orders = [run(o, app=made) for _ in range(4)]
+    assert orders == [orders[0]] * 4

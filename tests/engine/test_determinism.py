@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -287,3 +289,32 @@ def test_code_that_rolls_dice_is_found() -> None:
     done = TaskCompleted(timestamp=START, task_scheduled_id=0)
     again = run(Registry.of([app]), first.history, [done], instance=INSTANCE, now=START)
     assert "'a' as action 0, but the code decided TaskScheduled 'b'" in failure(again)
+
+
+@pytest.mark.parametrize("seconds", [1, 10, 3600, 30 * 86_400], ids=str)
+@pytest.mark.parametrize("waits", ["timer", "limit"])
+def test_another_duration_of_a_timer_is_no_other_decision(seconds: int, waits: str) -> None:
+    """The history decides, also if the code now sets a longer timer, of one part or of several."""
+
+    def code(duration: int) -> Callable[..., Any]:
+        async def work(ctx: OrchestrationContext) -> Any:
+            if waits == "timer":
+                await ctx.create_timer(timedelta(seconds=duration))
+            else:
+                with suppress(TimeoutError):
+                    async with ctx.timeout(duration):
+                        await ctx.wait_for_external_event("never")
+            await ctx.call_activity("save", 1)
+            return await ctx.wait_for_external_event("go")
+
+        return work
+
+    play = Play(app_of(code(10)))
+    play.start("work")
+    play.wait(seconds=10)
+    fired = play.done(play.outbound[-1])
+    early = play.replay(app_of(code(seconds)), fired)
+    assert [one.event.event_type.name for one in early.outbound] == ["TaskScheduled"]
+    play.take(fired)
+    play.answer()
+    assert play.replay(app_of(code(seconds)), play.raised("go", 1)).output == "1"

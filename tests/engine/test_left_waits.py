@@ -10,6 +10,7 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.testing import Event, run
 from tests.engine.play import Play
 
 HOUR = timedelta(hours=1)
@@ -192,3 +193,89 @@ def test_the_instance_waits_for_no_event_whose_wait_was_left_behind() -> None:
     assert [one.name for one in play.last.awaits.events] == ["approve"]
     fire(play)
     assert play.last.awaits.events == ()
+
+
+class Test_a_wait_that_nobody_awaits:
+    def test_leaves_the_event_to_one_that_is_awaited(self) -> None:
+        made = App("made")
+
+        @made.orchestrator
+        async def o(ctx: OrchestrationContext) -> Any:
+            forgotten = ctx.wait_for_external_event("go")
+            found = await ctx.wait_for_external_event("go")
+            return [found, forgotten.is_complete]
+
+        play = Play(made)
+        play.start("o")
+        play.take(play.raised("go", 1))
+        assert play.last.output == "[1,false]"
+
+    def test_that_was_asked_leaves_it_to_a_newer_one(self) -> None:
+        """A loop that asks and makes a new wait in each round."""
+        made = App("made")
+
+        @made.orchestrator
+        async def o(ctx: OrchestrationContext) -> Any:
+            for number in range(4):
+                got = ctx.wait_for_external_event("go")
+                await ctx.create_timer(timedelta(seconds=10))
+                if got.is_complete:
+                    return [number, got.get_result()]
+            return "nobody"
+
+        assert run(o, app=made, events=[Event(name="go", data=7, after=timedelta(seconds=15))]) == [1, 7]
+
+    def test_empties_a_mailbox_and_waits(self) -> None:
+        made = App("made")
+
+        @made.orchestrator
+        async def o(ctx: OrchestrationContext) -> Any:
+            found = []
+            await ctx.create_timer(timedelta(seconds=10))
+            while (wait := ctx.wait_for_external_event("go")).is_complete:
+                found.append(wait.get_result())
+            return [*found, await ctx.wait_for_external_event("go")]
+
+        events = [
+            Event(name="go", data=number, after=timedelta(seconds=second))
+            for number, second in ((1, 1), (2, 2), (3, 30))
+        ]
+        assert run(o, app=made, events=events) == [1, 2, 3]
+
+    @pytest.mark.parametrize("looks", [False, True])
+    def test_gives_its_event_to_the_next_generation(self, looks: bool) -> None:
+        made = App("made")
+
+        @made.orchestrator
+        async def o(ctx: OrchestrationContext, number: int) -> Any:
+            got = ctx.wait_for_external_event("go")
+            await ctx.create_timer(timedelta(seconds=20))
+            if looks and number == 0:
+                assert got.is_complete
+            if number == 0:
+                ctx.continue_as_new(1)
+                return None
+            return got.is_complete
+
+        assert run(o, 0, app=made, events=[Event(name="go", data=1, after=timedelta(seconds=5))]) is not looks
+
+    def test_that_has_won_a_race_does_not_give_its_event_away(self) -> None:
+        """Also if the code only asks which task has won. The loser of the same moment gives its event away."""
+        made = App("made")
+
+        @made.orchestrator
+        async def o(ctx: OrchestrationContext, rounds: list[str]) -> Any:
+            waits = {name: ctx.wait_for_external_event(name) for name in ("a", "b")}
+            timer = ctx.create_timer(timedelta(seconds=30))
+            won = await ctx.when_any([*waits.values(), timer])
+            rounds.append(next((name for name, wait in waits.items() if wait is won), "timer"))
+            if len(rounds) < 3:
+                ctx.continue_as_new(rounds)
+                return None
+            return rounds
+
+        play = Play(made)
+        play.start("o", [])
+        play.take(play.raised("a"), play.raised("b"))
+        fire(play)
+        assert play.last.output == '["a","b","timer"]'

@@ -13,15 +13,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from pydantic import AwareDatetime, BaseModel, NaiveDatetime
+from pydantic import AwareDatetime, BaseModel, NaiveDatetime, SecretStr
+from structlog.testing import capture_logs
 from typing_extensions import TypedDict
 
 from airflow_provider_taskhub import testing
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.codec import decode, dumps, loads
 from airflow_provider_taskhub.engine.events import TaskCompleted
-from airflow_provider_taskhub.engine.registry import result_annotation_of
+from airflow_provider_taskhub.engine.registry import Registry, result_annotation_of
 from airflow_provider_taskhub.errors import InputError, OrchestrationError
+from airflow_provider_taskhub.workers.host import tell_unknown_results
 from tests.engine.play import Play
 
 pd: Any = pytest.importorskip("pandas")
@@ -43,6 +45,16 @@ class Totals:
     amount: decimal.Decimal
     by_year: dict[int, str] = field(default_factory=dict)
     at: datetime = NOON
+
+
+@dataclass
+class Login:
+    user: str
+    password: SecretStr
+
+
+class LoginModel(BaseModel):
+    password: SecretStr
 
 
 class Model(BaseModel):
@@ -237,6 +249,9 @@ def test_values_are_written_with_their_meaning(value: Any, text: str) -> None:
         ({"a": np.array([1])}, "value.a is of type numpy.ndarray: give a list"),
         ({"a": FRAME}, 'value.a is of type pandas.DataFrame: give a list of objects, such as its .to_dict("records")'),
         ([range(3)], "value[0] is of type range: give a list"),
+        ({"a": [SecretStr("x")]}, "value.a[0] has a secret, which the hub must not store"),
+        (Login("ann", SecretStr("x")), "value.password has a secret"),
+        (LoginModel(password=SecretStr("x")), "value has a secret"),
         ({"a": io.StringIO("x")}, "value.a is an open file: read it, or give its path"),
         ({"a": [10**5_000]}, "value.a[0] has more than 4,200 digits"),
         ({"a": b"\xff"}, "value.a is of type bytes: give a text"),
@@ -322,3 +337,36 @@ def test_inputs_and_events_can_be_compared_with_the_time_of_the_orchestrator() -
     events = [testing.Event(name="at", data=NOON.replace(year=2100))]
     assert testing.run(until, NOON.replace(year=2100), app=own, events=events) == [True, True, True]
     assert loads(dumps(NOON)) == "2026-12-01T12:00:00"
+
+
+def test_a_worker_tells_which_results_it_cannot_decode() -> None:
+    made = App("made")
+
+    @made.activity
+    def unresolved() -> Missing:  # type: ignore[name-defined]  # noqa: F821
+        return 1
+
+    @made.activity
+    def stamp() -> pd.Timestamp:
+        return pd.Timestamp(0)
+
+    @made.activity
+    def known() -> Totals:
+        return Totals(decimal.Decimal(1))
+
+    @made.orchestrator
+    def generator(ctx: OrchestrationContext) -> Generator[Any, Any, None]:
+        yield ctx.call_activity(known)
+
+    with capture_logs() as told:
+        tell_unknown_results(Registry.of([made]))
+    assert [(one["event"], one["function"]) for one in told] == [
+        ("result_type_unknown", "unresolved"),
+        ("result_type_unknown", "stamp"),
+    ]
+
+
+def test_keys_of_numpy_are_numbers_if_the_type_says_so() -> None:
+    assert dumps({np.int64(3): 0.5}, dict[int, float]) == '{"3":0.5}'
+    with pytest.raises(InputError, match="has the key 3 of type int"):
+        dumps({np.int64(3): 0.5})

@@ -97,7 +97,7 @@ class HeldPartitions:
         self._longest_unpolled = host.longest_unpolled.total_seconds()
         self._pause = 0.0
         self._paused_until = self._others_polled = float("-inf")
-        self._polls: dict[int, tuple[str | None, Timestamp]] = {}
+        self._polls: dict[int, tuple[str | None, Timestamp, int]] = {}  # by partition: owner, last poll, growths
         self._metrics = metrics
         self._began = began
         self._tasks = Tasks(clock)
@@ -265,8 +265,9 @@ class HeldPartitions:
     def _note_polls(self, leases: Iterable[Lease]) -> None:
         """Note whether another worker has polled one of its queues since the last call.
 
-        Two times of the same owner are compared, and never a time of this worker with one of another worker. Both are
-        read while this worker is refused. A poll from before the outage would not show that others are not refused.
+        Two times of the same owner are compared, and never a time of this worker with one of another worker. They are
+        read while this worker is refused. The first growth does not count: the first reading may be older than the last
+        poll before an outage for all.
         """
         if not self.refused:
             self._polls.clear()
@@ -274,12 +275,13 @@ class HeldPartitions:
         for lease in leases:
             if lease.owner in (None, self._me) or lease.polled is None:
                 continue
-            owner, polled = self._polls.get(lease.partition, (None, lease.polled))
-            if owner == lease.owner and lease.polled < polled + _POLLED:
-                continue
-            if owner == lease.owner:
-                self._others_polled = self._clock.monotonic()
-            self._polls[lease.partition] = (lease.owner, lease.polled)
+            owner, polled, growths = self._polls.get(lease.partition, (None, lease.polled, 0))
+            if owner != lease.owner:
+                self._polls[lease.partition] = (lease.owner, lease.polled, 0)
+            elif lease.polled >= polled + _POLLED:
+                self._polls[lease.partition] = (owner, lease.polled, growths + 1)
+                if growths:
+                    self._others_polled = self._clock.monotonic()
 
     def _stall(self) -> None:
         """Take no partitions for a time: as long as a queue must be unpolled until :meth:`_look_for_unpolled` finds it.
