@@ -108,7 +108,7 @@ class Attempts(Group[Any]):
 
     def __bool__(self) -> bool:
         if self._result_type is bool:  # `if ctx.call_activity(is_ready):` is always true
-            self._refuse()
+            raise TypeError(f"{self.named()} is always true: write `await` before it, or compare it with None")
         return super().__bool__()
 
     def answered(self, result: str | None) -> None:

@@ -103,7 +103,7 @@ class Test_a_forgotten_await:
         async def o(ctx: OrchestrationContext) -> str:
             return "ready" if ctx.call_activity(is_ready, 0) else "not ready"
 
-        matches(rf"activity 'is_ready' at {HERE} was not awaited: write `await` before it", failure(o))
+        matches(rf"activity 'is_ready' at {HERE} is always true: write `await` before it, or compare", failure(o))
 
     def test_whose_task_is_a_condition_and_has_no_declared_type(self) -> None:
         async def o(ctx: OrchestrationContext) -> str:
@@ -123,6 +123,12 @@ class Test_a_forgotten_await:
             return use(task)
 
         matches(rf"activity 'add' at {HERE} was not awaited", failure(o))
+
+    def test_a_group_of_tasks_with_bool_results_fails_as_others(self) -> None:
+        async def o(ctx: OrchestrationContext) -> Any:
+            return await ctx.when_all([ctx.call_activity(is_ready, "a"), ctx.call_activity(is_ready, "b")])
+
+        matches("activity 'is_ready' failed", failure(o))
 
     def test_tasks_are_compared_with_each_other_and_with_none(self) -> None:
         async def o(ctx: OrchestrationContext) -> Any:
