@@ -503,6 +503,7 @@ class OrchestrationContext:
         """Return a task that gives the results of all tasks, in their order. It fails as soon as one task fails.
 
         :param tasks: tasks that this context made. If there are no tasks, the returned task is complete at once.
+        :param more: nothing: all tasks are in one list.
         :raises TypeError: an element is not a task.
         """
         if more:
@@ -516,6 +517,7 @@ class OrchestrationContext:
         ``get_result()``, for its result or error.
 
         :param tasks: tasks that this context made; at least one.
+        :param more: nothing: all tasks are in one list.
         :raises TypeError: an element is not a task.
         :raises ValueError: there are no tasks, so the returned task could never complete.
         """
