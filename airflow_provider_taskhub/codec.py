@@ -10,7 +10,10 @@ import gzip
 import json
 import re
 import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, get_args
@@ -254,7 +257,7 @@ def _validator(annotation: Any) -> TypeAdapter[Any] | SchemaValidator:
     adapter = TypeAdapter(annotation)
     if not adapter.pydantic_complete:
         adapter.rebuild()
-    schema = _with_utc(adapter.core_schema)
+    schema = _adapted(adapter.core_schema)
     # without the last argument, pydantic would take the finished validators of models, which know nothing of UTC
     return adapter if schema is adapter.core_schema else SchemaValidator(schema, None, False)
 
@@ -263,20 +266,42 @@ _NO_SCHEMA = frozenset({"metadata", "default", "serialization", "expected", "cls
 """Keys of pydantic's schemas whose values are no schemas."""
 
 
-def _with_utc(schema: Any) -> Any:
-    """Return a schema of pydantic in which times without a zone become times in UTC; the same one without such times.
+def _adapted(schema: Any) -> Any:
+    """Return a schema of pydantic in which times without a zone become times in UTC, and the JSON of an enum's value
+    becomes its member; the same schema without such types.
 
     Pydantic has no setting for it. A type that says something about zones itself, such as ``NaiveDatetime``, stays.
+    Pydantic alone finds a member only by a value that JSON has too, such as a text.
     """
     if isinstance(schema, dict):
+        if schema.get("type") == "enum" and not all(isinstance(one.value, str | int) for one in schema["members"]):
+            return {
+                "type": "function-before",
+                "function": {"type": "no-info", "function": _member_of(schema["members"])},
+                "schema": schema,
+            }
         if schema.get("type") == "datetime" and "tz_constraint" not in schema:
             return {"type": "function-after", "function": {"type": "no-info", "function": _in_utc}, "schema": schema}
-        made = {key: one if key in _NO_SCHEMA else _with_utc(one) for key, one in schema.items()}
+        made = {key: one if key in _NO_SCHEMA else _adapted(one) for key, one in schema.items()}
         return made if any(made[key] is not one for key, one in schema.items()) else schema
     if isinstance(schema, list | tuple):
-        items = [_with_utc(one) for one in schema]
+        items = [_adapted(one) for one in schema]
         return type(schema)(items) if any(new is not old for new, old in zip(items, schema, strict=True)) else schema
     return schema
+
+
+def _member_of(members: Sequence[Enum]) -> Callable[[Any], Any]:
+    """Return a function that gives the member of an enum for the JSON of its value, and any other value as it is."""
+
+    texts = {}
+    for member in members:
+        with suppress(Unwritable):  # no JSON has the value of such a member
+            texts[_text(member.value, None)] = member
+
+    def find(value: Any) -> Any:
+        return value if isinstance(value, Enum) else texts.get(_text(value, None), value)
+
+    return find
 
 
 def _in_utc(value: datetime) -> datetime:

@@ -97,10 +97,16 @@ def refusal(called: str, where: CallSite | str | None) -> OrchestrationError:
 
 
 def reworded(error: BaseException) -> BaseException:
-    """Return an error of asyncio or anyio about a missing task or loop in our words; any other error as it is.
+    """Return an error of asyncio or anyio about a missing task or loop in our words, and Python's error about an await
+    of a value with a hint; any other error as it is.
 
     :param error: the error that orchestrator code has raised.
     """
+    if type(error) is TypeError and str(error).endswith("can't be used in 'await' expression"):
+        return TypeError(
+            f"{error}: await only tasks. Await a list with ctx.when_all; ctx.send_event, ctx.set_custom_status and "
+            "ctx.continue_as_new are not awaited"
+        ).with_traceback(error.__traceback__)
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     if not isinstance(error, RuntimeError) or not frames or not _is_library(frames[-1]):
         return error

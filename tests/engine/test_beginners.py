@@ -278,6 +278,17 @@ class Test_a_call:
 
         matches(rf"{group} takes one list of tasks: write {group}\(\[one, other\]\)", failure(o))
 
+    @pytest.mark.parametrize(
+        "wrong", [lambda ctx: ctx.continue_as_new(1), lambda ctx: [ctx.call_activity(add, 1)]], ids=["none", "list"]
+    )
+    def test_of_await_for_what_is_no_task(self, wrong: Callable[[OrchestrationContext], Any]) -> None:
+        async def o(ctx: OrchestrationContext) -> None:
+            await wrong(ctx)
+
+        text = failure(o)
+        matches(r"can't be used in 'await' expression: await only tasks. Await a list with ctx\.when_all", text)
+        matches(r"test_beginners\.py.*\n *await wrong\(ctx\)", text)
+
     def test_of_a_wrapper_above_the_declaration(self) -> None:
         @functools.wraps(add)
         def locked(number: int) -> int:

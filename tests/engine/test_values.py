@@ -40,11 +40,26 @@ class Color(enum.Enum):
     RED = "red"
 
 
+class Plan(enum.Enum):
+    """An enum whose values JSON has in another form."""
+
+    SMALL = (5.9, 6.3)
+    DAY = date(2026, 12, 1)
+    PRICE = decimal.Decimal("1.10")
+    HALF = 0.5
+    PAIRS = (("a", 1),)
+
+
 @dataclass
 class Totals:
     amount: decimal.Decimal
     by_year: dict[int, str] = field(default_factory=dict)
     at: datetime = NOON
+
+
+@dataclass
+class Chosen:
+    plan: Plan | None
 
 
 @dataclass
@@ -102,6 +117,9 @@ def declared(annotation: Any, value: Any) -> Any:
         (tuple[int, str], (1, "x")),
         (uuid.UUID, uuid.UUID(int=7)),
         (Color, Color.RED),
+        *((Plan, plan) for plan in Plan),
+        (list[Plan], [*Plan]),
+        (Chosen, Chosen(Plan.DAY)),
         (timedelta, timedelta(hours=3)),
         (datetime, NOON.replace(tzinfo=UTC)),
         (bytes, b"text"),
