@@ -275,11 +275,10 @@ def _adapted(schema: Any) -> Any:
     """
     if isinstance(schema, dict):
         if schema.get("type") == "enum" and not all(isinstance(one.value, str | int) for one in schema["members"]):
-            return {
-                "type": "function-before",
-                "function": {"type": "no-info", "function": _member_of(schema["members"])},
-                "schema": schema,
-            }
+            inner = {key: one for key, one in schema.items() if key != "ref"}
+            named = {"ref": schema["ref"]} if "ref" in schema else {}
+            find = {"type": "no-info", "function": _member_of(schema["members"])}
+            return {"type": "function-before", "function": find, "schema": inner, **named}
         if schema.get("type") == "datetime" and "tz_constraint" not in schema:
             return {"type": "function-after", "function": {"type": "no-info", "function": _in_utc}, "schema": schema}
         made = {key: one if key in _NO_SCHEMA else _adapted(one) for key, one in schema.items()}
@@ -299,7 +298,10 @@ def _member_of(members: Sequence[Enum]) -> Callable[[Any], Any]:
             texts[_text(member.value, None)] = member
 
     def find(value: Any) -> Any:
-        return value if isinstance(value, Enum) else texts.get(_text(value, None), value)
+        try:
+            return value if isinstance(value, Enum) else texts.get(_text(value, None), value)
+        except (Unwritable, TooDeep):
+            return value
 
     return find
 

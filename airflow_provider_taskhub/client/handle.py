@@ -370,7 +370,7 @@ class InstanceHandle:
             again, and its terminated children go on. DurableTask cannot do this.
         :returns: the state. Its status is Pending until the instance ends, as in DurableTask.
         :raises InstanceNotFound: if there is no such instance.
-        :raises InvalidStateError: if the instance has not ended in such a way.
+        :raises InvalidStateError: if the instance has not failed (or, with ``terminated``, was not terminated).
         :raises InputError: if the reason cannot be stored.
         :raises Conflict: if the last checkpoint of a child that has failed is still under way after 30 seconds, or if
             other clients change the instance again and again. Call the rewind again later.

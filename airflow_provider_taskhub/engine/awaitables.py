@@ -196,13 +196,13 @@ class Timer(CancellableTask[None]):
     def recorded(self, event: TimerCreated) -> None:
         """Correct the end of the timer's current part to the end that the history has.
 
-        A .NET worker divides timers in another way, so a part in the history can be longer than a part of TaskHub. A
-        shorter part of TaskHub is the last one. So the timer ends there, also if the code now sets a longer timer.
+        A .NET worker divides timers in another way, so a part in the history can be longer than a part of TaskHub. If
+        a part of TaskHub ends before the part that the code has decided now, the code sets a longer timer than before.
+        The timer then ends where the history says.
 
         :param event: the event of the part.
         """
-        is_last = event.fire_at < self._engine.time + LONGEST_TIMER
-        if event.taskhub_action_id is not None and is_last:
+        if event.taskhub_action_id is not None and event.fire_at < self._until:
             self._fire_at = event.fire_at
         self._until = event.fire_at
 

@@ -100,10 +100,10 @@ class ExternalEvents:
                 task.left_place = number
             elif task.is_left_behind(with_branch=True):
                 others[2].append((number, task))
-            elif task._groups is None:
-                others[task._used].append((number, task))
-            else:
+            elif task.is_awaited:
                 found = task
+            else:
+                others[task._used].append((number, task))
         if found is None:
             found = next((kept.pop(0)[1] for kept in others if kept), None)
         waits.extendleft(sorted((one for kept in others for one in kept), key=itemgetter(0), reverse=True))

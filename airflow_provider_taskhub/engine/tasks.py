@@ -271,6 +271,17 @@ class Task(Generic[T_co]):
             reached += [group for group in task._groups if not group._done]
         return True
 
+    @property
+    def is_awaited(self) -> bool:
+        """For the engine: whether the code, or a branch of it, awaits this task or a group with it."""
+        reached: list[Task[Any]] = [self]
+        while reached:
+            task = reached.pop()
+            if task.runs:
+                return True
+            reached += [group for group in task._groups or () if not group._done]
+        return False
+
     def is_needed_by(self, main: Task[Any]) -> bool:
         """For the engine: return whether the code can go on only after this task: it awaits this task, or a group or
         branch that needs the results of all its tasks (``when_all``), and this task is one of them.
@@ -426,7 +437,7 @@ class CancellableTask(Task[T_co]):
         A cancelled timer has no effect when it fires. A later external event goes to the next wait for its name.
         """
         self.use()
-        self._seen = True
+        self._seen = self._seen or not self._done or self._error is not None
         self.fail(TaskFailedError("the task was cancelled by the orchestrator"))
 
 

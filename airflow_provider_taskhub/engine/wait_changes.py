@@ -81,7 +81,7 @@ class WaitRecorder:
         self._begun: dict[int, BegunWait] = {}
         self._ended: list[BegunWait] = []
         self._timers: list[int] = []
-        self._places = 0
+        self._places = 1 << 60  # no place is the hash of a small number, with which a task would then be compared
 
     def next_place(self) -> int:
         """Return the hash of the next task that code of this generation puts into a set or makes a key."""

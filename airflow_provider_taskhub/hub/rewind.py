@@ -1,5 +1,5 @@
-"""Carry out a rewind of a failed instance: take back the failure, so that the instance goes on from before it. If it is
-asked for, an instance that was terminated goes on too.
+"""Carry out a rewind of a failed instance: take back the failure, so that the instance goes on from before it. With
+``terminated=True``, an instance that was terminated goes on too.
 
 A rewind has five steps: rewrite rows of the history, rewind the failed children, send the messages of timers again,
 change the instance row to Pending, and send the message that wakes the instance. This message is not sent if the

@@ -37,7 +37,7 @@ class Watch:
     :param deployment: name of the Airflow deployment. Two deployments may share a hub.
     :param map_index: Airflow's map index; -1 for a task that is not mapped.
     :param owner: value of the instance's tag ``taskhub.owner``. It identifies the start of the instance.
-    :param generation: generation of the Airflow task. A clear of the task raises it.
+    :param generation: generation of the Airflow task. A clear of the task raises it, unless the instance goes on.
     :param waiter: id of the task instance whose try waits, new for every try. Another try must not end the instance.
         "": the row does not say which try waits.
     :param cleared_continues: True: after a clear, the Airflow task waits for the same instance again, as a task that

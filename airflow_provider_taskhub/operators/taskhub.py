@@ -229,7 +229,9 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
             generation = counter.generation
             if counter == stored or (first and generation == 1):
                 return  # without a stored value, the next try finds the first generation in the hub
-            value = {"generation": counter.generation, "max_tries": counter.max_tries}
+            value: dict[str, Any] = {"generation": counter.generation, "max_tries": counter.max_tries}
+            if counter.goes_on:
+                value["goes_on"] = True
             store.set(COUNTER_KEY, value, retention=NEVER_EXPIRE)
 
         async def use(client: Client) -> tuple[Launched, InstanceState | None]:

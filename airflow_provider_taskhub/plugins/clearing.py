@@ -63,7 +63,7 @@ async def clear(tags: Mapping[str, str], sender: Sender, note: str) -> int:
         "reset_dag_runs": True,
         "note": note[:1000],
     }
-    transport = httpx.ASGITransport(app=_airflow())
+    transport = httpx.ASGITransport(app=_airflow(), raise_app_exceptions=False)
     try:
         async with (
             asyncio.timeout(DEADLINE),

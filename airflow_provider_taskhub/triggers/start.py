@@ -4,8 +4,8 @@ The scheduler puts such a task into the triggerer at once (Airflow's ``start_fro
 what ``execute()`` of the operator does in a worker, and then waits with :class:`.taskhub.TaskHubTrigger`.
 
 Only the first try of a task starts here. A trigger cannot read the task's ``max_tries`` or its ``task_state_store``, so
-it cannot tell a retry from a clear: a retry continues with the instance of the earlier try, and a clear computes
-everything again. A worker therefore starts each later try. It also starts a task for which anything goes wrong here, so
+it cannot tell a retry from a clear: a retry continues with the instance of the earlier try, and a clear may
+need a new one. A worker therefore starts each later try. It also starts a task for which anything goes wrong here, so
 that the user sees the same error on both ways.
 """
 

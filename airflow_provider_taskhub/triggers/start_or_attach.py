@@ -11,6 +11,7 @@ instance. If the instance has failed, or Airflow has terminated it, the generati
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -47,9 +48,11 @@ TERMINATE_DEADLINE = 60.0
 worker is alive, the old instance cannot end, but nothing of it runs either."""
 _GENERATIONS = 10_000
 """The largest number of generations that are read from the hub to find the newest."""
-_BY_AIRFLOW = "from Airflow: "
-_CLEARED = (f"{_BY_AIRFLOW}task cleared", f"{_BY_AIRFLOW}the task was cleared and runs again")
-"""The reasons with which an instance is terminated because its task was cleared while the instance ran."""
+_BY_AIRFLOW = re.compile(
+    r"from Airflow: ((?!task cleared)task (marked )?\w+|the task is \w+|execution timeout|no worker came in time)"
+)
+"""The reasons with which an instance is terminated because its task has ended. The reasons of a clear, of people and of
+operators are others."""
 _TRIES = 4
 """How often a start is tried if another client starts, purges or rewinds the same instance at the same time."""
 
@@ -62,17 +65,20 @@ class Counter:
     value.
 
     :param cleared: True: the task was cleared since its last try.
+    :param goes_on: True: the task was cleared, its instance goes on, and the rewind is perhaps not complete.
     """
 
     generation: int
     max_tries: int
+    goes_on: bool = False
     cleared: bool = field(default=False, compare=False)
 
     @classmethod
     def of(cls, stored: Any) -> Counter | None:
         """Make a counter from the stored value. None: there is no stored value, or it has another form."""
         if isinstance(stored, dict) and all(isinstance(stored.get(key), int) for key in ("generation", "max_tries")):
-            return cls(generation=stored["generation"], max_tries=stored["max_tries"])
+            goes_on = stored.get("goes_on") is True
+            return cls(generation=stored["generation"], max_tries=stored["max_tries"], goes_on=goes_on)
         return None
 
     def now(self, max_tries: int) -> Counter:
@@ -162,9 +168,11 @@ async def launch(
     else:
         counter = counter.now(request.task.max_tries)
     notes: list[str] = []
-    goes_on = counter.cleared and await _goes_on(client, request, counter.generation - 1, notes)
+    goes_on = counter.goes_on
+    if counter.cleared and await _goes_on(client, request, counter.generation - 1, notes):
+        counter, goes_on = replace(counter, generation=counter.generation - 1, goes_on=True), True
     if goes_on:
-        counter, absent = replace(counter, generation=counter.generation - 1), False
+        absent = False
         request = replace(request, on_retry=OnRetry.REWIND)
     remember(counter)
     if request.instance_id is None and counter.generation > 1 and not goes_on:
@@ -172,22 +180,32 @@ async def launch(
         state = await client.get(older, payloads=False)
         if state is not None and not state.status.is_final:
             notes.append(await _terminate(client, older))
+    launched = await _launched(client, request, counter.generation, notes, absent=absent, goes_on=goes_on)
+    if goes_on:
+        remember(replace(counter, goes_on=False))
+    return launched
+
+
+async def _launched(
+    client: Client, request: StartRequest, generation: int, notes: list[str], *, absent: bool, goes_on: bool
+) -> Launched:
+    """Do what :func:`_react` does, again if another client was faster."""
     obstacle: str | None = None
     for _ in range(_TRIES - 1):
         try:
-            return await _react(client, request, counter.generation, notes, obstacle, absent=absent, goes_on=goes_on)
+            return await _react(client, request, generation, notes, obstacle, absent=absent, goes_on=goes_on)
         except _CannotRewind as error:
             obstacle = str(error)
         except (InstanceExists, InstanceNotFound, Conflict):
             absent = False
-    return await _react(client, request, counter.generation, notes, obstacle, goes_on=goes_on)
+    return await _react(client, request, generation, notes, obstacle, goes_on=goes_on)
 
 
 async def _goes_on(client: Client, request: StartRequest, generation: int, notes: list[str]) -> bool:
     """Return whether the instance that the task had before it was cleared goes on.
 
-    It does if it has failed, if Airflow has terminated it for another reason than the clear, or if somebody has rewound
-    it since. An instance that still runs, or has completed, is computed anew: why else would somebody clear the task?
+    It does if it has failed, if Airflow has terminated it because the task had ended, or if somebody has rewound it
+    since. An instance for which the task still waits, or that has completed, is computed anew.
 
     :param generation: the generation of the task before the clear.
     :param notes: gets a line for the task's log if the instance cannot go on.
@@ -201,8 +219,9 @@ async def _goes_on(client: Client, request: StartRequest, generation: int, notes
     tags = (state.tags if state is not None else None) or {}
     if state is None or not request.task.started(tags) or tags.get(GENERATION_TAG) != str(generation):
         return False
-    if state.status is Status.PENDING:
-        return state.completed is not None  # a rewind leaves the time of the failure in the row
+    if state.status is Status.PENDING and state.completed is not None:
+        # It was rewound. If a try of the task has done that, it has left a watch row. Other rewinds delete the row.
+        return await client.watches.get(instance_id) is None
     if state.status not in (Status.FAILED, Status.TERMINATED):
         return False
     obstacle = await _changed(client, instance_id, request, by_airflow=state.status is Status.TERMINATED)
@@ -321,7 +340,7 @@ async def _changed(client: Client, instance_id: str, request: StartRequest, *, b
     if state is None:
         raise InstanceNotFound(f"instance {instance_id!r} was purged meanwhile")
     reason = state.output or ""
-    if by_airflow and (reason in _CLEARED or not reason.startswith(_BY_AIRFLOW)):
+    if by_airflow and not _BY_AIRFLOW.fullmatch(reason):
         return f"it was terminated, {reason!r}"
     return difference(state, orchestrator=request.orchestrator, version=request.version, given=request.input)
 
@@ -330,7 +349,7 @@ async def _rewind(client: Client, instance_id: str, task: TaskIdentity, *, termi
     from airflow_provider_taskhub.hub.history.load import HistoryUnreadable
 
     try:
-        why = f"{_BY_AIRFLOW}try {task.try_number} of the task"
+        why = f"from Airflow: try {task.try_number} of the task"
         return await client.rewind(instance_id, why, terminated=terminated)
     except (InvalidStateError, HistoryUnreadable) as error:
         raise _CannotRewind(str(error)) from error
@@ -396,7 +415,7 @@ async def _terminate(client: Client, instance_id: str) -> str:
     """
     try:
         async with asyncio.timeout(TERMINATE_DEADLINE):
-            await client.terminate(instance_id, _CLEARED[1], wait=True)
+            await client.terminate(instance_id, "from Airflow: the task was cleared and runs again", wait=True)
     except TimeoutError:
         return f"older generation {instance_id} was asked to end, but has not ended within {TERMINATE_DEADLINE:g} s"
     return f"older generation {instance_id} was still running: it is terminated"

@@ -9,12 +9,13 @@ import pytest
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.hooks.identity import MAX_TRIES_TAG
 from airflow_provider_taskhub.hub.history.load import HistoryUnreadable
 from airflow_provider_taskhub.hub.model import StartPolicy
 from airflow_provider_taskhub.triggers.reactions import OnRetry
 from tests.airflow.conftest import Store, Task, Ti
-from tests.airflow.fake import FakeHub
+from tests.airflow.fake import FakeClient, FakeHub
 
 ID = "flights:delays:scheduled__2013-12-01T00:00:00+00:00:g{}"
 FIRST, SECOND = ID.format(1), ID.format(2)
@@ -40,6 +41,9 @@ def ended(hub: FakeHub, status: Status, reason: str = "no rows") -> None:
         (Status.TERMINATED, "from Airflow: task cleared", False),
         (Status.TERMINATED, "from Airflow: the task was cleared and runs again", False),
         (Status.TERMINATED, "by ann@node7", False),
+        (Status.TERMINATED, "from Airflow: ann on TaskHub's page", False),
+        (Status.TERMINATED, "from Airflow: wrong year (flights.stop, run r)", False),
+        (Status.TERMINATED, "from Airflow: no worker came in time", True),
         (Status.CANCELED, "from Airflow: task marked failed", False),
         (Status.COMPLETED, "7", False),
     ],
@@ -119,9 +123,39 @@ def test_an_instance_that_somebody_has_rewound_meanwhile_is_waited_for(make_task
     hub.fail(FIRST, "no rows")
     state = hub.instances[FIRST]
     hub.instances[FIRST] = replace(state, status=Status.PENDING, completed=Timestamp(0))
+    hub.watched.clear()
     assert task.start(ti.cleared()).trigger.instance_id == FIRST
     assert hub.starts[1:] == [(FIRST, StartPolicy.ATTACH)]
     assert hub.terminated == []
+
+
+def test_a_clear_while_a_rewound_instance_is_waited_for_computes_anew(make_task: Any, hub: FakeHub) -> None:
+    """The row of a rewound instance reads Pending until its end."""
+    task, cleared = continued(make_task, hub)
+    hub.instances[FIRST] = replace(hub.instances[FIRST], status=Status.PENDING, completed=Timestamp(0))
+    assert task.start(cleared.cleared()).trigger.instance_id == SECOND
+    assert [instance for instance, _ in hub.terminated] == [FIRST]
+
+
+@pytest.mark.parametrize("on_retry", OnRetry)
+def test_a_rewind_that_fails_after_a_clear_is_made_by_the_next_try(
+    make_task: Any, hub: FakeHub, on_retry: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, ti = make_task(on_retry=str(on_retry)), Ti()
+    task.start(ti)
+    ended(hub, Status.TERMINATED, "from Airflow: task marked failed")
+    cleared = ti.cleared()
+    with monkeypatch.context() as patched:
+        patched.setattr(FakeClient, "rewind", refuse)
+        with pytest.raises(Unavailable):
+            task.run(cleared)
+    assert task.start(cleared.next_try()).trigger.instance_id == FIRST
+    assert [instance for instance, _ in hub.rewound] == [FIRST]
+    assert task.store.values["taskhub"] == {"generation": 1, "max_tries": cleared.max_tries}
+
+
+async def refuse(*_: Any, **__: Any) -> None:
+    raise Unavailable("no answer", maybe_done=False)
 
 
 def test_an_id_that_the_user_chose_goes_on_too(make_task: Any, hub: FakeHub) -> None:

@@ -11,7 +11,13 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.episode import Episode
-from airflow_provider_taskhub.engine.events import ExecutionStarted, Status, TaskCompleted
+from airflow_provider_taskhub.engine.events import (
+    ExecutionResumed,
+    ExecutionStarted,
+    ExecutionSuspended,
+    Status,
+    TaskCompleted,
+)
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import run
 from tests.engine.play import INSTANCE, START, Play, plain
@@ -318,3 +324,22 @@ def test_another_duration_of_a_timer_is_no_other_decision(seconds: int, waits: s
     play.take(fired)
     play.answer()
     assert play.replay(app_of(code(seconds)), play.raised("go", 1)).output == "1"
+
+
+def test_a_long_timer_that_was_stored_late_has_all_its_parts() -> None:
+    """It was decided while the instance was suspended, and stored at its resume an hour later."""
+
+    async def work(ctx: OrchestrationContext) -> Any:
+        await ctx.create_timer(timedelta(days=30))
+        return "later"
+
+    play = Play(app_of(work))
+    play.start("work", with_events=[ExecutionSuspended(timestamp=START, reason="x")])
+    play.wait(hours=1)
+    play.take(ExecutionResumed(timestamp=play.now, reason="y"))
+    for part in range(5):
+        assert play.last.completed is None, part
+        play.wait(days=6)
+        play.answer()
+    assert play.last.output == '"later"'
+    assert play.now >= START + timedelta(days=30)

@@ -210,6 +210,35 @@ class Test_a_wait_that_nobody_awaits:
         play.take(play.raised("go", 1))
         assert play.last.output == "[1,false]"
 
+    @pytest.mark.parametrize("group", ["when_any", "when_all"])
+    def test_in_a_group_that_nobody_awaits(self, group: str) -> None:
+        made = App("made")
+
+        @made.orchestrator
+        async def o(ctx: OrchestrationContext) -> Any:
+            getattr(ctx, group)([ctx.wait_for_external_event("go"), ctx.create_timer(timedelta(days=9))])
+            return await ctx.wait_for_external_event("go")
+
+        play = Play(made)
+        play.start("o")
+        play.take(play.raised("go", 1))
+        assert play.last.output == "1"
+
+    def test_that_is_cancelled_gives_its_event_to_the_next_generation(self) -> None:
+        made = App("made")
+
+        @made.orchestrator
+        async def o(ctx: OrchestrationContext, number: int) -> Any:
+            got = ctx.wait_for_external_event("go")
+            await ctx.create_timer(timedelta(seconds=20))
+            if number == 0:
+                got.cancel()
+                ctx.continue_as_new(1)
+                return None
+            return got.is_complete
+
+        assert run(o, 0, app=made, events=[Event(name="go", data=1, after=timedelta(seconds=5))])
+
     def test_that_was_asked_leaves_it_to_a_newer_one(self) -> None:
         """A loop that asks and makes a new wait in each round."""
         made = App("made")

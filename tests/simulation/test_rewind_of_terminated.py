@@ -13,9 +13,18 @@ import pytest
 
 from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.engine.context import OrchestrationContext
-from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.events import (
+    ExecutionCompleted,
+    ExecutionTerminated,
+    OrchestratorStarted,
+    Status,
+    TaskFailed,
+    TaskScheduled,
+)
 from airflow_provider_taskhub.errors import InputError, Unavailable
+from airflow_provider_taskhub.hub.history.rewind_plan import plan
 from airflow_provider_taskhub.storage.faults import at, lost, unsent
+from tests.hub.by_hand import NOW
 from tests.simulation.test_rewind import client_over
 from tests.simulation.world import RARE_RENEWALS, World, simulate
 
@@ -164,3 +173,30 @@ def test_a_rewind_that_is_cut_off_anywhere_is_finished_by_the_next(fault: Callab
         (found, disturbed), ran = play(drive)
         assert (found, ran) == ENDED, f"cut off at call {number}"
     assert number > 5
+
+
+def test_a_suspension_ends_with_the_rewind() -> None:
+    async def drive(world: World) -> Any:
+        await world.client.start("parent", 2, instance_id="one")
+        await world.clock.sleep(30.0)
+        await world.client.suspend("one", "wait")
+        await world.clock.sleep(10.0)
+        await world.client.terminate("one", "from Airflow: execution timeout", wait=True)
+        await world.client.rewind("one", terminated=True)
+        return await output(world)
+
+    assert play(drive)[0] == ENDED[0]
+
+
+def test_a_failure_whose_retry_the_termination_has_dropped_is_tried_again() -> None:
+    failed = TaskFailed(timestamp=NOW, task_scheduled_id=0, reason="no", failure=None)
+    ordered = ExecutionTerminated(timestamp=NOW, input="marked")
+    completed = ExecutionCompleted(timestamp=NOW, status=Status.TERMINATED, result="marked")
+    call = TaskScheduled(timestamp=NOW, event_id=0, name="a")
+    turn = OrchestratorStarted(timestamp=NOW)
+    found = plan((turn, call, turn, failed, ordered, completed), terminated=True)
+    assert found is not None
+    assert found.taken == {1, 3, 4, 5}
+    handled = plan((turn, call, turn, failed, turn, ordered, completed), terminated=True)
+    assert handled is not None
+    assert handled.taken == {5, 6}

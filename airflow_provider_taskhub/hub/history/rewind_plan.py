@@ -10,8 +10,8 @@ the orchestrator has handled it. Earlier failures that the orchestrator has hand
 fails only after all its activities have ended. A TaskHub orchestration fails at once, so this plan also removes the
 calls of activities that had not ended. The orchestrator then calls them again.
 
-DurableTask rewinds only what has failed. TaskHub can also rewind a terminated instance: its termination and its calls
-without an answer are removed, and nothing else.
+DurableTask rewinds only what has failed. TaskHub can also rewind a terminated instance: its termination, an
+open suspension, its calls of activities without an answer, and what failed in its last episode are removed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from airflow_provider_taskhub.engine.events import (
     EventSent,
     EventType,
     ExecutionCompleted,
+    ExecutionResumed,
     ExecutionStarted,
+    ExecutionSuspended,
     ExecutionTerminated,
     GenericEvent,
     HistoryEvent,
@@ -179,8 +181,29 @@ class _Plan:
         """Return the plan for an instance that was terminated; None: it was not."""
         if self._terminated is None:
             return None
-        orders = (at for at, event in enumerate(self._past) if isinstance(event, ExecutionTerminated))
-        return Rewinding(taken=frozenset({*orders, *self._unanswered(), self._terminated}))
+        taken, children, suspended, turn = {self._terminated, *self._unanswered()}, list[int](), -1, 0
+        for at, event in enumerate(self._past):
+            match event:
+                case OrchestratorStarted():
+                    turn = at
+                case ExecutionTerminated():
+                    taken.add(at)
+                case ExecutionSuspended():
+                    suspended = at
+                case ExecutionResumed():
+                    suspended = -1
+        if suspended >= 0:  # else it would stay suspended, and its row would not say so
+            taken.add(suspended)
+        # What failed in the last episode was not handled: the retry that the code had decided was dropped.
+        for number, at in self._answered.items():
+            if at > turn and number in self._asked and isinstance(self._past[at], _Failure):
+                asked = self._asked[number]
+                taken.add(at)
+                if isinstance(self._past[asked], SubOrchestrationInstanceCreated):
+                    children.append(asked)
+                else:
+                    taken.add(asked)
+        return Rewinding(taken=frozenset(taken), children=tuple(children))
 
     def _unanswered(self) -> Iterator[int]:
         """Return the calls of activities without an answer. An orchestration of TaskHub cancels its running activities

@@ -25,7 +25,7 @@ has put the message twice, and both copies name the same blob. The second copy i
 MAX_WAITING = 10_000
 """The most blobs that wait for their deletion. Of more, the oldest stay until their instance is purged."""
 _PAYLOAD = re.compile(r"/message-[^/]+$")
-"""The names of these blobs. No message can make a worker delete another blob by naming it."""
+"""The names of these blobs. A message that names a blob of another kind does not make a worker delete that blob."""
 RETRY = 60.0
 """Seconds until the next try after the store has failed."""
 
