@@ -143,7 +143,7 @@ def live(scenario: Scenario, wrong: Trouble | None = None, *, place: Place = MEM
 
             async def follow() -> None:
                 await first.died.wait()
-                await world.join("second")
+                await world.join("follower")
 
             following = asyncio.ensure_future(follow())
             await scenario.drive(world)

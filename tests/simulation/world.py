@@ -515,7 +515,8 @@ class World:
         structlog.configure(**self._configured)
 
     async def join(self, name: str, **options: Any) -> Machine:
-        """A worker starts."""
+        """A worker starts. Two that live at the same time must not have one identity."""
+        assert not [one for one in self.machines if one.name == name and not one.dead], name
         machine = Machine(self, name, **{"proves": self.place.proves} | options)
         self.machines.append(machine)
         await asyncio.get_running_loop().create_task(machine.start())
