@@ -61,6 +61,9 @@ just started can run an activity before the client reads its row."""
 TRIES = 5
 """The largest number of tries of one purge. A try fails if another process changes the instance at the same time."""
 
+TERMINATION_ENDS = timedelta(minutes=1)
+"""How long a rewind of a terminated instance waits until nothing of it runs."""
+
 
 class InstanceHandle:
     """One instance of a hub. Get a handle from ``Client.instance``.
@@ -372,15 +375,29 @@ class InstanceHandle:
         :raises InstanceNotFound: if there is no such instance.
         :raises InvalidStateError: if the instance has not failed (or, with ``terminated``, was not terminated).
         :raises InputError: if the reason cannot be stored.
-        :raises Conflict: if the last checkpoint of a child that has failed is still under way after 30 seconds, or if
-            other clients change the instance again and again. Call the rewind again later.
+        :raises Conflict: if the last checkpoint of a child that has failed is still under way after 30 seconds, if
+            something of a terminated instance still runs after a minute, or if other clients change the instance again
+            and again. Call the rewind again later.
         """
         check_column(reason, "the reason")
         check_instance_id(self.id)
         ended = (Status.FAILED, Status.TERMINATED) if terminated else (Status.FAILED,)
         await Watches(self._connection).release_ended(self.id, ended)
+        if terminated:
+            await self._end_of_termination()
         await rewind(self.hub, self.id, reason, terminated=terminated)
         return await self._existing()
+
+    async def _end_of_termination(self) -> None:
+        """Wait until nothing of a terminated instance runs. Its children may still be about to end, and their answers
+        would let the rewound instance fail again."""
+        row = await self._existing()
+        if row.status is Status.TERMINATED:
+            deadline = Deadline(self.hub.clock, TERMINATION_ENDS)
+            try:
+                await nothing_runs(self, deadline, lambda child: None, recurse=True)
+            except TimeoutError as error:
+                raise Conflict(f"{error}: rewind it again later") from error
 
     async def restart(self, *, new_id: bool = False) -> InstanceState:
         """Start the instance again with the orchestrator, version, input and tags of its last start.

@@ -21,8 +21,9 @@ from airflow_provider_taskhub.engine.actions import MAX_DEPTH, Action, CallSite,
 from airflow_provider_taskhub.engine.awaitables import Attempts, Timer
 from airflow_provider_taskhub.engine.events import EventType, ParentInstance
 from airflow_provider_taskhub.engine.identity import check_instance_id, check_new_instance_id, guid
+from airflow_provider_taskhub.engine.inputs import has_default
 from airflow_provider_taskhub.engine.references import Reference
-from airflow_provider_taskhub.engine.registry import Registry, needs_input, result_annotation_of
+from airflow_provider_taskhub.engine.registry import Registry, result_annotation_of
 from airflow_provider_taskhub.engine.replay_safe_logger import LevelLogger, Log, LogLine, ReplaySafeLogger
 from airflow_provider_taskhub.engine.retry import RetryPolicy
 from airflow_provider_taskhub.engine.signatures import A, CallOptions, ChildOptions, T
@@ -233,9 +234,10 @@ class OrchestrationContext:
         if arguments is not None:
             text = dumps(list(arguments), what=f"input of activity {name!r}")
         elif input is NO_INPUT:
-            if definition is not None and needs_input(definition.function, definition.parameter):
+            parameter = None if definition is None else definition.parameter
+            if definition is not None and parameter is not None and not has_default(definition.function, parameter):
                 raise InputError(
-                    f"activity {name!r} needs an input: its parameter {definition.parameter!r} has no default. "
+                    f"activity {name!r} needs an input: its parameter {parameter!r} has no default. "
                     f"Write ctx.call_activity({name}, …)"
                 )
             text = "[]"

@@ -257,14 +257,8 @@ class Generation:
         if self.status is not Status.RUNNING or self._closed or self._held or len(self._actions) or len(self._events):
             return
         lines = "; ".join(map(str, self._driver.lines()))
-        self._run(
-            lambda: self._raise(
-                self._driver.error(
-                    f"waits for nothing that can come, at {lines}: its code waits "
-                    "for itself, or branches wait for each other"
-                )
-            )
-        )
+        why = "its code waits for itself, or branches wait for each other"
+        self._raise(self._driver.error(f"waits for nothing that can come, at {lines}: {why}"))
 
     def carried(self) -> list[HistoryEvent]:
         """Return the events to pass on at ``continue_as_new``: unused external events, suspends and resumes."""

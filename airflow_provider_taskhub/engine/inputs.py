@@ -68,16 +68,20 @@ def input_arguments(
 def _default(function: Callable[..., Any], parameter: str) -> tuple[Any, ...]:
     """Return the argument for a parameter's default: a copy if code can change it. Without the copy, a change would be
     seen by the next replay, and by other instances."""
-    default = inspect.signature(function).parameters[parameter].default
+    default = _declared_default(function, parameter)
     if isinstance(default, _CHANGEABLE) or dataclasses.is_dataclass(default):
         return (copy.deepcopy(default),)
     return ()
 
 
-@lru_cache(maxsize=4096)
 def has_default(function: Callable[..., Any], parameter: str) -> bool:
     """Return whether a parameter of a function has a default."""
-    return inspect.signature(function).parameters[parameter].default is not inspect.Parameter.empty
+    return _declared_default(function, parameter) is not inspect.Parameter.empty
+
+
+@lru_cache(maxsize=4096)
+def _declared_default(function: Callable[..., Any], parameter: str) -> Any:
+    return inspect.signature(function).parameters[parameter].default
 
 
 def refuse_unknown_keys(raw: Any, decoded: Any, annotation: Any, *, what: str) -> None:

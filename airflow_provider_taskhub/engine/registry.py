@@ -283,18 +283,6 @@ def annotation_of(function: Callable[..., Any], parameter: str | None, *, frames
     return found
 
 
-@lru_cache(maxsize=4096)
-def needs_input(function: Callable[..., Any], parameter: str | None) -> bool:
-    """Return whether a function has a parameter for its input and no default for it.
-
-    :param function: the function.
-    :param parameter: name of the parameter; None: the function takes no input.
-    """
-    return (
-        parameter is not None and inspect.signature(function).parameters[parameter].default is inspect.Parameter.empty
-    )
-
-
 _LAZY = (AsyncIterator, Generator, Iterable, Iterator)
 """Annotations that pydantic would decode to an object which can be read only once."""
 

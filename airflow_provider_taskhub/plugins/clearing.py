@@ -49,13 +49,11 @@ async def clear(tags: Mapping[str, str], sender: Sender, note: str) -> int:
     :returns: the number of tasks that were cleared.
     :raises HTTPException: if Airflow refuses it, or the task has not failed.
     """
-    import httpx
     from fastapi import HTTPException
 
     dag_id, task_id = tags[identity.DAG_TAG], tags[identity.TASK_TAG]
     index = int(tags.get(identity.MAP_TAG, identity.UNMAPPED))
     order = {
-        "dry_run": False,
         "dag_run_id": tags[identity.RUN_TAG],
         "task_ids": [task_id if index < 0 else [task_id, index]],
         "only_failed": True,
@@ -63,25 +61,34 @@ async def clear(tags: Mapping[str, str], sender: Sender, note: str) -> int:
         "reset_dag_runs": True,
         "note": note[:1000],
     }
+    path = f"/api/v2/dags/{quote(dag_id, safe='')}/clearTaskInstances"
+    cleared: list[Any] = []
+    for dry_run in (True, False):  # first only look: nothing is cleared if the instance would not go on
+        answer = await _post(path, {**order, "dry_run": dry_run}, sender)
+        if answer.status_code != 200:
+            raise HTTPException(answer.status_code, f"Airflow refuses to clear the task: {_why(answer)}")
+        cleared = answer.json()["task_instances"]
+        if not any((one["task_id"], one.get("map_index", identity.UNMAPPED)) == (task_id, index) for one in cleared):
+            run_id = tags[identity.RUN_TAG]
+            raise HTTPException(409, f"task {task_id!r} of run {run_id!r} has not failed: there is nothing to repair")
+    return len(cleared)
+
+
+async def _post(path: str, order: Mapping[str, Any], sender: Sender) -> Any:
+    import httpx
+    from fastapi import HTTPException
+
     transport = httpx.ASGITransport(app=_airflow(), raise_app_exceptions=False)
     try:
         async with (
             asyncio.timeout(DEADLINE),
             httpx.AsyncClient(transport=transport, base_url="http://in-process.invalid", timeout=None) as client,
         ):
-            path = f"/api/v2/dags/{quote(dag_id, safe='')}/clearTaskInstances"
-            answer = await client.post(path, json=order, headers=dict(sender.credentials))
+            return await client.post(path, json=order, headers=dict(sender.credentials))
     except TimeoutError:
         raise HTTPException(
             503, f"Airflow has not answered within {DEADLINE:g} s: look at the task before you repeat the order"
         ) from None
-    if answer.status_code != 200:
-        raise HTTPException(answer.status_code, f"Airflow refuses to clear the task: {_why(answer)}")
-    cleared = answer.json()["task_instances"]
-    if not cleared:
-        run_id = tags[identity.RUN_TAG]
-        raise HTTPException(409, f"task {task_id!r} of run {run_id!r} has not failed: there is nothing to repair")
-    return len(cleared)
 
 
 def _airflow() -> Any:

@@ -64,7 +64,7 @@ def entries(audit_log: None) -> Callable[[], list[Any]]:
 class AirflowApi:
     """Airflow's own API, as far as the page uses it. :ivar asked: path, headers and body of each request."""
 
-    answer: tuple[int, Any] = (200, {"task_instances": [{"task_id": "hub"}, {"task_id": "report"}]})
+    answer: tuple[int, Any] = (200, {"task_instances": [{"task_id": "hub", "map_index": 3}, {"task_id": "report"}]})
     asked: list[tuple[str, dict[str, str], Any]] = field(default_factory=list)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -167,10 +167,12 @@ def test_after_an_order_the_page_shows_the_new_state_at_once(page: Page, hub: Fa
 @pytest.mark.parametrize(("index", "ids"), [("3", [["hub", 3]]), ("-1", ["hub"])])
 def test_a_repair_clears_the_task_in_the_users_name(page: Page, hub: FakeHub, index: str, ids: Any) -> None:
     put(hub, "repair", tags=TAGS | {"airflow.map_index": index})
+    page.airflow.answer = (200, {"task_instances": [{"task_id": "hub", "map_index": int(index)}]})
     sent = {"authorization": "Bearer x", "cookie": "_token=y", "x-other": "z"}
     status, answer = page.post("repair", json={"id": "mine", "reason": "file is there"}, headers=sent)
     assert (status, answer["text"]) == (200, ACTIONS["repair"].done)
-    ((path, headers, body),) = page.airflow.asked
+    (_, _, first), (path, headers, body) = page.airflow.asked
+    assert first == body | {"dry_run": True}, "it looks before it clears"
     assert path == "/api/v2/dags/flights/clearTaskInstances"
     assert (headers["authorization"], headers["cookie"], "x-other" in headers) == ("Bearer x", "_token=y", False)
     assert body == {
@@ -189,6 +191,7 @@ def test_a_repair_clears_the_task_in_the_users_name(page: Page, hub: FakeHub, in
     ("answer", "status", "told"),
     [
         ((200, {"task_instances": []}), 409, "task 'hub' of run 'r' has not failed: there is nothing to repair"),
+        ((200, {"task_instances": [{"task_id": "report"}]}), 409, "task 'hub' of run 'r' has not failed"),
         ((403, {"detail": "Forbidden"}), 403, "Airflow refuses to clear the task: Forbidden"),
         ((404, {"detail": "Dag Run id r not found"}), 404, "Airflow refuses to clear the task: Dag Run id r not found"),
         ((500, "broken"), 500, "Airflow refuses to clear the task: "),
@@ -201,6 +204,7 @@ def test_a_repair_that_airflow_refuses_says_why(
     page.airflow.answer = answer
     found, said = page.post("repair")
     assert found == status
+    assert [body["dry_run"] for _, _, body in page.airflow.asked] == [True], "nothing is cleared"
     assert told in said["detail"]
 
 

@@ -136,7 +136,7 @@ def test_a_repair_over_a_filter_clears_each_task(page: Page, hub: FakeHub) -> No
     hub.put("c", Status.FAILED)
     _, answer = get(page, "targets?window=all&action=repair", role="admin")
     assert codes(post(page, "repair", answer["targets"])) == [("a", 200), ("b", 200)]
-    assert sorted(body["dag_run_id"] for _, _, body in page.airflow.asked) == ["a", "b"]
+    assert sorted(body["dag_run_id"] for _, _, body in page.airflow.asked if not body["dry_run"]) == ["a", "b"]
 
 
 def test_a_user_without_the_right_is_refused_for_each_instance(

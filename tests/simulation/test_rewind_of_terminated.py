@@ -23,9 +23,9 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.errors import InputError, Unavailable
 from airflow_provider_taskhub.hub.history.rewind_plan import plan
-from airflow_provider_taskhub.storage.faults import at, lost, unsent
+from airflow_provider_taskhub.storage.faults import at, late, lost, unsent
 from tests.hub.by_hand import NOW
-from tests.simulation.test_rewind import client_over
+from tests.simulation.test_rewind import client_over, is_end_of
 from tests.simulation.world import RARE_RENEWALS, World, simulate
 
 ENDED = ('["a","s",["k1","k2"],"later"]', {"a": 1, "s": 2, "k1": 1, "k2": 2})
@@ -173,6 +173,22 @@ def test_a_rewind_that_is_cut_off_anywhere_is_finished_by_the_next(fault: Callab
         (found, disturbed), ran = play(drive)
         assert (found, ran) == ENDED, f"cut off at call {number}"
     assert number > 5
+
+
+def test_children_that_are_about_to_end_are_waited_for() -> None:
+    """The last checkpoint of a child is under way when its parent is rewound."""
+
+    async def drive(world: World) -> Any:
+        await world.client.start("parent", 2, instance_id="one")
+        await world.clock.sleep(30.0)
+        first = world.machines[0]
+        first.plan = lambda call: late(5.0) if is_end_of(call, "kid") else None
+        await world.client.terminate("one", "from Airflow: the task is failed")
+        await world.wait("one")
+        await world.client.rewind("one", terminated=True)
+        return await output(world)
+
+    assert play(drive) == ENDED
 
 
 def test_a_suspension_ends_with_the_rewind() -> None:
