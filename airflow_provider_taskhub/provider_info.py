@@ -153,7 +153,8 @@ def get_provider_info() -> dict[str, Any]:
                     },
                     "short_wait": {
                         "description": "Default of the parameter short_wait of TaskHubOperator: seconds for which an "
-                        "Airflow worker waits for the end of an instance before it defers. Empty: 1.5 s.",
+                        "Airflow worker waits for the end of an instance before it defers. Empty: 30 s if a worker "
+                        "must end the task, else 1.5 s.",
                         "version_added": "0.1.0",
                         "type": "float",
                         "example": "5",

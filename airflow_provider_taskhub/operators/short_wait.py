@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.codec import Timestamp
 
 SHORT_WAIT = timedelta(seconds=1.5)
-"""How long the Airflow worker waits for the end of the instance before it defers the task, unless the user says it."""
+"""How long the Airflow worker waits before it defers a task that the triggerer can end, unless the user says it."""
+WORKER_END_WAIT = timedelta(seconds=30)
+"""The same for a task that a worker must end. Airflow may fail such a task if it goes back to a worker sooner than 30 s
+after its deferral (``triggers.settling``), so a deferral of a shorter orchestration would only lose time."""
 _BEFORE_DEADLINE = timedelta(seconds=0.5)
 """Time between the end of the short wait and the task's deadline, so that the task can still defer."""
 _SLACK = 1.5
@@ -25,7 +28,7 @@ _LOOK = 0.5
 """The longest pause between two readings of the instance in the short wait, in seconds."""
 
 
-def short_wait(left: timedelta | None, longest: timedelta = SHORT_WAIT) -> timedelta:
+def short_wait(left: timedelta | None, longest: timedelta) -> timedelta:
     """Return how long the Airflow worker waits before it defers.
 
     :param left: the time until the task's deadline; None: there is no deadline.
@@ -35,27 +38,46 @@ def short_wait(left: timedelta | None, longest: timedelta = SHORT_WAIT) -> timed
 
 
 async def ends_soon(
-    client: Client, instance_id: str, deadline: Timestamp | None, *, longest: timedelta | None = None
+    client: Client, instance_id: str, deadline: Timestamp | None, *, orchestrator: str, longest: timedelta, log: Any
 ) -> bool:
     """Wait a moment for the end of an instance.
+
+    A wait of more than :data:`SHORT_WAIT` goes on only if a live worker of the hub knows the orchestrator. If none
+    does, the trigger says so in the task's log, and ends the wait in time.
 
     :param client: a client of the hub.
     :param instance_id: the instance.
     :param deadline: the time by which the task must end; None: there is no time limit.
-    :param longest: how long to wait; None: :data:`SHORT_WAIT`.
+    :param orchestrator: the name of the instance's orchestrator.
+    :param longest: how long to wait.
+    :param log: the task's logger.
     :returns: True if the instance has ended. False also after an error of the hub: the trigger tries again, for a
         longer time.
     """
+    from airflow_provider_taskhub.triggers.task_log import known
+
+    try:
+        if await _ends_within(client, instance_id, deadline, min(longest, SHORT_WAIT)):
+            return True
+        if longest <= SHORT_WAIT or not known(await client.admin.workers(), orchestrator):
+            return False
+        log.info("this Airflow worker waits up to %g s for the end of the instance", longest.total_seconds())
+        return await _ends_within(client, instance_id, deadline, longest - SHORT_WAIT)
+    except TaskHubError:
+        return False
+
+
+async def _ends_within(client: Client, instance_id: str, deadline: Timestamp | None, longest: timedelta) -> bool:
+    """Wait for the end of an instance. :returns: False: it has not ended. :raises TaskHubError: as the client."""
     from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 
-    longest = SHORT_WAIT if longest is None else longest
     limit = short_wait(deadline - SYSTEM_CLOCK.utc_now() if deadline else None, longest)
     if not limit:
         return False
     try:
         async with asyncio.timeout(limit.total_seconds() + (0 if limit < longest else _SLACK)):
             await client.wait(instance_id, timeout=limit, longest=_LOOK)
-    except (TimeoutError, TaskHubError):
+    except TimeoutError:
         return False
     return True
 

@@ -33,7 +33,7 @@ from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
 from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.operators.giving_up import end_overdue, named, terminate
 from airflow_provider_taskhub.operators.lineage import LineageReporter, inject_parent_by_default, parent_tags
-from airflow_provider_taskhub.operators.short_wait import ends_soon, log_progress
+from airflow_provider_taskhub.operators.short_wait import SHORT_WAIT, WORKER_END_WAIT, ends_soon, log_progress
 from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers.arguments import (
     check_at_parse,
@@ -121,7 +121,9 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
     :param complete_on: who ends the task, with the same values. A task with outlets always ends in a worker. None: the
         option ``[taskhub] complete_on``, ``"auto"`` by default.
     :param short_wait: a timedelta, or seconds: how long the Airflow worker that has started the instance waits for its
-        end before it defers. 0: it defers at once. None: the option ``[taskhub] short_wait``, 1.5 s by default.
+        end before it defers. 0: it defers at once. None: the option ``[taskhub] short_wait``. If that is empty too, it
+        waits for 30 s if a worker must end the task, because Airflow takes a deferred task back no sooner, and else for
+        1.5 s.
     :param openlineage_inject_parent_job_info: True: the Spark sessions of the activities get this task as their parent
         run, for OpenLineage's listener in Spark. None: Airflow's option ``[openlineage] spark_inject_parent_job_info``.
     :raises InputError: if an argument that is no template is wrong.
@@ -244,7 +246,8 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
             ti.xcom_push(key=INSTANCE_KEY, value=launched.instance_id)
             if not self.wait_for_completion:
                 return launched, None
-            if not await ends_soon(client, launched.instance_id, deadline, longest=duration(self.short_wait)):
+            here = {"orchestrator": self.orchestrator, "longest": self._short_wait(), "log": self.log}
+            if not await ends_soon(client, launched.instance_id, deadline, **here):
                 return launched, None
             await log_progress(client, launched.instance_id, self.orchestrator, self.log)
             return launched, await self._ended(client, context, launched.instance_id, launched.owner)
@@ -371,6 +374,11 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
             return request
         return replace(request, tags={**request.tags, **parent_tags(context)})
 
+    def _short_wait(self) -> timedelta:
+        """Return how long the Airflow worker waits for the end of the instance before it defers."""
+        given = duration(self.short_wait)
+        return given if given is not None else WORKER_END_WAIT if self._place().success else SHORT_WAIT
+
     def _deadline(self) -> Timestamp | None:
         """Return the time by which this try must end, counted from now; None: there is no time limit."""
         from airflow_provider_taskhub.clock import SYSTEM_CLOCK
@@ -407,6 +415,7 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
             ti.xcom_push(key=link.xcom_key, value=link.get_link(self, ti_key=ti))
 
     def _trigger(self, instance_id: str, owner: str, deadline: str | None) -> TaskHubTrigger:
+        placement = self._place()
         return TaskHubTrigger(
             instance_id=instance_id,
             taskhub_conn_id=self.taskhub_conn_id,
@@ -414,7 +423,8 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
             owner=owner,
             deadline=deadline,
             no_worker_timeout=seconds(self.no_worker_timeout),
-            end_from_trigger=not self._place().success,
+            end_from_trigger=not placement.success,
+            fail_from_trigger=not placement.failure and not self.retries,  # a retry soon after would meet the same race
             push_output=self.do_xcom_push,
         )
 

@@ -18,6 +18,7 @@ from airflow_provider_taskhub.triggers.arguments import time_text
 from airflow_provider_taskhub.triggers.mapped_row import literals, row_of, rows
 from airflow_provider_taskhub.triggers.placement import Placement, argument_reasons
 from airflow_provider_taskhub.triggers.start_from_trigger import trigger_arguments
+from airflow_provider_taskhub.triggers.upstream_outputs import without_outputs
 
 if TYPE_CHECKING:
     from airflow.triggers.base import StartTriggerArgs
@@ -61,6 +62,8 @@ class TaskHubMappedOperator(MappedOperator):  # type: ignore[misc]  # Airflow is
         if given is None:
             return _worker("the task is mapped over the result of another task")
         values = list(rows(given))
+        if without_outputs({"mapped": [value for _, value in values]})[1]:
+            return _worker("a mapped argument has the result of another task")
         if not values:
             return _worker("the task is mapped over nothing")
         if odd := next((name for name, _ in values if name not in self.template_fields), None):

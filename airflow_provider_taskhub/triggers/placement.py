@@ -8,16 +8,18 @@ known then.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from airflow.sdk import conf
+from airflow.sdk import XComArg, conf
+from jinja2 import StrictUndefined
 
 from airflow_provider_taskhub.hooks.outputs import reference_in
 from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.triggers.arguments import holds_secret, time_text
+from airflow_provider_taskhub.triggers.templates import is_template, why_not_in_triggerer
+from airflow_provider_taskhub.triggers.upstream_outputs import only_worker_reads, without_outputs
 from airflow_provider_taskhub.triggers.worker_reasons import Reason, Where, after_success, listened
 
 
@@ -33,12 +35,6 @@ class Placement:
 LARGEST_ARGUMENTS = 64 * 1024
 """Characters of the largest arguments, as JSON, that are passed to a trigger. Airflow stores them in the DAG and again
 in each trigger."""
-_DATES = "ds|ds_nodash|ts|ts_nodash|ts_nodash_with_tz|logical_date|data_interval_start|data_interval_end"
-_EXPRESSION = re.compile(
-    rf"""\{{\{{\s*(?:run_id|{_DATES}|dag_run\.run_id|(?:params|dag_run\.conf)(?:\.\w+|\[(?:\d+|'\w+'|"\w+")\])+)\s*\}}\}}"""
-)
-"""The Jinja expressions whose values a triggerer and a worker have alike. All others are rendered by a worker."""
-_JINJA = re.compile(r"\{\{|\{%|\{#")
 
 
 def place(operator: Any, base: type, *, start_on: str, complete_on: str) -> Placement:
@@ -84,6 +80,8 @@ def starting(operator: Any, base: type) -> Iterator[Reason]:
         yield Reason("pre_execute", forces=False)
     if operator.pool != "default_pool":
         yield Reason(f"pool {operator.pool!r}: Airflow counts only the tasks that a worker starts", forces=False)
+    if operator.dag.max_active_tasks != conf.getint("core", "max_active_tasks_per_dag"):
+        yield Reason("max_active_tasks of the DAG: Airflow counts only the tasks that a worker starts", forces=False)
     for name in ("max_active_tis_per_dag", "max_active_tis_per_dagrun"):
         if getattr(operator, name) is not None:
             yield Reason(f"{name}: Airflow counts only the tasks that a worker starts", forces=False)
@@ -136,7 +134,7 @@ def _templates(operator: Any) -> Iterator[Reason]:
         fields["start_at"] = time_text(fields["start_at"])
     reasons = [*argument_reasons(operator, fields)]
     yield from reasons
-    if not reasons and len(json.dumps(fields)) > LARGEST_ARGUMENTS:
+    if not reasons and len(json.dumps(without_outputs(fields)[0])) > LARGEST_ARGUMENTS:
         yield Reason(f"the arguments are longer than {LARGEST_ARGUMENTS:,} characters")
 
 
@@ -151,18 +149,19 @@ def argument_reasons(operator: Any, values: Mapping[str, Any] | Sequence[tuple[s
     for name, value in pairs:
         odd = next(_not_json(value, texts), None)
         if odd is not None:
-            yield Reason(f"argument {name!r} has a value of type {odd}, which only a worker can resolve")
+            yield Reason(f"argument {name!r} has {odd}, which only a worker can resolve")
             return
     if holds_secret([value for _, value in pairs]):  # a worker refuses it
         yield Reason("the arguments contain a value that Airflow masks as a secret")
     if operator.template_ext:
         yield Reason("template files")
-    if operator.dag.jinja_environment_kwargs:
-        yield Reason("jinja_environment_kwargs of the DAG")
-    templates = [text for text in texts if _JINJA.search(text)]
+    for name in ("jinja_environment_kwargs", "template_undefined"):
+        if getattr(operator.dag, name) not in (None, StrictUndefined):
+            yield Reason(f"{name} of the DAG")
+    templates = [text for text in texts if is_template(text)]
     for text in templates:
-        if _JINJA.search(_EXPRESSION.sub("", text)):
-            yield Reason(f"the triggerer cannot render the template {text[:200]!r}")
+        if (why := why_not_in_triggerer(text, operator.dag)) is not None:
+            yield Reason(f"the triggerer cannot render the template {text[:200]!r}: {why}")
             return
     native = operator.render_template_as_native_obj
     if templates and (operator.dag.render_template_as_native_obj if native is None else native):
@@ -170,18 +169,21 @@ def argument_reasons(operator: Any, values: Mapping[str, Any] | Sequence[tuple[s
 
 
 def _not_json(value: Any, texts: list[str]) -> Iterator[str]:
-    """Yield the type of each part of a value that JSON cannot express. Add the texts in the value to ``texts``."""
+    """Yield each part of a value that only a worker can resolve. Add the texts in the value to ``texts``."""
     if isinstance(value, str):
         texts.append(value)
+    elif isinstance(value, XComArg):
+        if (odd := only_worker_reads(value)) is not None:
+            yield odd
     elif reference_in(value) is not None:
-        yield "output reference"
+        yield "an output reference"
     elif type(value) is dict:
         for key, item in value.items():
             if type(key) is not str or key.startswith("__"):  # Airflow's serialization uses such keys
-                yield f"dict with the key {key!r}"
+                yield f"a dict with the key {key!r}"
             yield from _not_json(item, texts)
     elif type(value) is list:
         for item in value:
             yield from _not_json(item, texts)
     elif value is not None and type(value) not in (int, float, bool):
-        yield type(value).__name__
+        yield f"a value of type {type(value).__name__}"

@@ -90,7 +90,7 @@ class TaskHubSensorTrigger(StartingTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait for the instance, write the task's log, and fire one event."""
-        if (why := self._needs_worker() or self._wrong_argument()) is not None:
+        if (why := await self._needs_worker() or self._wrong_argument()) is not None:
             yield self._left_to_worker(why)
             return
         await self._push(self.instance_id)

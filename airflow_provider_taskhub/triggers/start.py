@@ -116,7 +116,7 @@ class TaskHubStartTrigger(StartingTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Start the instance, wait for its end, write the task's log, and fire one event."""
-        why = self._needs_worker()
+        why = await self._needs_worker()
         if why is None:
             try:
                 self._start = _STARTS.spawn(self._launch(), name="start an instance", awaited=True)

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskhub.no_input import storable
-from airflow_provider_taskhub.triggers.dag_file import fingerprint
+from airflow_provider_taskhub.triggers.upstream_outputs import without_outputs
 
 if TYPE_CHECKING:
     from airflow.triggers.base import StartTriggerArgs
@@ -69,8 +69,7 @@ def trigger_arguments(operator: Any, placement: Placement, *, instead: Mapping[s
     from airflow.triggers.base import StartTriggerArgs
 
     first: FirstTrigger = operator.first_trigger()
-    dag_file = operator.dag.fileloc if operator.has_dag() else None
-    given = {**first.arguments, **instead}
+    given, outputs = without_outputs({**first.arguments, **instead})
     return StartTriggerArgs(
         trigger_cls=first.path,
         trigger_kwargs={
@@ -78,8 +77,7 @@ def trigger_arguments(operator: Any, placement: Placement, *, instead: Mapping[s
             "end_from_trigger": not placement.success,
             "fail_from_trigger": not placement.failure,
             "push_output": operator.do_xcom_push,
-            "dag_file": dag_file,
-            "dag_file_hash": fingerprint(dag_file),
+            "outputs": outputs,
         },
         next_method=NEXT_METHOD,
         timeout=first.timeout,

@@ -7,17 +7,18 @@ before the trigger has started its work, a worker starts the task, so that the u
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
+from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink, page_in_dag
 from airflow_provider_taskhub.triggers.airflow_tasks import index_of
-from airflow_provider_taskhub.triggers.dag_file import has_changed
 from airflow_provider_taskhub.triggers.mapped_row import row_of
 from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, WORKER_STARTS, place_of
+from airflow_provider_taskhub.triggers.upstream_outputs import put_outputs
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -34,9 +35,7 @@ class StartingTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not foll
     :param end_from_trigger: True: end the task in the triggerer when it succeeds.
     :param fail_from_trigger: True: end the task in the triggerer when it fails.
     :param push_output: True: when the task ends in the triggerer, push the output as the task's XCom.
-    :param dag_file: path of the DAG file.
-    :param dag_file_hash: hash of the DAG file when Airflow read these arguments from it. If the file is on this machine
-        and has changed since, a worker starts the task.
+    :param outputs: where the outputs of other tasks belong in the arguments, as :func:`.without_outputs` returns it.
     """
 
     clock: Clock = SYSTEM_CLOCK
@@ -51,16 +50,14 @@ class StartingTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not foll
         end_from_trigger: bool = True,
         fail_from_trigger: bool = True,
         push_output: bool = True,
-        dag_file: str | None = None,
-        dag_file_hash: str | None = None,
+        outputs: Sequence[Mapping[str, Any]] = (),
         **_of_other_versions: Any,
     ) -> None:
         super().__init__()
         self.end_from_trigger = end_from_trigger
         self.fail_from_trigger = fail_from_trigger
         self.push_output = push_output
-        self.dag_file = dag_file
-        self.dag_file_hash = dag_file_hash
+        self.outputs = list(outputs)
         self._context: Context | None = None
         self._unrendered: Exception | None = None
 
@@ -70,8 +67,7 @@ class StartingTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not foll
             "end_from_trigger": self.end_from_trigger,
             "fail_from_trigger": self.fail_from_trigger,
             "push_output": self.push_output,
-            "dag_file": self.dag_file,
-            "dag_file_hash": self.dag_file_hash,
+            "outputs": self.outputs,
         }
 
     @abstractmethod
@@ -103,11 +99,13 @@ class StartingTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not foll
         """Take the arguments of this row, if the task is mapped. :raises InputError: they are not in the DAG."""
         ti = self.task_instance
         if (mapped := getattr(ti.task, "expand_input", None)) is not None:
-            for name, value in row_of(mapped, index_of(ti)).items():
+            row = row_of(mapped, index_of(ti))
+            for name, value in row.items():
                 setattr(self, name, value)
+            self.outputs = [place for place in self.outputs if place["at"][0] not in row]
 
-    def _needs_worker(self) -> str | None:
-        """Return why the trigger cannot start the task; None: it can."""
+    async def _needs_worker(self) -> str | None:
+        """Read the outputs of other tasks. Return why the trigger cannot start the task; None: it can."""
         ti = self.task_instance
         if ti is None or self._context is None:
             return "Airflow has not given the task to the trigger"
@@ -115,8 +113,12 @@ class StartingTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not foll
             return f"the triggerer cannot render the templates: {self._unrendered}"
         if ti.try_number > 1:
             return f"this is try {ti.try_number}, and {self._later_try}"
-        if has_changed(self.dag_file, self.dag_file_hash):
-            return "the DAG file has changed since Airflow stored the DAG"
+        try:
+            await put_outputs(self, self.outputs, place_of(ti))
+        except InputError as error:
+            return str(error)
+        except Exception as error:  # an error of Airflow
+            return f"the triggerer cannot read the outputs of other tasks: {type(error).__name__}: {error}"
         return None
 
     async def _push(self, instance_id: str, **more: str) -> bool:

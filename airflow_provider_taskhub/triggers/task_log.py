@@ -61,6 +61,11 @@ def workers(members: Sequence[Member]) -> list[Member]:
     return [member for member in members if member.alive and WATCHER not in member.roles]
 
 
+def known(members: Sequence[Member], orchestrator: str) -> bool:
+    """Return whether a live worker knows an orchestrator. :param orchestrator: its name."""
+    return bool(able(workers(members), Need(ORCHESTRATOR, orchestrator)))
+
+
 def served_by(members: Sequence[Member], orchestrator: str) -> str:
     """Return a sentence with the live workers' names and apps, and how many of them know the orchestrator."""
     live = workers(members)

@@ -63,10 +63,11 @@ def _mapped_over(operator: Any) -> bool:
 
 
 def listened() -> bool:
-    """Return whether a listener is installed. Airflow tells listeners about tasks only in workers."""
+    """Return whether an installed listener has a hook for tasks. Airflow calls these hooks only in workers."""
     from airflow.sdk.listener import get_listener_manager
 
-    return bool(get_listener_manager().has_listeners)
+    hooks = get_listener_manager().hook
+    return any(getattr(hooks, name).get_hookimpls() for name in dir(hooks) if name.startswith("on_task_instance_"))
 
 
 def needs_worker(operator: Any) -> bool:

@@ -226,9 +226,9 @@ class RealAirflow:
         assert answer.status_code == 200, f"{path}: {answer.status_code} {answer.text[:500]}"
         return answer.json()
 
-    def trigger(self, dag_id: str, *, run_id: str | None = None, **params: Any) -> str:
+    def trigger(self, dag_id: str, *, run_id: str | None = None, logical_date: str | None = None, **params: Any) -> str:
         """Start a run; its id. :param run_id: the id that it gets; None: Airflow chooses one."""
-        body = {"logical_date": None, "conf": params} | ({"dag_run_id": run_id} if run_id else {})
+        body = {"logical_date": logical_date, "conf": params} | ({"dag_run_id": run_id} if run_id else {})
 
         def taken() -> httpx.Response | None:
             answer = self.request("POST", f"/api/v2/dags/{dag_id}/dagRuns", json=body)

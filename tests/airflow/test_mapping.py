@@ -60,7 +60,7 @@ def test_the_triggerer_starts_and_ends_rows_whose_values_are_in_the_dag_file(arg
         ({"expand": {"on_retry": ["attach"]}}, "argument 'on_retry' is mapped, and only a worker can apply it"),
         ({"expand": [{"input": 1}, {"retries": 2}]}, "argument 'retries' is mapped, and only a worker can apply it"),
         ({"expand": {"input": [1, datetime(2027, 1, 1, tzinfo=UTC)]}}, "argument 'input' has a value of type datetime"),
-        ({"expand": {"input": [1, "{{ macros.uuid }}"]}}, "the triggerer cannot render the template '{{ macros.uuid }"),
+        ({"expand": {"input": [1, "{{ var.x }}"]}}, "the triggerer cannot render the template '{{ var.x }}': it does"),
         ({"start_on": "worker"}, "start_on='worker'"),
         ({"deferrable": False}, "deferrable is False"),
         ({"pool": "small"}, "pool 'small'"),

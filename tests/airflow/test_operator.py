@@ -29,7 +29,7 @@ from airflow_provider_taskhub.operators.short_wait import SHORT_WAIT, short_wait
 from airflow_provider_taskhub.settings import load_settings
 from airflow_provider_taskhub.triggers.arguments import evaluated
 from tests.airflow.conftest import Ti
-from tests.airflow.fake import FakeClient, FakeWatches, record
+from tests.airflow.fake import FakeClient, FakeWatches, member, record
 
 ID = "flights:delays:scheduled__2013-12-01T00:00:00+00:00:g{}"
 
@@ -187,12 +187,13 @@ def test_a_hub_that_fails_during_the_short_wait_leaves_it_to_the_trigger(make_ta
     ],
 )
 def test_a_task_ends_in_the_triggerer_where_nothing_needs_a_worker(make_task, arguments, ends_here) -> None:
-    trigger = make_task(**arguments).start(Ti()).trigger
+    trigger = make_task(**arguments, short_wait=0).start(Ti()).trigger
     assert (trigger.end_from_trigger, trigger.push_output) == (ends_here, "do_xcom_push" not in arguments)
 
 
 def test_listeners_are_called_by_a_worker(make_task, monkeypatch) -> None:
-    monkeypatch.setattr("airflow.sdk.listener.get_listener_manager", lambda: SimpleNamespace(has_listeners=True))
+    listens = SimpleNamespace(on_task_instance_success=SimpleNamespace(get_hookimpls=lambda: ["one"]))
+    monkeypatch.setattr("airflow.sdk.listener.get_listener_manager", lambda: SimpleNamespace(hook=listens))
     assert make_task().start(Ti()).trigger.end_from_trigger is False
 
 
@@ -553,7 +554,35 @@ def test_the_short_wait_ends_before_the_deadline(make_task, monkeypatch) -> None
     make_task().start(Ti())
     assert given == [SHORT_WAIT] * 2
     lefts = [timedelta(seconds=seconds) for seconds in (-1, 0.5, 1, 2, 60)]
-    assert [short_wait(left).total_seconds() for left in lefts] == [0, 0, 0.5, 1.5, 1.5]
+    assert [short_wait(left, SHORT_WAIT).total_seconds() for left in lefts] == [0, 0, 0.5, 1.5, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "known", "waits"),
+    [
+        ({}, True, [1.5]),
+        ({"outlets": [Asset("rows")]}, True, [1.5, 28.5]),
+        ({"outlets": [Asset("rows")]}, False, [1.5]),
+        ({"outlets": [Asset("rows")], "short_wait": 1}, True, [1]),
+        ({"outlets": [Asset("rows")], "short_wait": 0}, True, []),
+        ({"short_wait": timedelta(minutes=2)}, True, [1.5, 118.5]),
+    ],
+)
+def test_a_worker_that_must_end_the_task_waits_as_long_as_a_deferral_would_take(
+    make_task, hub, monkeypatch, capsys, arguments, known, waits
+) -> None:
+    """Airflow takes a deferred task back after 30 s. If no worker knows the orchestrator, the task defers at once."""
+    given: list[float] = []
+
+    async def wait(self: FakeClient, instance_id: str, *, timeout: timedelta, **_: object) -> None:
+        given.append(timeout.total_seconds())
+        raise TimeoutError
+
+    monkeypatch.setattr(FakeClient, "wait", wait)
+    hub.workers = [member("a@host/1", "flights_delays" if known else "another")]
+    make_task(**arguments).start(Ti())
+    assert given == waits
+    assert ("this Airflow worker waits up to" in capsys.readouterr().out) is (len(waits) == 2)
 
 
 @pytest.mark.parametrize("method", ["wait", "start", "get"])

@@ -10,7 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG, Asset
+from airflow.listeners import hookimpl
+from airflow.sdk import DAG, Asset, task_group
+from airflow.sdk._shared.listeners.spec import lifecycle, taskinstance
+from airflow.sdk.listener import ListenerManager
+from jinja2 import ChainableUndefined
 
 from airflow_provider_taskhub.decorators.orchestration import orchestration_task
 from airflow_provider_taskhub.errors import InputError
@@ -54,6 +58,10 @@ def texts(operator: Any) -> dict[str, tuple[str, ...]]:
         {"wait_for_completion": False, "poll_interval": 5, "on_retry": "attach", "deferrable": True},
         {"start_at": datetime(2027, 1, 1, tzinfo=UTC)},
         {"start_at": "{{ data_interval_end }}"},
+        {"start_at": "{{ dag_run.run_after + macros.timedelta(hours=1) }}"},
+        {"input": ["{{ params.x | upper }}", "{{ macros.ds_add(ds, -1) }}", "{{ logical_date.strftime('%Y') }}"]},
+        {"input": "{% for x in range(3) if x is odd %}{{ x }}{{ loop.last }}{{ params.a[x] }}{% endfor %}{# gone #}"},
+        {"input": "{% set day = ds %}{{ day }} {{ dag.dag_id }} {{ task['task_id'] }} {{ ti.run_id }} {{ params }}"},
     ],
 )
 def test_nothing_needs_a_worker(arguments: dict[str, Any]) -> None:
@@ -129,6 +137,9 @@ def callback(*_: Any) -> None:
     pass
 
 
+DAG_ARGUMENTS = {"user_defined_macros": {"twice": 2}, "user_defined_filters": {"shout": str.upper, "lower": str.upper}}
+
+
 @pytest.mark.parametrize(
     ("make", "found"),
     [
@@ -154,15 +165,11 @@ def callback(*_: Any) -> None:
                     }
                 }
             ),
-            {"start": ("argument 'input' has a value of type output reference, which only a worker can resolve",)},
+            {"start": ("argument 'input' has an output reference, which only a worker can resolve",)},
         ),
         (
             lambda: made(tags={"__t": "x"}),
-            {
-                "start": (
-                    "argument 'tags' has a value of type dict with the key '__t', which only a worker can resolve",
-                )
-            },
+            {"start": ("argument 'tags' has a dict with the key '__t', which only a worker can resolve",)},
         ),
         (
             lambda: made(input="x" * LARGEST_ARGUMENTS),
@@ -170,19 +177,23 @@ def callback(*_: Any) -> None:
         ),
         *(
             (
-                lambda template=template: made(input=[template]),
-                {"start": (f"the triggerer cannot render the template {template!r}",)},
+                lambda template=template: made(DAG_ARGUMENTS, input=[template]),
+                {"start": (f"the triggerer cannot render the template {template!r}: it does not have {unknown}",)},
             )
-            for template in (
-                "{{ ti.xcom_pull('x') }}",
-                "{{ var.value.x }}",
-                "{{ conn.x.password }}",
-                "{{ macros.uuid.uuid4() }}",
-                "{{ params.x | upper }}",
-                "{{ params.x }}{% if 1 %}{% endif %}",
-                "{# gone #}",
-                "{{ dag_run.state }}",
-                "{{ params }}",
+            for template, unknown in (
+                ("{{ ti.xcom_pull('x') }}", "ti.xcom_pull"),
+                ("{{ ds }}{{ var.value.x }}", "var.value"),
+                ("{{ conn['x'].password }}", "conn.x"),
+                ("{{ dag_run.state }}", "dag_run.state"),
+                ("{{ dag_run }}", "dag_run"),
+                ("{{ dag_run[params.x] }}", "dag_run"),
+                ("{% set mine = ti %}{{ mine.hostname }}", "ti"),
+                ("{{ prev_start_date_success }}", "prev_start_date_success"),
+                ("{{ twice(2) }}", "twice"),
+                ("{{ params.x | shout }}", "shout"),
+                ("{{ params.x | lower }}", "lower"),
+                ("{{ params.x is loud }}", "loud"),
+                ("{% include 'sql/x.sql' %}", "the DAG's folder"),
             )
         ),
         (
@@ -198,6 +209,7 @@ def callback(*_: Any) -> None:
             lambda: made({"jinja_environment_kwargs": {"variable_start_string": "[["}}),
             {"start": ("jinja_environment_kwargs of the DAG",)},
         ),
+        (lambda: made({"template_undefined": ChainableUndefined}), {"start": ("template_undefined of the DAG",)}),
         (
             lambda: made(kind=Completes),
             dict.fromkeys(("success", "failure"), ("Completes overrides execute_complete()",)),
@@ -209,14 +221,6 @@ def callback(*_: Any) -> None:
         (
             lambda: made(deferrable=False, wait_for_completion=False),
             dict.fromkeys(("start", "success", "failure"), NO_TRIGGERER),
-        ),
-        (
-            lambda: made(start_at="{{ dag_run.run_after + macros.timedelta(hours=1) }}"),
-            {
-                "start": (
-                    "the triggerer cannot render the template '{{ dag_run.run_after + macros.timedelta(hours=1) }}'",
-                )
-            },
         ),
         (lambda: made(wait_for_completion=False, outlets=[Asset("a")]), {"success": ("outlets",)}),
         (lambda: made(outlets=[Asset("a")]), {"success": ("outlets",)}),
@@ -249,6 +253,10 @@ def test_what_forces_a_worker_forces_it_against_the_users_wish(make: Callable[[]
             ({name: 3}, {"start": (f"{name}: Airflow counts only the tasks that a worker starts",)})
             for name in ("max_active_tis_per_dag", "max_active_tis_per_dagrun")
         ),
+        (
+            {"dag": {"max_active_tasks": 3}},
+            {"start": ("max_active_tasks of the DAG: Airflow counts only the tasks that a worker starts",)},
+        ),
         ({"on_success_callback": callback}, {"success": ("on_success_callback",)}),
         ({"post_execute": callback}, {"success": ("post_execute",)}),
         ({"kind": Posts}, {"success": ("post_execute",)}),
@@ -263,12 +271,30 @@ def test_the_user_may_do_without_a_side_effect(arguments: dict[str, Any], found:
     assert texts(made(**arguments, start_on="trigger", complete_on="trigger")) == {}
 
 
+class OfProcesses:
+    @hookimpl
+    def on_starting(self, component: Any) -> None:
+        pass
+
+
+class OfTasks:
+    @hookimpl
+    def on_task_instance_success(self, previous_state: Any, task_instance: Any) -> None:
+        pass
+
+
 def test_listeners_and_queues_need_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__TRIGGERER__QUEUES_ENABLED", "True")
     assert texts(made(queue="gpu")) == {"start": ("queue 'gpu': a trigger that starts a task has no queue",)}
     monkeypatch.setenv("AIRFLOW__TRIGGERER__QUEUES_ENABLED", "False")
     assert texts(made(queue="gpu")) == {}
-    monkeypatch.setattr("airflow.sdk.listener.get_listener_manager", lambda: SimpleNamespace(has_listeners=True))
+    listeners = ListenerManager()
+    listeners.add_hookspecs(lifecycle)
+    listeners.add_hookspecs(taskinstance)
+    monkeypatch.setattr("airflow.sdk.listener.get_listener_manager", lambda: listeners)
+    listeners.add_listener(OfProcesses())
+    assert texts(made()) == {}, "it hears of no task"
+    listeners.add_listener(OfTasks())
     end = ("a listener expects the end of each task",)
     assert texts(made()) == {"start": ("a listener expects the start of each task",), "success": end, "failure": end}
 
@@ -287,15 +313,47 @@ def test_a_secret_in_the_arguments_is_left_to_the_worker_that_refuses_it() -> No
     assert texts(made(input={"password": "hunter2-hunter2"})) == {"start": (reason,)}
 
 
-def test_results_of_other_tasks_are_resolved_by_a_worker() -> None:
+def test_the_result_of_one_task_is_read_by_the_trigger() -> None:
+    with DAG("d", schedule=None):
+        first = TaskHubOperator(task_id="first", orchestrator="o")
+        given = {"input": {"a": [1, first.output["rows"]]}, "instance_id": first.output}
+        second = TaskHubOperator(task_id="second", orchestrator="o", **given)
+        third = TaskHubOperator.partial(task_id="third", orchestrator="o", version=first.output).expand(input=[1, 2])
+    assert (texts(second), texts(third)) == ({}, {})
+    kwargs = second.start_trigger_args.trigger_kwargs
+    assert (kwargs["input"], kwargs["instance_id"]) == ({"a": [1, None]}, None)
+    assert kwargs["outputs"] == [
+        {"at": ["input", "a", 1], "task_id": "first", "key": "rows"},
+        {"at": ["instance_id"], "task_id": "first", "key": "return_value"},
+    ]
+    assert [place["at"] for place in third.start_trigger_args.trigger_kwargs["outputs"]] == [["version"]]
+    assert second.upstream_task_ids == third.upstream_task_ids == {"first"}
+
+
+def test_results_of_more_than_one_task_instance_are_resolved_by_a_worker() -> None:
     with DAG("d", schedule=None):
         first = TaskHubOperator(task_id="first", orchestrator="o")
         second = TaskHubOperator.partial(task_id="second", orchestrator="o").expand(input=first.output)
-        third = TaskHubOperator(task_id="third", orchestrator="o", input=first.output)
+        third = TaskHubOperator(task_id="third", orchestrator="o", input=second.output)
+        fourth = TaskHubOperator(task_id="fourth", orchestrator="o", input=first.output.map(str))
+        fifth = TaskHubOperator.partial(task_id="fifth", orchestrator="o").expand(input=["x", first.output])
+
+        @task_group
+        def months(month: Any) -> None:
+            load = TaskHubOperator(task_id="load", orchestrator="o", input="x")
+            TaskHubOperator(task_id="sum", orchestrator="o", input=load.output)
+
+        months.expand(month=[1, 2])
     assert (second.start_from_trigger, second.start_trigger_args) == (False, None)
     assert texts(first) == {"success": ("another task is mapped over the output",)}
-    (reason,) = texts(third)["start"]
-    assert reason == "argument 'input' has a value of type PlainXComArg, which only a worker can resolve"
+    only = "which only a worker can resolve"
+    found = {one.task_id: texts(one)["start"] for one in (third, fourth, fifth, fourth.dag.get_task("months.sum"))}
+    assert found == {
+        "third": (f"argument 'input' has the outputs of the mapped task 'second', {only}",),
+        "fourth": (f"argument 'input' has a value of type MapXComArg, {only}",),
+        "fifth": ("a mapped argument has the result of another task",),
+        "months.sum": (f"argument 'input' has the output of 'months.load', which is in a mapped task group, {only}",),
+    }
 
 
 def test_worker_is_taken_at_its_word_and_other_words_are_refused() -> None:
@@ -315,7 +373,13 @@ def test_the_example_dag_shows_where_tasks_start_and_end() -> None:
         "no_worker": {},
         "rows": {},
         "ends_in_a_worker": {"success": ("outlets",)},
-        "starts_in_a_worker": {"start": ("the triggerer cannot render the template '{{ params.name | upper }}'",)},
+        "after_it": {},
+        "starts_in_a_worker": {
+            "start": (
+                "the triggerer cannot render the template '{{ dag_run.run_type.value }}': "
+                "it does not have dag_run.run_type",
+            )
+        },
         "only_workers": {
             "start": ("start_on='worker'",),
             "success": ("complete_on='worker'",),

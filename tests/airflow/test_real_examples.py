@@ -15,7 +15,7 @@ HELLO = ["Hello, Ada!", "Hello, Grace!", "Hello, Katherine!"]
 WAITS = ("in_the_triggerer", "a_moment", "in_the_worker", "begins_later")
 ZERO = {
     "ends_in_a_worker": HELLO[:1],
-    "starts_in_a_worker": ["Hello, ADA!"],
+    "starts_in_a_worker": ["Hello, manual!"],
     "only_workers": HELLO[:1],
 }
 
@@ -54,8 +54,9 @@ def test_tasks_without_a_worker_and_with_one(real: RealAirflow, runs: dict[str, 
     assert returned(real, runs, "zero_slot", "no_worker") == ["Hello, Ada!", f"Hello, {run}!"]
     rows = [returned(real, runs, "zero_slot", "rows", index) for index in (0, 1)]
     assert rows == [["Hello, Ada!"], ["Hello, Alan!", f"Hello, {run}!"]]
+    assert returned(real, runs, "zero_slot", "after_it") == ["Hello, Hello, Ada!!", f"Hello, Hello, {run}!!"]
     assert {task_id: returned(real, runs, "zero_slot", task_id) for task_id in ZERO} == ZERO
-    for task_id, index in (("no_worker", -1), ("rows", 0), ("rows", 1)):
+    for task_id, index in (("no_worker", -1), ("after_it", -1), ("rows", 0), ("rows", 1)):
         assert real.task("zero_slot", run, task_id, index)["pid"] is None, "no worker has run it"
     assert real.task("zero_slot", run, "only_workers")["pid"] is not None
 

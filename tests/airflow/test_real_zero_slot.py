@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -47,6 +48,16 @@ def test_rows_of_a_mapped_task_succeed_without_any_worker(real: RealAirflow) -> 
         tags = real.instance(instance_id)["instance"]["tags"]
         assert (tags["run"], tags["day"]) == (f"of {run}", day), "the values of the row, and rendered templates"
     assert not list(Path(real.home, "logs").rglob(f"*run_id={run}*/**/attempt=1.log")), "the log of a worker"
+
+
+def test_the_triggerer_resolves_templates_and_outputs_as_a_worker_does(real: RealAirflow) -> None:
+    run = real.trigger("alike", logical_date="2026-03-01T05:00:00+01:00", x={"y": "z"})
+    started = {where: real.reaches("alike", run, "success", task_id=where) for where in ("trigger", "worker")}
+    assert (started["trigger"]["pid"], started["worker"]["pid"] is None) == (None, False)
+    inputs = [json.loads(real.instance(f"alike:{where}:{run}:g1")["instance"]["input"]) for where in started]
+    assert inputs[0] == inputs[1]
+    assert inputs[0]["output"] == {"rows": [1, 2.5, None, "ü"], "{{ run_id }}": "{{ run_id }}"}
+    assert inputs[0]["rendered"]["code"] == "True1"
 
 
 def test_a_failure_ends_in_the_triggerer_too(real: RealAirflow) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,8 +56,7 @@ def test_serialises_to_plain_values_and_back() -> None:
         "end_from_trigger": False,
         "fail_from_trigger": False,
         "push_output": False,
-        "dag_file": "/dags/d.py",
-        "dag_file_hash": "abc",
+        "outputs": [{"at": ["instance_id"], "task_id": "first", "key": "id"}],
     }
     path, kwargs = TaskHubSensorTrigger(**given, gone="since 0.1").serialize()
     assert path == "airflow_provider_taskhub.triggers.sensor.TaskHubSensorTrigger"
@@ -108,7 +106,12 @@ NO_TRIGGERER = ("deferrable is False: the task uses no triggerer",)
         ({"never_fail": True, "on_skipped_callback": callback}, {"failure": ("on_skipped_callback",)}),
         (
             {"instance_id": "{{ ti.xcom_pull('x') }}"},
-            {"start": ("the triggerer cannot render the template \"{{ ti.xcom_pull('x') }}\"",)},
+            {
+                "start": (
+                    "the triggerer cannot render the template \"{{ ti.xcom_pull('x') }}\": "
+                    "it does not have ti.xcom_pull",
+                )
+            },
         ),
     ],
 )
@@ -323,15 +326,13 @@ def test_a_worker_starts_what_the_trigger_cannot(
     assert airflow.xcoms == {}
 
 
-def test_a_worker_starts_a_sensor_whose_dag_file_has_changed(hub: FakeHub, airflow: Airflow, tmp_path: Path) -> None:
-    dag_file = tmp_path / "d.py"
-    dag_file.write_text("# as Airflow read it")
-    airflow.dag_file = str(dag_file)
+def test_it_waits_for_the_instance_that_another_task_names(hub: FakeHub, airflow: Airflow) -> None:
+    airflow.rows["first"] = {"return_value": "i"}
 
     async def scenario() -> None:
-        trigger = of_sensor(airflow)
-        dag_file.write_text("# as it is")
-        assert (await event_of(trigger)).payload["reason"] == "start"
+        after(3, lambda: hub.end("i", 1))
+        named = airflow.trigger(of_first=lambda first: {"instance_id": first.output}, kind=TaskHubSensor, timeout=20)
+        assert type(await event_of(named)) is TaskSuccessEvent
 
     play(scenario)
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -27,6 +26,7 @@ from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
 from airflow_provider_taskhub.triggers.start import TaskHubStartTrigger
 from airflow_provider_taskhub.triggers.start_or_attach import launch
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
+from airflow_provider_taskhub.triggers.upstream_outputs import LARGEST
 from airflow_provider_taskhub.triggers.watcher import IN_TURN
 from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from tests.airflow.conftest import Store, Task, Ti
@@ -49,6 +49,7 @@ class Airflow:
         self.ids: list[UUID] = []
         self.refuses = False
         self.dag_file = __file__
+        self.stored: Any = None
         monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(self.states))
         monkeypatch.setattr(XCom, "aget_one", self.get)
         monkeypatch.setattr(XCom, "aset", self.set)
@@ -68,6 +69,7 @@ class Airflow:
 
     async def get(self, *, key: str, task_id: str, **place: Any) -> Any:
         self.requests["get"] += 1
+        self.requests[f"get {task_id}"] += 1
         return self.rows[self.row(task_id, **place)].get(key)
 
     def row(self, task_id: str, **place: Any) -> str:
@@ -90,12 +92,14 @@ class Airflow:
         index: int = -1,
         expand: dict[str, Any] | list[dict[str, Any]] | None = None,
         kind: Any = TaskHubOperator,
+        of_first: Callable[[Any], dict[str, Any]] | None = None,
         **arguments: Any,
     ) -> Any:
         """Build the trigger of a task as Airflow does, from the serialized DAG.
 
         :param index: the map index. :param expand: what ``expand()`` or ``expand_kwargs()`` gets; None: not mapped.
         :param kind: the class of the operator or sensor.
+        :param of_first: makes more of these parameters from a task that comes before this one in the DAG.
         """
         from airflow.executors.workloads.task import TaskInstanceDTO
         from airflow.jobs.triggerer_job_runner import TriggerRunner
@@ -106,6 +110,9 @@ class Airflow:
 
         params = {"seconds": 60, "empty": "", "long": "x" * 40_000, "begin": "2027-01-01T01:00:00+01:00"}
         with DAG("d", schedule=None, params=params) as dag:
+            if of_first is not None:
+                arguments |= of_first(TaskHubOperator(task_id="first", orchestrator="o"))
+            index, expand = arguments.pop("index", index), arguments.pop("expand", expand)
             named = {"orchestrator": "flights_delays"} if kind is TaskHubOperator else {}
             given = {"task_id": task_id, "retries": 2} | named | arguments
             if expand is None:
@@ -117,6 +124,7 @@ class Airflow:
         dag.fileloc = self.dag_file
         encoded = DagSerialization.to_dict(dag)
         start = DagSerialization.from_dict(encoded).get_task(task_id).start_trigger_args
+        self.stored = start.trigger_kwargs
         stored = Trigger(classpath=start.trigger_cls, kwargs=start.trigger_kwargs).encrypted_kwargs
         kwargs = {name: smart_decode_trigger_kwargs(value) for name, value in Trigger._decrypt_kwargs(stored).items()}
         self.ids.append(ti_id or uuid4())
@@ -163,7 +171,7 @@ def after(seconds: float, do: Callable[[], Any]) -> None:
     asyncio.get_running_loop().call_later(seconds, do)
 
 
-ID = "d:t:r:g1"
+ID, FIRST_ROW, ROW = "d:t:r:g1", "d:t[0]:r:g1", "d:t[1]:r:g1"
 
 
 def test_serialises_to_plain_values_and_back() -> None:
@@ -180,8 +188,7 @@ def test_serialises_to_plain_values_and_back() -> None:
         "end_from_trigger": False,
         "fail_from_trigger": False,
         "push_output": False,
-        "dag_file": "/dags/d.py",
-        "dag_file_hash": "abc",
+        "outputs": [{"at": ["input", 0], "task_id": "first", "key": "rows"}],
     }
     path, kwargs = TaskHubStartTrigger(**given, gone="since 0.1").serialize()
     assert path == "airflow_provider_taskhub.triggers.start.TaskHubStartTrigger"
@@ -215,39 +222,80 @@ def test_an_explicit_none_is_the_input_of_the_instance(
     play(scenario)
 
 
-def test_a_worker_starts_the_instance_if_the_dag_file_has_changed_since_airflow_read_it(
-    hub: FakeHub, airflow: Airflow, tmp_path: Path
+ROWS = {"rows": [1, None, {"x": 2.5}]}
+KEPT = {"taskhub_output": {"taskhub_conn_id": "c", "instance_id": "i", "execution_id": "e", "size": 300_000}}
+NESTED = [{"a": ROWS, "b": "r"}, ROWS]
+OUTPUTS = {"return_value": ROWS, "id": "chosen", "kept": {"a": [KEPT]}, "long": "x" * LARGEST, "odd": object()}
+
+
+@pytest.mark.parametrize(
+    ("of_first", "started", "reads"),
+    [
+        (lambda first: {"input": first.output}, (ID, ROWS, None), 1),
+        (lambda first: {"input": [{"a": first.output, "b": "{{ run_id }}"}, first.output]}, (ID, NESTED, None), 1),
+        (lambda first: {"input": 1, "instance_id": first.output["id"]}, ("chosen", 1, None), 1),
+        (lambda first: {"tags": {"x": first.output["id"]}, "input": first.output}, (ID, ROWS, "chosen"), 2),
+        (lambda first: {"expand": {"version": ["", "1"]}, "index": 1, "input": first.output}, (ROW, ROWS, None), 1),
+        (lambda first: {"expand": [{"input": 7}, {}], "index": 0, "input": first.output}, (FIRST_ROW, 7, None), 0),
+        (lambda first: {"expand": [{"input": 7}, {}], "index": 1, "input": first.output}, (ROW, ROWS, None), 1),
+    ],
+)
+def test_it_reads_the_outputs_of_other_tasks(
+    hub: FakeHub, airflow: Airflow, of_first: Any, started: tuple[str, Any, str | None], reads: int
 ) -> None:
-    dag_file = tmp_path / "d.py"
-    dag_file.write_text("# as Airflow read it")
-    airflow.dag_file = str(dag_file)
+    airflow.rows["first"] = dict(OUTPUTS)
+    seen: list[int] = []
 
     async def scenario() -> None:
-        trigger = airflow.trigger()
-        dag_file.write_text("# as it is")
-        event = await event_of(trigger)
-        assert event.payload["reason"] == "start"
-        assert event.payload["message"] == "the DAG file has changed since Airflow stored the DAG"
+        after(3, lambda: [hub.end(one, 1) for one in [*hub.instances]])
+        after(2, lambda: seen.append(airflow.requests["get first"]))
+        assert type(await event_of(airflow.trigger(of_first=of_first))) is TaskSuccessEvent
 
     play(scenario)
-    assert hub.starts == []
+    (state,) = hub.instances.values()
+    assert (state.instance_id, json.loads(state.input or ""), (state.tags or {}).get("x")) == started
+    assert seen == [reads], "one request for each output"
 
 
-@pytest.mark.parametrize("change", ["unchanged", "not on this machine"])
-def test_the_triggerer_starts_the_instance_of_a_dag_file_that_is_unchanged_or_elsewhere(
-    hub: FakeHub, airflow: Airflow, tmp_path: Path, change: str
-) -> None:
-    dag_file = tmp_path / "d.py"
-    dag_file.write_text("# as Airflow read it")
-    airflow.dag_file = str(dag_file)
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("none", "output 'none' of task 'first' is None or missing, and only a worker can tell which"),
+        ("kept", "output 'kept' of task 'first' has a part that is in a task hub, and only a worker reads it"),
+        ("long", "output 'long' of task 'first' is longer than 262,144 characters"),
+        ("odd", "output 'odd' of task 'first' of type object cannot be written as JSON"),
+        ("return_value", "the triggerer cannot read the outputs of other tasks: KeyError"),
+    ],
+)
+def test_a_worker_starts_the_task_if_an_output_needs_it(hub: FakeHub, airflow: Airflow, key: str, why: str) -> None:
+    if key != "return_value":
+        airflow.rows["first"] = dict(OUTPUTS)
 
     async def scenario() -> None:
-        after(3, lambda: hub.end(ID, 1))
-        trigger = airflow.trigger()
-        dag_file.unlink() if change == "not on this machine" else dag_file.touch()
-        assert type(await event_of(trigger)) is TaskSuccessEvent
+        event = await event_of(airflow.trigger(of_first=lambda first: {"input": {"a": first.output[key]}}))
+        assert (event.payload["reason"], hub.starts) == ("start", [])
+        assert event.payload["message"].startswith(why)
 
     play(scenario)
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_an_edit_of_the_dag_file_changes_no_argument_of_the_trigger(airflow: Airflow, tmp_path: Path) -> None:
+    """Airflow makes a new version of a DAG if anything in it has changed, also the arguments of a trigger."""
+    stored: list[Any] = []
+
+    async def scenario() -> None:
+        for place, text in (("a", "# a comment"), ("b", "# another comment")):
+            airflow.dag_file = str(write(tmp_path / place, text))
+            airflow.trigger(input=["{{ run_id }}"])
+            stored.append(airflow.stored)
+
+    play(scenario)
+    assert stored[0] == stored[1]
 
 
 def test_it_starts_what_a_worker_would_start_and_ends_the_task(hub: FakeHub, airflow: Airflow) -> None:
@@ -600,9 +648,10 @@ def test_the_operator_continues_where_the_trigger_stopped(
     [
         ({"start_on": "worker"}, {}, "a worker starts this task: start_on='worker'"),
         (
-            {"input": "{{ macros.uuid }}"},
+            {"input": "{{ var.value.x }}"},
             {},
-            "a worker starts this task: the triggerer cannot render the template '{{ macros.uuid }}'",
+            "a worker starts this task: the triggerer cannot render the template '{{ var.value.x }}': "
+            "it does not have var.value",
         ),
         ({"multiple_outputs": True}, {}, "a worker ends this task: multiple_outputs"),
     ],
@@ -612,7 +661,7 @@ def test_the_log_says_why_a_worker_starts_and_ends_the_task(
 ) -> None:
     with DAG("d", schedule=None):
         task = Task(TaskHubOperator(**({"task_id": "t", "orchestrator": "o"} | arguments)))
-    task.operator.render_template_fields({"macros": SimpleNamespace(uuid="u")})
+    task.operator.render_template_fields({"var": {"value": {"x": "u"}}})
     task.start(Ti(**ti))
     assert f"{line} [" in capsys.readouterr().out
 

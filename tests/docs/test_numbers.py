@@ -13,7 +13,7 @@ from airflow_provider_taskhub.hub.partitions.balance import HYSTERESIS
 from airflow_provider_taskhub.hub.partitions.held_partitions import DRAIN
 from airflow_provider_taskhub.hub.queues.pacing import FIRST_POLL
 from airflow_provider_taskhub.hub.queues.quarantine import MAX_DELIVERIES, MAX_FAILURES
-from airflow_provider_taskhub.operators.short_wait import SHORT_WAIT
+from airflow_provider_taskhub.operators.short_wait import SHORT_WAIT, WORKER_END_WAIT
 from airflow_provider_taskhub.plugins.client_cache import FRESH
 from airflow_provider_taskhub.plugins.index import MOST as MOST_INDEXED
 from airflow_provider_taskhub.plugins.index import MOST_ERROR
@@ -95,6 +95,7 @@ CLAIMS = [
     (SPARK, f"the last {TAIL_LINES} lines"),
     (SPARK, f"`activities` attempts at once (default {DEFAULT['activities'].default})"),
     (AIRFLOW, f"waits for {s(SHORT_WAIT)} in its worker"),
+    (AIRFLOW, f"it waits for {s(WORKER_END_WAIT)}, because the task would not come back sooner"),
     (AIRFLOW, f"(every {s(_ASKED[0])} on SQLite, every {s(_ASKED[1])} on Azure)"),
     (AIRFLOW, f"It reads {IN_TURN} of the waiting instances in turn"),
     (AIRFLOW, f"the list of workers every {s(MEMBERS_EVERY)}"),

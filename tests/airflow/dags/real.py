@@ -38,6 +38,25 @@ with DAG("zero_mapped", schedule=None, default_args=AT_ONCE, params={"second": "
         ]
     )
 
+ALIKE = {
+    "names": "{{ ds }} {{ ts_nodash_with_tz }} {{ logical_date }} {{ data_interval_end.strftime('%H') }} {{ run_id }}",
+    "run": "{{ dag_run.run_after }} {{ dag_run.logical_date }} {{ dag_run.data_interval_start }} {{ dag_run.dag_id }}",
+    "conf": "{{ dag_run.conf }} {{ dag_run.conf.x.y | upper }} {{ params }} {{ params.list[1] | tojson }}",
+    "task": "{{ dag.dag_id }} {{ ti.dag_id }} {{ task_instance.run_id }}",
+    "macros": "{{ macros.ds_add(ds, -1) }} {{ dag_run.run_after + macros.timedelta(hours=1) }} {{ macros.datetime }}",
+    "code": "{% for x in range(3) if x is odd %}{{ loop.last }}{% set y = x %}{{ y }}{% endfor %}{# gone #}",
+}
+
+with DAG("alike", schedule=None, default_args=AT_ONCE, params={"list": [1, "ü"], "x": None}):
+
+    @task
+    def before() -> dict[str, Any]:
+        return {"rows": [1, 2.5, None, "ü"], "{{ run_id }}": "{{ run_id }}"}
+
+    given = {"orchestrator": "told", "wait_for_completion": False, "input": {"rendered": ALIKE, "output": before()}}
+    for where in ("trigger", "worker"):
+        TaskHubOperator(task_id=where, start_on=where, **given)
+
 with DAG("zero_outlets", schedule=None, default_args=AT_ONCE):
     TaskHubOperator(task_id="hub", orchestrator="sums", input=[1, 2, 3], outlets=[Asset("sums")])
 
