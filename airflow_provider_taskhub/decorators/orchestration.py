@@ -15,7 +15,6 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_provider_taskhub.decorators.orchestrator_input import OrchestratorInput
 from airflow_provider_taskhub.decorators.stub import DECORATOR, Stub, stub_of
 from airflow_provider_taskhub.errors import InputError
-from airflow_provider_taskhub.hooks.at_parse import is_template
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class OrchestrationOperator(TaskHubOperator):
         self.op_kwargs: Mapping[str, Any] = {}
         self.template_fields = TaskHubOperator.template_fields
         self._stub = stub
-        self.checks_templates = any(is_template(one) and not stub.takes_any_text(name) for name, one in values.items())
+        self.input_types = stub.unchecked(values)
 
     def _request(self, context: Context) -> Any:  # as the operator: the request to start an instance
         request = super()._request(context)

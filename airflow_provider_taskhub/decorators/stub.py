@@ -20,6 +20,7 @@ from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks.at_parse import is_template
 from airflow_provider_taskhub.no_input import NO_INPUT
+from airflow_provider_taskhub.triggers.plain_types import written
 
 DECORATOR = "@task.orchestration"
 """The usual decorator's name, as errors and Airflow's UI show it."""
@@ -128,13 +129,17 @@ class Stub:
             for name in self.names:
                 self.check(name, value[name])
 
-    def takes_any_text(self, name: str) -> bool:
-        """Return whether every text fits the annotation of a parameter, so that a rendered template needs no check."""
+    def unchecked(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the types of the parameters whose values are templates, and may not fit when they are rendered.
+
+        :param values: the values of all parameters, by name.
+        :returns: the types as :func:`.written` returns them, by key of the input; "": the input itself.
+        """
         from airflow_provider_taskhub.engine.registry import annotation_of
 
-        annotation = annotation_of(self.function, name)
-        kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-        return any(kind in (None, Any, str) for kind in kinds)
+        found = {name: annotation_of(self.function, name) for name, value in values.items() if is_template(value)}
+        types = {name: written(one) for name, one in found.items() if not _takes(one, values[name])}
+        return {"" if self.alone else name: form for name, form in types.items()}
 
     def _way_out(self, name: str, value: Any) -> str:
         annotation = self.signature.parameters[name].annotation
@@ -175,6 +180,12 @@ def stub_of(function: Callable[..., Any], decorator: str = DECORATOR) -> Stub:
                 f"{kind} cannot get: use another name. The texts {', '.join(_TEXTS)} can be parameters"
             )
     return stub
+
+
+def _takes(annotation: Any, template: Any) -> bool:
+    """Return whether whatever a template gives fits a type. Jinja gives a text."""
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    return any(kind in (None, Any) or (kind is str and isinstance(template, str)) for kind in kinds)
 
 
 def _kind(decorator: str) -> str:

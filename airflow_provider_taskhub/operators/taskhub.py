@@ -141,6 +141,8 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
     template_fields_renderers = {"input": "json", "tags": "json"}  # noqa: RUF012  # as Airflow declares it
     operator_extra_links = (TaskHubInstanceLink(),)
     ui_color = "#dbeafe"
+    input_types: Mapping[str, Any] = {}  # never changed
+    """The types of the parts of the input that are known only when the task starts, as a stub declares them."""
 
     def __init__(
         self,
@@ -295,6 +297,7 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
                 "no_worker_timeout": seconds(self.no_worker_timeout),
                 "wait_for_completion": self.wait_for_completion,
                 "start_at": time_text(self.start_at),
+                "input_types": self.input_types,
             },
         )
 

@@ -68,8 +68,10 @@ def starting(operator: Any, base: type) -> Iterator[Reason]:
         if getattr(type(operator), name) is not getattr(base, name):
             yield Reason(f"{type(operator).__name__} overrides {name}()")
     yield from _templates(operator)
-    if getattr(operator, "checks_templates", False):
-        yield Reason("rendered templates are checked against the annotations of the stub")
+    for name, form in getattr(operator, "input_types", {}).items():
+        if form is None:
+            what = f"argument {name!r}" if name else "the input"
+            yield Reason(f"only a worker can check {what} against the annotation of the stub")
     if getattr(operator, "openlineage_inject_parent_job_info", False):
         yield Reason("openlineage_inject_parent_job_info: only a worker knows the run that OpenLineage names")
     if listened():

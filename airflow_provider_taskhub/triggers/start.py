@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
@@ -25,6 +26,7 @@ from airflow_provider_taskhub.no_input import NO_INPUT, restored, storable
 from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.tags import OWNER_TAG
+from airflow_provider_taskhub.triggers.plain_types import check
 from airflow_provider_taskhub.triggers.reactions import REACTION_TEXTS, StartDecision
 from airflow_provider_taskhub.triggers.request import request_of
 from airflow_provider_taskhub.triggers.shared_client import starting_client
@@ -70,6 +72,7 @@ class TaskHubStartTrigger(StartingTrigger):
     :param no_worker_timeout: seconds to wait while no worker can run the instance; None: the value of the settings.
     :param wait_for_completion: False: the task ends when the instance is started, and its output is the instance id.
     :param start_at: the instance does not begin before this time, in ISO 8601, templated; None: it begins at once.
+    :param input_types: the types that parts of the input must have, as :func:`.plain_types.check` takes them.
     :param of_base: the arguments of :class:`.starting.StartingTrigger`.
     """
 
@@ -87,6 +90,7 @@ class TaskHubStartTrigger(StartingTrigger):
         no_worker_timeout: float | None = None,
         wait_for_completion: bool = True,
         start_at: str | None = None,
+        input_types: Mapping[str, Any] = MappingProxyType({}),
         **of_base: Any,
     ) -> None:
         super().__init__(**of_base)
@@ -99,6 +103,7 @@ class TaskHubStartTrigger(StartingTrigger):
         self.no_worker_timeout = no_worker_timeout
         self.wait_for_completion = wait_for_completion
         self.start_at = start_at
+        self.input_types = dict(input_types)
         self._start: asyncio.Task[Launched] | None = None
 
     def _arguments(self) -> dict[str, Any]:
@@ -112,11 +117,12 @@ class TaskHubStartTrigger(StartingTrigger):
             "no_worker_timeout": self.no_worker_timeout,
             "wait_for_completion": self.wait_for_completion,
             "start_at": self.start_at,
+            "input_types": self.input_types,
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Start the instance, wait for its end, write the task's log, and fire one event."""
-        why = await self._needs_worker()
+        why = await self._needs_worker() or self._wrong_input()
         if why is None:
             try:
                 self._start = _STARTS.spawn(self._launch(), name="start an instance", awaited=True)
@@ -137,6 +143,14 @@ class TaskHubStartTrigger(StartingTrigger):
             waiting.task_end.successor = TaskIdentity.successor(launched.instance_id)
         async for event in waiting.run():
             yield event
+
+    def _wrong_input(self) -> str | None:
+        """Return the error of an input that does not fit its types. A worker reports the error."""
+        try:
+            check(self.input, self.input_types)
+        except InputError as error:
+            return str(error)
+        return None
 
     async def on_kill(self) -> None:
         """Terminate the instance after a user has killed the task. Airflow calls this method.

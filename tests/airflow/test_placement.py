@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from airflow.listeners import hookimpl
@@ -36,7 +36,7 @@ def stubbed() -> Any:
     with DAG("d", schedule=None) as dag:
 
         @orchestration_task
-        def month(year: int) -> None: ...
+        def month(year: Annotated[int, "after Christ"]) -> None: ...
 
         month("{{ params.year }}")
     return dag.get_task("month")
@@ -143,7 +143,7 @@ DAG_ARGUMENTS = {"user_defined_macros": {"twice": 2}, "user_defined_filters": {"
 @pytest.mark.parametrize(
     ("make", "found"),
     [
-        (stubbed, {"start": ("rendered templates are checked against the annotations of the stub",)}),
+        (stubbed, {"start": ("only a worker can check the input against the annotation of the stub",)}),
         (lambda: made(kind=Executes), {"start": ("Executes overrides execute()",)}),
         (lambda: made(kind=Prepares), {"start": ("Prepares overrides pre_execute()",)}),
         (lambda: made(kind=Renders), {"start": ("Renders overrides render_template_fields()",)}),

@@ -185,6 +185,7 @@ def test_serialises_to_plain_values_and_back() -> None:
         "no_worker_timeout": 5.0,
         "wait_for_completion": False,
         "start_at": "2027-01-01",
+        "input_types": {"": "int"},
         "end_from_trigger": False,
         "fail_from_trigger": False,
         "push_output": False,
@@ -275,6 +276,38 @@ def test_a_worker_starts_the_task_if_an_output_needs_it(hub: FakeHub, airflow: A
         event = await event_of(airflow.trigger(of_first=lambda first: {"input": {"a": first.output[key]}}))
         assert (event.payload["reason"], hub.starts) == ("start", [])
         assert event.payload["message"].startswith(why)
+
+    play(scenario)
+
+
+OF_ROWS = {"rows": ["list", ["|", "int", "None", ["dict", "str", "float"]]], "day": "int"}
+
+
+@pytest.mark.parametrize(
+    ("given", "types", "why"),
+    [
+        ({"rows": ["{{ params.seconds }}", None, {"x": 1}], "day": "7"}, OF_ROWS, None),
+        ({"rows": [], "day": "{{ run_id }}"}, OF_ROWS, "argument 'day' does not fit int: value: 'r' is not an int"),
+        ({"rows": ["{{ ds }}"], "day": 1}, OF_ROWS, "argument 'rows' does not fit"),
+        ({"rows": []}, OF_ROWS, "argument 'day' is missing"),
+        ("{{ params.seconds }}", {"": "int"}, None),
+        ("{{ params.seconds }}", {"": "bool"}, "the input does not fit bool"),
+        ([1], OF_ROWS, "argument 'rows' is missing"),
+    ],
+)
+def test_an_input_that_does_not_fit_the_stub_is_left_to_the_worker_that_refuses_it(
+    hub: FakeHub, airflow: Airflow, given: Any, types: dict[str, Any], why: str | None
+) -> None:
+    class OfStub(TaskHubOperator):
+        input_types = types
+
+    async def scenario() -> None:
+        after(3, lambda: [hub.end(one, 1) for one in [*hub.instances]])
+        event = await event_of(airflow.trigger(input=given, kind=OfStub, orchestrator="o"))
+        assert (type(event) is TaskSuccessEvent) is (why is None)
+        if why is not None:
+            assert (event.payload["reason"], hub.starts) == ("start", [])
+            assert event.payload["message"].startswith(why)
 
     play(scenario)
 

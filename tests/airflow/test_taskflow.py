@@ -192,9 +192,29 @@ def test_a_trigger_starts_a_stub_whose_templates_need_no_check(dag: DAG) -> None
     by_trigger = operator(stub(2013, "{{ ds }}", "{{ run_id }}"))
     assert by_trigger.placement().start == ()
     assert by_trigger.start_trigger_args.trigger_kwargs["input"]["day"] == "{{ ds }}"
-    assert operator(stub("{{ params.year }}", "x")).placement().start == (
-        "rendered templates are checked against the annotations of the stub",
-    )
+    by_trigger = operator(stub("{{ params.year }}", "x"))
+    assert by_trigger.placement().start == ()
+    assert by_trigger.start_trigger_args.trigger_kwargs["input_types"] == {"year": "int"}
+
+
+def of_rows(rows: list[dict[str, int | None]]) -> None: ...
+
+
+def of_days(first: date, *, note: Any = None, last: str = "x") -> None: ...
+
+
+def test_a_trigger_gets_the_types_of_what_it_reads(dag: DAG) -> None:
+    with dag:
+        before = TaskHubOperator(task_id="before", orchestrator="o").output
+        rows = operator(orchestration_task(of_rows, orchestrator="o")(before))
+        days = orchestration_task(of_days, orchestrator="o")
+        known = operator(days("2026-01-01", note=before, last=before))
+        unknown = operator(days(before))
+    assert rows.start_trigger_args.trigger_kwargs["input_types"] == {
+        "": ["list", ["dict", "str", ["|", "int", "None"]]]
+    }
+    assert known.start_trigger_args.trigger_kwargs["input_types"] == {"last": "str"}, "the output may be no text"
+    assert unknown.placement().start == ("only a worker can check argument 'first' against the annotation of the stub",)
 
 
 # what is refused
