@@ -157,7 +157,7 @@ class App:
             the attempt. Then no other worker repeats the attempt while the worker that runs it lives. The rows cost
             some storage requests.
         :param standalone: True: also declare an orchestrator of the same name, which runs only this activity and
-            returns its result. Then the activity can be started by itself, for example with ``@task.spark_activity``.
+            returns its result. Then the activity can be started by itself, for example with ``@task.activity``.
         :raises ConfigurationError: if the app already has an activity of this name, the function needs other
             parameters or is a generator, or an argument is wrong.
         """

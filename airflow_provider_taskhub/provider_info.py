@@ -52,7 +52,7 @@ def get_provider_info() -> dict[str, Any]:
         "notifications": [f"{_ROOT}.notifications.taskhub.TaskHubRaiseEventNotifier"],
         "task-decorators": [
             {"class-name": f"{_ROOT}.decorators.orchestration.orchestration_task", "name": "orchestration"},
-            {"class-name": f"{_ROOT}.decorators.spark_activity.spark_activity_task", "name": "spark_activity"},
+            {"class-name": f"{_ROOT}.decorators.activity.activity_task", "name": "activity"},
         ],
         "connection-types": [
             {

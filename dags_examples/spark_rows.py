@@ -7,7 +7,7 @@ from airflow.sdk import DAG, task
 
 with DAG(dag_id="spark_rows", schedule=None) as dag:
 
-    @task.spark_activity(activity="count_primes", retries=1)
+    @task.activity(activity="count_primes", retries=1)
     def primes(first: int, end: int) -> int: ...
 
     @task

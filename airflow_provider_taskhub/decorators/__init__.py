@@ -1,1 +1,1 @@
-"""Task decorators for DAG files: ``@task.orchestration`` and ``@task.spark_activity``."""
+"""Task decorators for DAG files: ``@task.orchestration`` and ``@task.activity``."""

@@ -39,8 +39,8 @@ from airflow_provider_taskhub.triggers.arguments import (
     check_at_parse,
     duration,
     evaluated,
-    orchestrator_name,
     seconds,
+    started_name,
     time_text,
 )
 from airflow_provider_taskhub.triggers.deferral import deferral_timeout
@@ -83,6 +83,8 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
 
     :param orchestrator: name that an ``App`` of the hub's workers declares, or the function that ``@app.orchestrator``
         has declared. With a name, the DAG file imports neither the app nor Spark. Templated.
+    :param activity: in place of ``orchestrator``: name or function of an activity that its app declares with
+        ``standalone=True``. The task runs this one activity. Templated.
     :param input: one value that JSON can express, templated (XComArgs included); never a secret. None is an input too.
         Without it, the orchestrator runs with the default of its parameter.
     :param taskhub_conn_id: connection of type ``taskhub``. Without such a connection, the environment and the settings
@@ -147,7 +149,8 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
     def __init__(
         self,
         *,
-        orchestrator: str | Callable[..., Any],
+        orchestrator: str | Callable[..., Any] | None = None,
+        activity: str | Callable[..., Any] | None = None,
         input: Any = NO_INPUT,
         taskhub_conn_id: str = DEFAULT_CONNECTION,
         instance_id: str | None = None,
@@ -168,7 +171,7 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
     ) -> None:
         super().__init__(**kwargs)
         where = f"{self.operator_name} {self.task_id!r}"
-        self.orchestrator = orchestrator_name(where, orchestrator)
+        self.orchestrator = started_name(where, orchestrator, activity)
         self.input = input
         self.taskhub_conn_id = taskhub_conn_id
         self.instance_id = instance_id

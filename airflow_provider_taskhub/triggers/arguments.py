@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 _NAME = "__taskhub_name__"
-"""The attribute in which an ``App`` stores the name of a declared function. It has the same value as the engine's
-constant ``NAME``, which a DAG file must not import."""
+"""The attribute in which an ``App`` stores the name of a declared function. This constant and the next have the values
+of the engine's ``NAME`` and ``STANDALONE``, which a DAG file must not import."""
+_STANDALONE = "__taskhub_standalone__"
+"""The attribute that an ``App`` sets on a declared activity that can be started by itself."""
 _ORCHESTRATOR = "give the name that an App declares"
 
 
@@ -78,6 +80,45 @@ def orchestrator_name(where: str, orchestrator: Any) -> Any:
             f"{where}: orchestrator is {shown}, which no App has declared: decorate it with @app.orchestrator, "
             "or give the name of an orchestrator"
         )
+    return name
+
+
+def standalone_name(where: str, activity: Any) -> Any:
+    """Return the name of an activity that is given as a function. Return every other value unchanged.
+
+    :param where: the operator and its task id, or the decorator, for the error.
+    :param activity: a name, or a function that ``@app.activity`` or ``@app.spark_activity`` has declared.
+    :raises InputError: if no app has declared the function, or it cannot be started by itself.
+    """
+    if not callable(activity):
+        return activity
+    name = getattr(activity, _NAME, None)
+    if not isinstance(name, str):
+        shown = getattr(activity, "__qualname__", repr(activity))
+        raise InputError(
+            f"{where}: activity is {shown}, which no App has declared: decorate it with @app.activity(standalone=True) "
+            "or @app.spark_activity(standalone=True), or give the name of an activity"
+        )
+    if not getattr(activity, _STANDALONE, False):
+        raise InputError(f"{where}: activity {name!r} cannot be started by itself: declare it with standalone=True")
+    return name
+
+
+def started_name(where: str, orchestrator: Any, activity: Any) -> Any:
+    """Return the name of what a task starts: of its orchestrator, or of its activity.
+
+    :param where: the operator and its task id, for the error.
+    :param orchestrator: as :func:`orchestrator_name` takes it; None: the task has an activity.
+    :param activity: as :func:`standalone_name` takes it; None: the task has an orchestrator.
+    :raises InputError: if both are given, or none, or one of them is wrong.
+    """
+    if (orchestrator is None) == (activity is None):
+        given = "nothing" if activity is None else f"orchestrator={orchestrator!r} and activity={activity!r}"
+        raise InputError(f"{where}: got {given}: give orchestrator, or activity for a task that runs one activity")
+    if activity is None:
+        return orchestrator_name(where, orchestrator)
+    name = standalone_name(where, activity)
+    check_name(where, "activity", name, _ORCHESTRATOR)
     return name
 
 

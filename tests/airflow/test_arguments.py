@@ -11,7 +11,7 @@ import pytest
 from airflow.sdk import DAG, task
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
-from airflow_provider_taskhub.engine.tasks import NAME
+from airflow_provider_taskhub.engine.tasks import NAME, STANDALONE
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
 from airflow_provider_taskhub.triggers import arguments
@@ -42,7 +42,7 @@ def operator(**given: Any) -> TaskHubOperator:
 )
 def test_an_orchestrator_is_a_function_or_a_name(orchestrator: Any, name: str) -> None:
     assert operator(orchestrator=orchestrator).orchestrator == name
-    assert arguments._NAME == NAME
+    assert (arguments._NAME, arguments._STANDALONE) == (NAME, STANDALONE)
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_the_decorator_is_one_of_airflows_task_decorators() -> None:
     one = operator(more(2013))
     assert (one.orchestrator, one.retries, one.on_retry, one.instance_id) == ("other", 2, "restart", "i")
     assert one.operator_name == "@task.orchestration"
-    assert {entry["name"] for entry in get_provider_info()["task-decorators"]} == {"orchestration", "spark_activity"}
+    assert {entry["name"] for entry in get_provider_info()["task-decorators"]} == {"orchestration", "activity"}
 
 
 def test_outputs_of_tasks_are_arguments_and_upstream() -> None:

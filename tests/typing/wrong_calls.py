@@ -63,7 +63,7 @@ def test() -> None:
     Event(name="approve", after=5)  # refused: "after" to "Event" has incompatible type "int"
 
 
-TaskHubOperator(task_id="a")  # refused: Missing named argument "orchestrator"
+TaskHubOperator(task_id="a", activity=7)  # refused: "activity" to "TaskHubOperator"
 TaskHubOperator(task_id="a", orchestrator=7)  # refused: "orchestrator" to "TaskHubOperator"
 TaskHubOperator(task_id="a", orchestrator="a", no_worker_timeout="5 min")  # refused: "no_worker_timeout"
 TaskHubSensor(task_id="b", instance_id=timedelta(0))  # refused: "instance_id" to "TaskHubSensor"

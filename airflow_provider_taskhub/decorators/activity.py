@@ -1,4 +1,4 @@
-"""``@task.spark_activity``: one activity of an app as a task function of a DAG file.
+"""``@task.activity``: one activity of an app as a task function of a DAG file.
 
 The decorated function is a typed stub of an activity that its app declares with ``standalone=True``. Its code is part
 of the app, and the task names it: Airflow never has the code, so DAG files need neither Spark nor the libraries of the
@@ -8,31 +8,31 @@ DAG bundle does not ship it.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskhub.decorators.orchestration import OrchestrationOperator, task_of
 from airflow_provider_taskhub.decorators.stub import stub_of
 from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.triggers.arguments import standalone_name
 
 if TYPE_CHECKING:
     from airflow.sdk.bases.decorator import TaskDecorator
 
     from airflow_provider_taskhub.app import App
 
-__all__ = ["spark_activity_task"]
+__all__ = ["activity_task"]
 
-DECORATOR = "@task.spark_activity"
+DECORATOR = "@task.activity"
 
 
-class _SparkActivityOperator(OrchestrationOperator):
+class _ActivityOperator(OrchestrationOperator):
     """A ``TaskHubOperator`` that starts one standalone activity."""
 
     custom_operator_name = DECORATOR
 
 
-def spark_activity_task(
+def activity_task(
     python_callable: Callable[..., Any] | None = None,
     *,
     activity: str | Callable[..., Any] | None = None,
@@ -40,7 +40,7 @@ def spark_activity_task(
     multiple_outputs: bool | None = None,
     **kwargs: Any,
 ) -> TaskDecorator:
-    """Make one activity a task function. DAG files write it as ``@task.spark_activity``.
+    """Make one activity a task function. DAG files write it as ``@task.activity``.
 
     The decorated function is a typed stub: it has the parameters of the activity without ``spark``, and an empty body.
     A call makes a ``TaskHubOperator``, which starts an orchestration of this one activity, and returns its result. The
@@ -48,8 +48,8 @@ def spark_activity_task(
     :func:`.orchestration_task` does it for an orchestrator.
 
     :param python_callable: the stub. Python passes it if the decorator is written without parentheses.
-    :param activity: name that an ``App`` of the hub's workers declares, or the function that ``@app.spark_activity``
-        has declared. None: the name of the stub.
+    :param activity: name that an ``App`` of the hub's workers declares, or the function that ``@app.activity`` or
+        ``@app.spark_activity`` has declared. None: the name of the stub.
     :param app: the app that declares the activity, if the DAG file can import it. None: a name is not looked up.
     :param multiple_outputs: True: each key of the result, which must be an object, is also an XCom of its own. None:
         True if the stub's return annotation is a dict or another mapping, as with ``@task``.
@@ -68,30 +68,10 @@ def spark_activity_task(
         stub = stub_of(function, DECORATOR)
         found = activity if app is None else _declared(app, activity or function.__name__, stub.where)
         if callable(found):
-            _check(found, stub.where)
-        return task_of(stub, found, _SparkActivityOperator, multiple_outputs, kwargs)
+            standalone_name(stub.where, found)
+        return task_of(stub, found, _ActivityOperator, multiple_outputs, kwargs)
 
     return decorate if python_callable is None else decorate(python_callable)
-
-
-def _check(activity: Callable[..., Any], where: str) -> None:
-    """Check the function of an activity. :raises InputError: if a task cannot start it by itself or it has no Spark."""
-    from airflow_provider_taskhub.engine.tasks import NAME, STANDALONE
-
-    name = getattr(activity, NAME, None)
-    if name is None:
-        shown = getattr(activity, "__qualname__", repr(activity))
-        raise InputError(
-            f"{where}: activity is {shown}, which no App has declared: decorate it with @app.spark_activity"
-            "(standalone=True), or give the name of an activity"
-        )
-    if not getattr(activity, STANDALONE, False):
-        raise InputError(f"{where}: activity {name!r} cannot be started by itself: declare it with standalone=True")
-    if next(iter(inspect.signature(activity).parameters), None) != "spark":
-        raise InputError(
-            f"{where}: activity {name!r} has no first parameter 'spark': for an activity without Spark write "
-            f"@task.orchestration(orchestrator={name!r})"
-        )
 
 
 def _declared(app: App, activity: str | Callable[..., Any], where: str) -> Callable[..., Any]:
