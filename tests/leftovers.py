@@ -105,8 +105,10 @@ def _outputs(item: pytest.Item) -> Sequence[Path]:
     for process in (*marked(_mark(item)), *marked(SHARED)):
         with contextlib.suppress(psutil.Error, OSError):
             files |= {Path(file.path) for file in process.open_files() if file.fd in (1, 2)}
+    folders = {file.parent for file in files if file.suffix == ".out"}  # also of processes that have ended
+    files |= {path for folder in folders for path in folder.glob("*.out")}
     folder = getattr(item, "funcargs", {}).get("tmp_path")
-    if folder is not None:  # also of processes that have ended
+    if folder is not None:
         files |= {path for pattern in ("*.log", "*.out") for path in folder.rglob(pattern) if path.is_file()}
     return sorted(path for path in files if path.exists() and path.stat().st_mtime >= item.stash[_begun])
 

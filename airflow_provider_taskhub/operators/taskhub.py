@@ -382,8 +382,9 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
 
     def _short_wait(self) -> timedelta:
         """Return how long the Airflow worker waits for the end of the instance before it defers."""
-        given = duration(self.short_wait)
-        return given if given is not None else WORKER_END_WAIT if self._place().success else SHORT_WAIT
+        if (given := duration(self.short_wait)) is not None:
+            return given
+        return WORKER_END_WAIT if self.deferrable and self._place().success else SHORT_WAIT
 
     def _deadline(self) -> Timestamp | None:
         """Return the time by which this try must end, counted from now; None: there is no time limit."""

@@ -582,6 +582,7 @@ def test_a_worker_that_must_end_the_task_waits_as_long_as_a_deferral_would_take(
     hub.workers = [member("a@host/1", "flights_delays" if known else "another")]
     make_task(**arguments).start(Ti())
     assert given == waits
+    assert make_task(deferrable=False).operator._short_wait() == SHORT_WAIT, "the wait goes on in the worker"
     assert ("this Airflow worker waits up to" in capsys.readouterr().out) is (len(waits) == 2)
 
 
