@@ -28,7 +28,7 @@ def runs(real: RealAirflow, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     """
     folder = str(tmp_path_factory.mktemp("reports"))
     given: dict[str, dict[str, Any]] = {"on_retry": {"folder": folder}, "waiting": {"delay": 2}}
-    names = ("on_retry", "time_limits", "first", "by_function", "zero_slot", "waiting", "outputs")
+    names = ("on_retry", "time_limits", "first", "by_function", "zero_slot", "waiting", "outputs", "mapping")
     started = {name: real.trigger(name, **given.get(name, {})) for name in names}
     by_hand = f"on_retry:repaired_by_hand:{started['on_retry']}:g1"
     until("it has failed", lambda: real.exists(by_hand) and real.status(by_hand) == "Failed")
@@ -59,6 +59,16 @@ def test_tasks_without_a_worker_and_with_one(real: RealAirflow, runs: dict[str, 
     for task_id, index in (("no_worker", -1), ("after_it", -1), ("rows", 0), ("rows", 1)):
         assert real.task("zero_slot", run, task_id, index)["pid"] is None, "no worker has run it"
     assert real.task("zero_slot", run, "only_workers")["pid"] is not None
+
+
+def test_rows_of_inputs_and_rows_of_outputs(real: RealAirflow, runs: dict[str, str]) -> None:
+    assert [returned(real, runs, "mapping", "teams", index) for index in range(3)] == [
+        ["Hello, Ada!", "Hello, Alan!"],
+        ["Hello, Grace!"],
+        ["Hello, Katherine!"],
+    ]
+    assert real.task("mapping", runs["mapping"], "teams", 0)["pid"] is None, "no worker has run it"
+    assert returned(real, runs, "mapping", "again", 1) == ["Hello, Hello, Grace!!"]
 
 
 def test_every_way_to_wait(real: RealAirflow, runs: dict[str, str]) -> None:

@@ -18,7 +18,8 @@ from urllib.parse import quote
 from airflow_provider_taskhub.hub.waiting.reasons import Reason
 from tests.waiting import PATIENCE
 
-HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
+ROOT = Path(__file__).parents[2]
+HOW_TO = ROOT / "docs" / "how-to"
 TASKHUB = Path(sys.executable).with_name("taskhub")
 APP = """
 from airflow_provider_taskhub.app import App
@@ -45,6 +46,19 @@ def test_every_reason_stands_in_its_table() -> None:
     waits = set(re.findall(r"^\| `(\w+)` \|", others, re.M))
     assert faults == {str(reason) for reason in Reason if reason.is_fault}
     assert waits == {str(reason) for reason in Reason if not reason.is_fault}
+
+
+def test_every_example_is_listed_with_its_app_and_run_by_a_test() -> None:
+    folder = ROOT / "dags_examples"
+    listed = re.findall(r"\| `(\w+)\.py` \| `taskhub worker --app (\w+):app` \|", (HOW_TO / "examples.md").read_text())
+    assert sorted(name for name, _ in listed) == sorted(
+        path.stem for path in folder.glob("*.py") if "DAG(" in path.read_text(encoding="utf-8")
+    )
+    run = re.findall(r'^    "(\w+)",$', (ROOT / "tests/airflow/dags/examples.py").read_text(), re.M)
+    assert {name for name, _ in listed} == {*run, "flights_delays"}, "make demo runs flights_delays"
+    for name, app in listed:
+        text = (folder / f"{name}.py").read_text(encoding="utf-8")
+        assert app in text or name == "flights_delays", f"{name}.py does not say which app it needs"
 
 
 def rights(who: str) -> tuple[str, str]:

@@ -102,7 +102,7 @@ CLAIMS = [
     (AIRFLOW, f"larger than {LARGEST_OUTPUT // KIB} KiB"),
     *(
         (page, f"{s(TRIGGER_SETTLE)} after the start of its trigger at the earliest")
-        for page in (AIRFLOW, "how-to/airflow.md", "reference/behaviour.md", "decisions/airflow-only-schedules.md")
+        for page in (AIRFLOW, "how-to/no-worker.md", "reference/behaviour.md", "decisions/airflow-only-schedules.md")
     ),
     (AIRFLOW, f"Every {s(SWEEP_EVERY)} it reads the watch rows"),
     (AIRFLOW, f"final or gone for at least {s(SWEEP_SETTLE)}"),

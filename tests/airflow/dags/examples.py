@@ -14,6 +14,7 @@ NAMES = (
     "ends",
     "first",
     "lineage",
+    "mapping",
     "notify",
     "on_retry",
     "outputs",
