@@ -7,6 +7,7 @@ Times are milliseconds since 1970, as JavaScript uses them. A generation is the 
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,13 +82,14 @@ def milliseconds(time: Timestamp | None) -> float | None:
 
 
 def _scheduled(history: Sequence[HistoryEvent], show: Callable[[str | None], str]) -> Iterator[TimelineLane]:
+    labels = _labels(history, show)
     for event in history:
         match event:
             case events.TaskScheduled():
-                label = _label(event.name, show(only(event.input)))
+                label = labels[event.event_id]
                 yield TimelineLane(label=label, kind="activity", task_id=event.event_id, begun=event.timestamp)
             case events.SubOrchestrationInstanceCreated():
-                label = _label(event.name, show(event.input))
+                label = labels[event.event_id]
                 yield TimelineLane(label=label, kind="child", task_id=event.event_id, begun=event.timestamp)
             case events.TimerCreated():
                 lane = TimelineLane(label="timer", kind="timer", task_id=event.event_id, begun=event.timestamp)
@@ -248,28 +250,51 @@ def only(text: str | None) -> str | None:
     return text[1:-1] if text and text.startswith("[") and text.endswith("]") else text
 
 
-def _label(name: str, given: str) -> str:
-    """Return a lane's label with a short form of the input, for example ``monthly(months=[5], …)``.
+def _labels(history: Sequence[HistoryEvent], show: Callable[[str | None], str]) -> dict[int, str]:
+    """Return the labels of the calls of activities and children, by the ids of their events."""
+    given = {
+        event.event_id: (
+            event.name,
+            show(only(event.input) if isinstance(event, events.TaskScheduled) else event.input),
+        )
+        for event in history
+        if isinstance(event, events.TaskScheduled | events.SubOrchestrationInstanceCreated)
+    }
+    parts = {event_id: _parts(text) for event_id, (_, text) in given.items()}
+    of_name: dict[str, Counter[str]] = defaultdict(Counter)
+    for event_id, (name, _) in given.items():
+        of_name[name].update(parts[event_id])
+    return {event_id: _label(name, parts[event_id], of_name[name]) for event_id, (name, _) in given.items()}
 
-    If the input is a JSON object, its shortest entries come first, because most often these entries differ between the
-    activities of a fan-out.
+
+def _parts(given: str) -> list[str]:
+    """Return the entries of an input that is a JSON object, each as ``key=value``; else the input itself, if any.
 
     :param given: the input as JSON, already masked; "" for no input.
     """
-    given = "" if given == "null" else given
     try:
         value = json.loads(given) if given.startswith("{") else None
     except ValueError:  # the input was cut off or masked, so it is not JSON any more
         value = None
-    parts = [given] if given else []
     if isinstance(value, dict):
-        parts = [f"{key}={item if isinstance(item, str) else json.dumps(item)}" for key, item in value.items()]
-        parts.sort(key=len)
-    while parts:
-        label = f"{name}({', '.join(parts)}{', …' if value and len(parts) < len(value) else ''})"
+        return [f"{key}={item if isinstance(item, str) else json.dumps(item)}" for key, item in value.items()]
+    return [given] if given and given != "null" else []
+
+
+def _label(name: str, parts: Sequence[str], often: Counter[str]) -> str:
+    """Return a lane's label with a short form of the input, for example ``monthly(months=[5], …)``.
+
+    The entries that differ between the calls of the same name come first, and of these the shortest ones.
+
+    :param parts: the entries of the input.
+    :param often: how often each entry stands in a call of this name.
+    """
+    left = sorted(parts, key=lambda part: (often[part], len(part)))
+    while left:
+        label = f"{name}({', '.join(left)}{', …' if len(left) < len(parts) else ''})"
         if len(label) <= _LONGEST_LABEL:
             return label
-        if len(parts) == 1:
+        if len(left) == 1:
             return f"{label[: _LONGEST_LABEL - 2]}…)" if len(name) < _LONGEST_LABEL - 4 else name
-        parts.pop()
+        left.pop()
     return name

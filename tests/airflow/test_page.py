@@ -234,11 +234,23 @@ def test_what_it_waits_for_stands_beside_its_progress_and_faults_come_first() ->
     assert json_views.now_line(one, (kept,), lambda text: "***" if text else "") == "waits: ***"
 
 
-def test_lanes_of_one_activity_are_told_apart_by_what_is_short_in_their_inputs() -> None:
+def test_lanes_of_one_activity_are_told_apart_by_what_differs_in_their_inputs() -> None:
+    def labels(*given: str | None, name: str = "monthly") -> list[str]:
+        calls = [
+            events.TaskScheduled(timestamp=Timestamp(0), event_id=number, name=name, input=one)
+            for number, one in enumerate(given)
+        ]
+        return [str(lane["label"]) for lane in timeline(calls, [], lambda text: text or "")["lanes"]]
+
     def label(given: str | None) -> str:
-        event = events.TaskScheduled(timestamp=Timestamp(0), event_id=1, name="monthly", input=given)
-        lane: dict[str, Any] = timeline([event], [], lambda text: text or "")["lanes"][0]
-        return str(lane["label"])
+        return labels(given)[0]
+
+    sites = [
+        '[{"day":"2026-11-26","site":"a northern site","pause":12}]',
+        '[{"day":"2026-11-26","site":"x","pause":12}]',
+    ]
+    assert labels(*sites, name="usage") == ["usage(site=a northern site, …)", "usage(site=x, pause=12, …)"]
+    assert labels('[{"a":1,"b":2}]', '[{"a":1,"b":2}]') == ["monthly(a=1, b=2)"] * 2
 
     assert label('[{"folder":"/a/very/long/folder/of/a/run","months":[5]}]') == "monthly(months=[5], …)"
     assert label('[{"month":5,"slow":true}]') == "monthly(month=5, slow=true)"
