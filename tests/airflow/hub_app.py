@@ -31,6 +31,14 @@ def rest(seconds: float) -> float:
 
 
 @app.activity(record=True)
+def reads(pipe: str) -> str:
+    print("before the pipe", flush=True)
+    text = Path(pipe).read_text()
+    print("after the pipe", flush=True)
+    return text
+
+
+@app.activity(record=True)
 def broken(lines: int) -> None:
     for number in range(lines):
         print(f"broken line {number}", flush=True)
@@ -126,6 +134,11 @@ async def fails_plainly(ctx: OrchestrationContext, lines: int) -> None:
 @app.orchestrator
 async def flaky(ctx: OrchestrationContext, marker: str) -> str:
     return await ctx.call_activity(second_time, marker)  # type: ignore[no-any-return]
+
+
+@app.orchestrator
+async def reads_once(ctx: OrchestrationContext, pipe: str) -> str:
+    return await ctx.call_activity(reads, pipe)  # type: ignore[no-any-return]
 
 
 @app.orchestrator

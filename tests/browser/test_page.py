@@ -213,6 +213,20 @@ def test_the_tab_of_a_task_whose_author_chose_the_instances_id(login: Login, rea
     expect(frame(page).locator("h1")).to_have_text(f"named-{run}")
 
 
+def test_the_log_of_a_running_attempt_grows_on_the_page(login: Login, real: RealAirflow, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    real.taskhub("instances", "start", "reads_once", "--id", "grows", "--input", json.dumps(str(pipe)))
+    try:
+        page = login("admin", "/taskhub/page/instance?id=grows")
+        page.locator("svg .pick").click()
+        expect(page.locator("#detail .pairs")).to_contain_text("before the pipe")
+        expect(page.locator("#detail .pairs")).not_to_contain_text("after the pipe")
+    finally:
+        pipe.write_text("text")
+    expect(page.locator("#detail .pairs")).to_contain_text("after the pipe")
+
+
 def test_attempts_of_an_earlier_try_stand_apart_with_their_own_logs(
     login: Login, real: RealAirflow, tmp_path: Path
 ) -> None:

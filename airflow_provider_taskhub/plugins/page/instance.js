@@ -10,7 +10,7 @@ import { colour, draw, workersOf } from "./timeline.js";
 
 const main = document.getElementById("main");
 let id = query.get("id"), conn = query.get("conn") ?? "", siblings = null, unasked = "";
-let chosen = null, last = null, log = null;
+let chosen = null, last = null, log = null, growing = false; // growing: the attempt ran when its log was last asked for
 const parts = Object.fromEntries(["head", "note", "time", "detail", "history", "children", "data", "more"].map((name) => [name, el("div", { id: name })]));
 const past = historyOf(parts.history), children = childrenOf(parts.children);
 
@@ -97,6 +97,8 @@ function show(answer) {
   if (!parts.head.isConnected)
     main.replaceChildren(parts.head, told, parts.note, el("h2", {}, "Timeline"), parts.time, parts.children, parts.data, el("div", { class: "two" }, parts.detail, parts.history), parts.more);
   paint();
+  const record = attempt();
+  if (record?.log && (log === null || growing)) fetchLog(record);
 }
 
 function paint() {
@@ -196,12 +198,17 @@ function choose(execution, task, attempt) {
   chosen = { execution, task, attempt };
   log = null;
   paint();
-  const record = [...last.activities, ...last.earlier].find(isChosen);
+  const record = attempt();
   if (record?.log) fetchLog(record);
 }
 
+/** The record of the selected attempt, if there is one. */
+const attempt = () => [...last.activities, ...last.earlier].find(isChosen);
+
+/** Ask for the last lines of an attempt's log, and show them. While the attempt runs, each reading of the page does it again. */
 async function fetchLog(record) {
   const wanted = chosen;
+  growing = record.ended == null;
   try { log = (await ask("log", { id, conn, execution: record.execution, task: record.task, attempt: record.attempt })).text || "(nothing was written)"; } catch (error) { log = `(${error.message})`; }
   if (wanted === chosen) paintDetail(last.activities);
 }

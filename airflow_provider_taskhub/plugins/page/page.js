@@ -49,9 +49,11 @@ export function redraw(place, ...nodes) {
   const fresh = el("div", {}, ...nodes), find = (root, one) => root.querySelector(`[data-key="${CSS.escape(one.dataset.key)}"]`);
   for (const one of place.querySelectorAll("details[open][data-key]")) find(fresh, one)?.setAttribute("open", "");
   if (fresh.innerHTML === place.innerHTML) return;
-  const scrolled = [...place.querySelectorAll("pre[data-key]")].map((one) => [one, one.scrollTop]);
+  // a log stays at its end if it was shown to its end, so that a person sees it grow
+  const atEnd = (one) => one.dataset.key.startsWith("log ") && one.scrollHeight - one.scrollTop - one.clientHeight < 4;
+  const scrolled = [...place.querySelectorAll("pre[data-key]")].map((one) => [one, atEnd(one) ? Infinity : one.scrollTop]);
   keepFocus(() => place.replaceChildren(...fresh.childNodes));
-  for (const [one, top] of scrolled) { const there = find(place, one); if (there) there.scrollTop = top; }
+  for (const [one, top] of scrolled) { const there = find(place, one); if (there) there.scrollTop = Math.min(top, there.scrollHeight); }
 }
 
 // --- times, in the time zone of the browser

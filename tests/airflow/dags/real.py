@@ -53,7 +53,7 @@ with DAG("alike", schedule=None, default_args=AT_ONCE, params={"list": [1, "ü"]
     def before() -> dict[str, Any]:
         return {"rows": [1, 2.5, None, "ü"], "{{ run_id }}": "{{ run_id }}"}
 
-    given = {"orchestrator": "told", "wait_for_completion": False, "input": {"rendered": ALIKE, "output": before()}}
+    given = {"orchestrator": "refuses", "wait_for_completion": False, "input": {"rendered": ALIKE, "output": before()}}
     for where in ("trigger", "worker"):
         TaskHubOperator(task_id=where, start_on=where, **given)
 
