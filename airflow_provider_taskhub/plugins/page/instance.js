@@ -97,7 +97,7 @@ function show(answer) {
   if (!parts.head.isConnected)
     main.replaceChildren(parts.head, told, parts.note, el("h2", {}, "Timeline"), parts.time, parts.children, parts.data, el("div", { class: "two" }, parts.detail, parts.history), parts.more);
   paint();
-  const record = attempt();
+  const record = selected();
   if (record?.log && (log === null || growing)) fetchLog(record);
 }
 
@@ -198,12 +198,12 @@ function choose(execution, task, attempt) {
   chosen = { execution, task, attempt };
   log = null;
   paint();
-  const record = attempt();
+  const record = selected();
   if (record?.log) fetchLog(record);
 }
 
 /** The record of the selected attempt, if there is one. */
-const attempt = () => [...last.activities, ...last.earlier].find(isChosen);
+const selected = () => [...last.activities, ...last.earlier].find(isChosen);
 
 /** Ask for the last lines of an attempt's log, and show them. While the attempt runs, each reading of the page does it again. */
 async function fetchLog(record) {
