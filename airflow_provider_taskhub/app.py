@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar, overload
 
 from airflow_provider_taskhub.engine.context import OrchestrationContext
+from airflow_provider_taskhub.engine.direct_calls import original, refused_in_orchestrators
 from airflow_provider_taskhub.engine.events import FailureDetails
 from airflow_provider_taskhub.engine.failures import user_frames
 from airflow_provider_taskhub.engine.registry import ActivityDefinition, OrchestratorDefinition, Registry
@@ -148,6 +149,9 @@ class App:
         A plain function runs in a separate thread. All ``async`` functions of an executor process share one event loop.
         So a blocking call in an ``async`` function (``time.sleep``, a request without ``await``) stalls all of them.
 
+        Orchestrators run the activity with ``ctx.call_activity``. A direct call of the declared function in an
+        orchestrator raises :class:`OrchestrationError`. Everywhere else, such as in tests, it is a plain call.
+
         :param function: the function to declare. Python passes it if the decorator is written without parentheses.
         :param name: the name by which the activity is called; None: the function's name.
         :param retry: how often and when a failed call is repeated, unless the call names its own policy; None: never.
@@ -163,9 +167,10 @@ class App:
         """
 
         def declare(function: F) -> F:
+            function = original(function)
             self._declare_activity(function, name, retry, timeout, queue_timeout, record=record, spark=False)
             self._declare_alone(function, name, standalone)
-            return function
+            return refused_in_orchestrators(function, _name_of(function, name, "activity"))
 
         return declare if function is None else declare(function)
 
@@ -207,9 +212,10 @@ class App:
         """
 
         def declare(function: F) -> F:
+            function = original(function)
             self._declare_activity(function, name, retry, timeout, queue_timeout, record=record, spark=True, conf=conf)
             self._declare_alone(function, name, standalone)
-            return function
+            return refused_in_orchestrators(function, _name_of(function, name, "activity"))
 
         return declare if function is None else declare(function)
 

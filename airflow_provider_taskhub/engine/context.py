@@ -19,6 +19,7 @@ from uuid import UUID
 from airflow_provider_taskhub.codec import Timestamp, check_annotation, decode, dumps, loads
 from airflow_provider_taskhub.engine.actions import MAX_DEPTH, Action, CallSite, child_tags
 from airflow_provider_taskhub.engine.awaitables import Attempts, Timer
+from airflow_provider_taskhub.engine.direct_calls import original
 from airflow_provider_taskhub.engine.events import EventType, ParentInstance
 from airflow_provider_taskhub.engine.identity import check_instance_id, check_new_instance_id, guid
 from airflow_provider_taskhub.engine.inputs import has_default
@@ -630,7 +631,7 @@ def _name(declared: Callable[..., Any] | str, what: str, registry: Registry) -> 
                 f"{what}: function {name!r} is not declared: put @app.{kind} on it. If it is declared and another "
                 "decorator stands above, that one must use functools.wraps"
             )
-        inner = getattr(declared, "__wrapped__", None)
+        inner = original(getattr(original(declared), "__wrapped__", None))
         if getattr(inner, NAME, None) == name and getattr(known.get(name), "function", declared) is inner:
             raise InputError(
                 f"{what}: {name!r} is a decorator's wrapper around the declared function, which would run without it: "

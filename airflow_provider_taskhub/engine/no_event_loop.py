@@ -34,6 +34,7 @@ _R = TypeVar("_R")
 
 _LIBRARIES = ("asyncio", "anyio", "sniffio")
 """Packages that work on an event loop. Their frames are never user code."""
+_PACKAGE = __name__.partition(".")[0]
 _TIMER = "use `await ctx.create_timer(...)`"
 _LIMIT = "use `async with ctx.timeout(...)`"
 _TASKS = (
@@ -141,6 +142,17 @@ def without_event_loop(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return inner
 
 
+def is_orchestrator_code() -> bool:
+    """Return whether the caller is orchestrator code that the engine runs in this thread."""
+    return asyncio._get_running_loop() is _REFUSING
+
+
+def user_line() -> CallSite | None:
+    """Return the line of user code that has called into this package; None: the line is unknown."""
+    frames = [frame for frame in _callers() if _package_of(frame) != _PACKAGE]
+    return called_at(reversed(frames))[0]
+
+
 def _line_of(trace: TracebackType | None) -> CallSite | None:
     """Return the innermost line of user code in a traceback. A frame itself may have gone on to a later line."""
     lines = [(frame.f_code.co_filename, frame, line) for frame, line in walk_tb(trace) if not _is_library(frame)]
@@ -150,12 +162,16 @@ def _line_of(trace: TracebackType | None) -> CallSite | None:
     return CallSite(frame.f_code, line)
 
 
+def _package_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
 def _is_library(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _LIBRARIES
+    return _package_of(frame) in _LIBRARIES
 
 
 def _name_of(frame: FrameType) -> str:
-    library = str(frame.f_globals["__name__"]).partition(".")[0]
+    library = _package_of(frame)
     name = frame.f_code.co_qualname.removesuffix(".__aenter__").removesuffix(".__init__")
     return f"{library}.{'timeout' if name == 'Timeout' else name}"
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import logging
+import pickle
 import re
 import sys
 import typing
@@ -17,9 +19,11 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext, OrchestrationError, RetryPolicy
 from airflow_provider_taskhub.engine import context
+from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.testing import Event, run
+from tests.engine.play import Play
 
 HERE = r"test_beginners\.py:\d+( in \w+: `[^`]*`)?"
 app = App("beginners")
@@ -41,6 +45,11 @@ def is_ready(number: int) -> bool:
 @app.activity
 def untyped(number: int):  # type: ignore[no-untyped-def]
     return number
+
+
+@app.activity(name="later")
+async def add_later(number: int = 1) -> int:
+    return add(number)
 
 
 @app.orchestrator
@@ -201,6 +210,57 @@ class Test_a_task_of_another_run:
         matches(rf"awaited .* at {HERE}, which another run of an orchestrator has made", failure(o))
 
 
+def one_call(function: Callable[..., Any]) -> Callable[[OrchestrationContext], Any]:
+    async def o(ctx: OrchestrationContext) -> Any:
+        return await ctx.call_activity(function)
+
+    return o
+
+
+async def calls(ctx: OrchestrationContext) -> Any:
+    return add(1)
+
+
+async def awaits(ctx: OrchestrationContext) -> Any:
+    return await add_later(1)
+
+
+async def maps(ctx: OrchestrationContext) -> Any:
+    await ctx.create_timer(timedelta(days=1))
+    return [*map(add, [1])]
+
+
+async def branches(ctx: OrchestrationContext) -> Any:
+    return await ctx.branch(add_later(1))
+
+
+class Test_a_direct_call_of_an_activity:
+    """Its code would run again in each replay."""
+
+    @pytest.mark.parametrize("code", [calls, awaits, maps, branches])
+    def test_in_an_orchestrator(self, code: Callable[[OrchestrationContext], Any]) -> None:
+        ran.clear()
+        text = failure(code)
+        name, call = ("later", "add_later") if "add_later" in code.__code__.co_names else ("add", "add")
+        matches(f"activity '{name}' was called like a plain function in an orchestrator, at {HERE}", text)
+        assert f"in {code.__name__}: `" in text
+        assert f"write `await ctx.call_activity({call}, …)`" in text
+        assert ran == []
+
+    def test_in_a_worker(self) -> None:
+        worker = App("worker")
+        worker.orchestrator(calls)
+        play = Play(worker)
+        play.start("calls")
+        assert play.last.status is Status.FAILED
+        assert play.last.completed is not None
+        assert play.last.completed.failure is not None
+        assert "activity 'add' was called like a plain function" in play.last.completed.failure.error_message
+
+    def test_outside_of_an_orchestrator_is_a_plain_call(self) -> None:
+        assert (add(1), asyncio.run(add_later(2))) == (2, 3)
+
+
 class Test_a_call:
     def test_of_a_function_that_is_not_declared(self) -> None:
         async def o(ctx: OrchestrationContext) -> Any:
@@ -298,6 +358,25 @@ class Test_a_call:
             return await ctx.call_activity(locked, 1)
 
         matches("'add' is a decorator's wrapper .*: put @app.activity above the decorator", failure(o))
+
+    def test_of_an_activity_by_another_activity(self) -> None:
+        assert run(one_call(add_later), app=app) == 2
+
+    def test_of_an_activity_leaves_what_others_ask_of_its_function(self) -> None:
+        assert pickle.loads(pickle.dumps(add)) is add
+        assert typing.get_type_hints(add_later) == {"number": int, "return": int}
+        assert [inspect.iscoroutinefunction(function) for function in (add, add_later)] == [False, True]
+        assert (str(inspect.signature(add_later)), add_later.__name__) == ("(number: 'int' = 1) -> 'int'", "add_later")
+        own = App("own")
+        assert own.activity(name="add")(add)(1) == 2
+        assert own.activities["add"].function is app.activities["add"].function
+
+        @own.activity
+        @functools.lru_cache
+        def cached() -> int:
+            return 1
+
+        cached.cache_clear()
 
     def test_of_the_logger_as_of_pythons_own(self, caplog: pytest.LogCaptureFixture) -> None:
         async def o(ctx: OrchestrationContext) -> str:
