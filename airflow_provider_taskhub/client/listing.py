@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -10,7 +11,7 @@ from datetime import datetime
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.fast_dataclass import dataclass
-from airflow_provider_taskhub.hub.formats.instance_rows import ERROR_COLUMNS, SLIM_COLUMNS
+from airflow_provider_taskhub.hub.formats.instance_rows import ERROR_COLUMNS, PARENT, SLIM_COLUMNS
 from airflow_provider_taskhub.hub.formats.keys import unescape
 from airflow_provider_taskhub.hub.history.queries import between, matches, query_filter
 from airflow_provider_taskhub.hub.hub import Hub
@@ -21,6 +22,8 @@ SCAN_PAGES = 50
 """The largest number of pages that one call reads from the store. After that the call returns what it has found."""
 DECODED = 25
 """The number of rows that are decoded before other tasks of the event loop have their turn."""
+COUNTED_COLUMNS = ("RuntimeStatus", "Tags", PARENT)
+"""The columns that :func:`count` reads of each row."""
 _WITH_ERROR = tuple(status for status in Status if status.is_unsuccessful)
 
 
@@ -64,6 +67,24 @@ class Wanted:
     changed_since: Timestamp | None = None
     orchestrator: str = ""
     roots: bool = False
+    failed_since: datetime | None = None
+
+    @property
+    def where(self) -> Filter | None:
+        """The filter that the store applies; None: all instances."""
+        return query_filter(
+            statuses=self.statuses,
+            created_from=_ticks(self.created_from),
+            created_to=_ticks(self.created_to),
+            prefix=self.prefix,
+            changed_since=self.changed_since,
+            orchestrator=self.orchestrator,
+            failed_since=_ticks(self.failed_since),
+        )
+
+    def takes(self, state: InstanceState) -> bool:
+        """Return whether an instance that the store has found matches all filters."""
+        return matches(state, prefix=self.prefix, tags=self.tags, roots=self.roots)
 
 
 async def page(
@@ -76,14 +97,7 @@ async def page(
     :param limit: the largest number of instances to return, from 1 to 1000.
     :param continuation: ``InstancePage.continuation`` of the previous page; None: read the first page.
     """
-    where = query_filter(
-        statuses=wanted.statuses,
-        created_from=Timestamp.from_datetime(wanted.created_from) if wanted.created_from else None,
-        created_to=Timestamp.from_datetime(wanted.created_to) if wanted.created_to else None,
-        prefix=wanted.prefix,
-        changed_since=wanted.changed_since,
-        orchestrator=wanted.orchestrator,
-    )
+    where = wanted.where
     # a short list of changes is read whole: a second query for its errors would look into the whole table again
     whole = payloads or wanted.changed_since is not None
     found: list[InstanceState] = []
@@ -95,7 +109,7 @@ async def page(
             if number % DECODED == 0:
                 await asyncio.sleep(0)
             state = hub.state_of(entity)
-            if entity.row_key == "" and matches(state, prefix=wanted.prefix, tags=wanted.tags, roots=wanted.roots):
+            if entity.row_key == "" and wanted.takes(state):
                 found.append(_without_payloads(state) if whole and not payloads else state)
                 stamps.append(entity.timestamp)
         continuation = rows.continuation
@@ -103,6 +117,23 @@ async def page(
             break
     newest = max(filter(None, stamps), default=None)
     return InstancePage(instances=tuple(found), continuation=continuation, newest=newest)
+
+
+async def count(hub: Hub, wanted: Wanted) -> dict[Status, int]:
+    """Count instances by status, in the order of :class:`.Status`. Only the columns that the filters need are read.
+
+    :param wanted: the filters.
+    """
+    found: Counter[Status] = Counter()
+    number = 0
+    async for entity in hub.store.rows(hub.names.instances, wanted.where, select=COUNTED_COLUMNS):
+        if number % DECODED == 0:
+            await asyncio.sleep(0)
+        number += 1
+        state = hub.state_of(entity)
+        if entity.row_key == "" and wanted.takes(state):
+            found[state.status] += 1
+    return {status: found[status] for status in Status if found[status]}
 
 
 async def etags(hub: Hub, *, limit: int = 1000, continuation: str | None = None) -> EtagPage:
@@ -138,6 +169,10 @@ async def _slim(hub: Hub, where: Filter | None, limit: int, continuation: str | 
         return row if error is None else replace(row, properties={**row.properties, **error})
 
     return replace(page, entities=tuple(map(joined, page.entities)))
+
+
+def _ticks(time: datetime | None) -> Timestamp | None:
+    return None if time is None else Timestamp.from_datetime(time)
 
 
 def _without_payloads(state: InstanceState) -> InstanceState:

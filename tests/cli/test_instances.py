@@ -87,22 +87,27 @@ def test_the_input_null_is_another_thing_than_no_input() -> None:
     assert [as_json("start", "o", *given)["input"] for given in ((), ("--input", "null"))] == [None, "null"]
 
 
-async def ended(path: Path, *instance_ids: str) -> None:
+async def merged(path: Path, **properties: dict[str, Any]) -> None:
+    """Change columns of instance rows. :param properties: the columns of each instance, by its id."""
     async with SqliteStore(path) as store:
-        for instance_id in instance_ids:
-            row = Entity(partition_key=instance_id, row_key="", properties={"RuntimeStatus": "Completed"})
+        for instance_id, columns in properties.items():
+            row = Entity(partition_key=instance_id, row_key="", properties=columns)
             merge = RowOperation(verb=RowVerb.MERGE, entity=row, etag="*")
             await store.execute(Transact(table=HubNames("TaskHub").instances, rows=(merge,)))
+
+
+async def ended(path: Path, *instance_ids: str) -> None:
+    await merged(path, **{instance_id: {"RuntimeStatus": "Completed"} for instance_id in instance_ids})
+
+
+async def failed_at(path: Path, **times: str) -> None:
+    failed = {name: {"RuntimeStatus": "Failed", "CompletedTime": Timestamp.parse(time)} for name, time in times.items()}
+    await merged(path, **failed)
 
 
 async def related(path: Path, **parents: tuple[str, str]) -> None:
     """Let instances be children: their parent and their oldest ancestor."""
-    async with SqliteStore(path) as store:
-        for instance_id, (parent, root) in parents.items():
-            properties = {"TaskHubParent": parent, "TaskHubRoot": root}
-            row = Entity(partition_key=instance_id, row_key="", properties=properties)
-            merge = RowOperation(verb=RowVerb.MERGE, entity=row, etag="*")
-            await store.execute(Transact(table=HubNames("TaskHub").instances, rows=(merge,)))
+    await merged(path, **{one: {"TaskHubParent": of, "TaskHubRoot": root} for one, (of, root) in parents.items()})
 
 
 def test_a_family_is_listed_shown_and_purged(path: Path) -> None:
@@ -206,6 +211,33 @@ def test_a_purge_of_ids_names_what_it_did_and_what_it_could_not(
     assert result.exit_code == Exit.UNAVAILABLE, result.output
     assert "'d' cannot be purged: the store said nothing" in result.stderr
     assert [row["instance_id"] for row in as_json("list")["instances"]] == ["b", "d"]
+
+
+def test_failures_since_a_time_are_listed_and_counted_as_all_other_filters(path: Path) -> None:
+    for instance_id in ("a", "b", "c", "d"):
+        as_json(
+            "start", "flights" if instance_id < "d" else "other", "--id", instance_id, "--tag", f"own={instance_id}"
+        )
+    asyncio.run(related(path, b=("a", "a")))
+    asyncio.run(failed_at(path, a="2026-10-01T10:00:00Z", b="2026-10-01T12:00:00Z"))
+    asyncio.run(ended(path, "c"))
+
+    def both(*options: str) -> tuple[list[str], dict[str, int]]:
+        found = as_json("count", *options)
+        assert found["total"] == sum(found["statuses"].values())
+        return [row["instance_id"] for row in as_json("list", *options)["instances"]], found["statuses"]
+
+    assert both() == (["a", "b", "c", "d"], {"Pending": 1, "Completed": 1, "Failed": 2})
+    assert both("--failed-since", "2026-10-01T10:00") == (["a", "b"], {"Failed": 2})
+    assert both("--failed-since", "2026-10-01T10:00:01") == (["b"], {"Failed": 1})
+    assert both("--failed-since", "2026-10-01", "--roots") == (["a"], {"Failed": 1})
+    assert both("--orchestrator", "other") == (["d"], {"Pending": 1})
+    assert both("--tag", "own=c", "--prefix", "c") == (["c"], {"Completed": 1})
+    assert both("--status", "completed") == (["c"], {"Completed": 1})
+    assert both("--created-to", "2020-01-01") == ([], {})
+    shown = taskhub("count", "--status", "Failed").stdout.split()
+    assert shown[-4:] == ["Failed", "2", "all", "2"], shown
+    assert taskhub("count", "--failed-since", "lately").exit_code == Exit.USAGE
 
 
 def test_the_next_page_of_a_list_can_be_asked_for_as_it_is_printed() -> None:

@@ -8,6 +8,7 @@ from airflow_provider_taskhub.cli.instances import attempts, changing, listing, 
 
 app = typer.Typer(no_args_is_help=True, help="Start, show and control instances of orchestrators.")
 app.command("list")(listing.list_)
+app.command()(listing.count)
 app.command()(showing.show)
 app.command()(starting.start)
 app.command()(starting.wait)

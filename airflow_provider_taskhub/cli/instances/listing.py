@@ -1,4 +1,4 @@
-"""``taskhub instances list``: prints a page of instances, the newest first or in the order of their ids."""
+"""``taskhub instances list`` and ``count``: print a page of instances, or how many there are in each status."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import typer
 from airflow_provider_taskhub.cli.instances.options import (
     CreatedFrom,
     CreatedTo,
+    FailedSince,
     Orchestrator,
     Prefix,
+    Roots,
     Statuses,
     Tags,
     moment_of,
-    tags_of,
+    where_of,
 )
 from airflow_provider_taskhub.cli.options import AsJson, HubName, with_client
 from airflow_provider_taskhub.cli.output import as_json, console, table, time_text, warn
@@ -48,7 +50,8 @@ def list_(
     orchestrator: Orchestrator = None,
     created_from: CreatedFrom = None,
     created_to: CreatedTo = None,
-    roots: Annotated[bool, typer.Option("--roots", help="Only instances without a parent.")] = False,
+    failed_since: FailedSince = None,
+    roots: Roots = False,
     limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="List at most so many instances.")] = 50,
     order: Annotated[Order | None, typer.Option(help="Order of the list. Default: newest; with --json: id.")] = None,
     continuation: Annotated[
@@ -65,15 +68,14 @@ def list_(
     by = order or (Order.ID if json else Order.NEWEST)
     if continuation is not None:  # the next page has the same order as the page before
         by = Order.NEWEST if continuation.startswith(NEWEST) else Order.ID
-    where: dict[str, Any] = {
-        "statuses": status or (),
-        "prefix": prefix,
-        "tags": tags_of(tag),
-        "orchestrator": orchestrator,
-        "roots": roots,
-        "created_from": moment_of(created_from, "--created-from"),
-        "created_to": moment_of(created_to, "--created-to"),
-    }
+    where = where_of(
+        status=status,
+        prefix=prefix,
+        tag=tag,
+        orchestrator=orchestrator,
+        created_from=created_from,
+        created_to=created_to,
+    ) | {"roots": roots, "failed_since": moment_of(failed_since, "--failed-since")}
 
     async def work(client: Client) -> InstancePage:
         if by is Order.ID:
@@ -94,6 +96,38 @@ def list_(
     )
     if page.continuation:
         console.print(f"more: --continuation {shlex.quote(page.continuation)}", soft_wrap=True)
+
+
+def count(
+    status: Statuses = None,
+    prefix: Prefix = None,
+    tag: Tags = None,
+    orchestrator: Orchestrator = None,
+    created_from: CreatedFrom = None,
+    created_to: CreatedTo = None,
+    failed_since: FailedSince = None,
+    roots: Roots = False,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Count the instances that match the options, by status.
+
+    Example: taskhub instances count --failed-since 2026-10-01
+    """
+    where = where_of(
+        status=status,
+        prefix=prefix,
+        tag=tag,
+        orchestrator=orchestrator,
+        created_from=created_from,
+        created_to=created_to,
+    ) | {"roots": roots, "failed_since": moment_of(failed_since, "--failed-since")}
+    counts = with_client(hub, lambda client: client.count(**where))
+    total = sum(counts.values())
+    if json:
+        as_json({"total": total, "statuses": {str(one): number for one, number in counts.items()}})
+        return
+    table("instances", ("status", "number"), [*counts.items(), ("all", total)])
 
 
 async def _newest(client: Client, limit: int, where: dict[str, Any], after: str | None) -> InstancePage:

@@ -29,6 +29,10 @@ CreatedFrom = Annotated[
 CreatedTo = Annotated[
     str | None, typer.Option(help="Only instances created at this time or earlier: ISO 8601. Default zone: UTC.")
 ]
+FailedSince = Annotated[
+    str | None, typer.Option(help="Only instances that failed at this time or later: ISO 8601. Default zone: UTC.")
+]
+Roots = Annotated[bool, typer.Option("--roots", help="Only instances without a parent.")]
 Reason = Annotated[str, typer.Option(help="Reason. It is stored as the output until the instance ends.")]
 
 
@@ -47,6 +51,26 @@ def moment_of(text: str | None, option: str) -> datetime | None:
             f"{option} {text!r} is not a time: give one such as 2026-10-01 or 2026-10-01T12:00"
         ) from None
     return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def where_of(
+    *,
+    status: list[Status] | None,
+    prefix: str | None,
+    tag: list[str] | None,
+    orchestrator: str | None,
+    created_from: str | None,
+    created_to: str | None,
+) -> dict[str, Any]:
+    """Return the filters that options give, as ``Client.list`` and ``Client.purge_many`` take them."""
+    return {
+        "statuses": status or (),
+        "prefix": prefix,
+        "tags": tags_of(tag),
+        "orchestrator": orchestrator,
+        "created_from": moment_of(created_from, "--created-from"),
+        "created_to": moment_of(created_to, "--created-to"),
+    }
 
 
 def tags_of(pairs: list[str] | None) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -17,8 +17,7 @@ from airflow_provider_taskhub.cli.instances.options import (
     Prefix,
     Statuses,
     Tags,
-    moment_of,
-    tags_of,
+    where_of,
 )
 from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of, with_client
 from airflow_provider_taskhub.cli.output import Exit, as_json, console, errors, fail
@@ -65,14 +64,14 @@ def purge(
 
     Example: taskhub instances purge --status Completed --created-to 2026-10-01 --rate 50 --yes
     """
-    where: dict[str, Any] = {
-        "statuses": status or (),
-        "prefix": prefix,
-        "tags": tags_of(tag),
-        "orchestrator": orchestrator,
-        "created_from": moment_of(created_from, "--created-from"),
-        "created_to": moment_of(created_to, "--created-to"),
-    }
+    where = where_of(
+        status=status,
+        prefix=prefix,
+        tag=tag,
+        orchestrator=orchestrator,
+        created_from=created_from,
+        created_to=created_to,
+    )
     chosen = any(value for value in where.values())
     if instance_ids and (chosen or every):
         raise typer.BadParameter("give ids or options that select instances, not both")

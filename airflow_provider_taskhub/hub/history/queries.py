@@ -21,6 +21,7 @@ def query_filter(
     prefix: str = "",
     changed_since: Timestamp | None = None,
     orchestrator: str = "",
+    failed_since: Timestamp | None = None,
 ) -> Filter | None:
     """Return the filter that the table applies. Call :func:`matches` for each row that passes the filter.
 
@@ -30,6 +31,7 @@ def query_filter(
     :param prefix: prefix of the instance id, not escaped.
     :param changed_since: a time by the clock of the store; only rows that were written later are wanted.
     :param orchestrator: name of the wanted orchestrator; "": all.
+    :param failed_since: only instances that failed at this time or later are wanted.
     :returns: None if all instances are wanted.
     """
     parts: list[Filter] = []
@@ -48,6 +50,8 @@ def query_filter(
         parts.append(Compare("Timestamp", "gt", changed_since))
     if orchestrator:
         parts.append(Compare("Name", "eq", orchestrator))
+    if failed_since is not None:
+        parts += [_one_of((Status.FAILED,)), Compare("CompletedTime", "ge", failed_since)]
     if len(parts) < 2:
         return parts[0] if parts else None
     return And(tuple(parts))

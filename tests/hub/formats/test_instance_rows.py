@@ -494,6 +494,9 @@ def test_a_suspension_before_the_start_is_shown_with_its_reason_until_the_resume
 def test_a_query_names_what_it_asks_for() -> None:
     assert query_filter() is None
     assert query_filter(statuses=[Status.FAILED]) == Compare("RuntimeStatus", "eq", "Failed")
+    assert query_filter(failed_since=NOW) == And(
+        (Compare("RuntimeStatus", "eq", "Failed"), Compare("CompletedTime", "ge", NOW))
+    )
     assert query_filter(
         prefix="a/", statuses=[Status.FAILED, Status.RUNNING], created_from=NOW, created_to=LATER
     ) == And(
