@@ -20,7 +20,7 @@ from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.triggers.arguments import holds_secret, time_text
 from airflow_provider_taskhub.triggers.templates import is_template, why_not_in_triggerer
 from airflow_provider_taskhub.triggers.upstream_outputs import only_worker_reads, without_outputs
-from airflow_provider_taskhub.triggers.worker_reasons import Reason, Where, after_success, listened
+from airflow_provider_taskhub.triggers.worker_reasons import Reason, Where, after_success, task_listener
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +74,8 @@ def starting(operator: Any, base: type) -> Iterator[Reason]:
             yield Reason(f"only a worker can check {what} against the annotation of the stub")
     if getattr(operator, "openlineage_inject_parent_job_info", False):
         yield Reason("openlineage_inject_parent_job_info: only a worker knows the run that OpenLineage names")
-    if listened():
-        yield Reason("a listener expects the start of each task", forces=False)
+    if (listener := task_listener()) is not None:
+        yield Reason(f"listener {listener} expects the start of each task", forces=False)
     if operator.on_execute_callback:
         yield Reason("on_execute_callback", forces=False)
     if operator._pre_execute_hook:
@@ -124,8 +124,8 @@ def _ending(operator: Any, base: type) -> Iterator[Reason]:
     yield from _no_triggerer(operator)
     if type(operator).execute_complete is not base.execute_complete:  # type: ignore[attr-defined]
         yield Reason(f"{type(operator).__name__} overrides execute_complete()")
-    if listened():
-        yield Reason("a listener expects the end of each task", forces=False)
+    if (listener := task_listener()) is not None:
+        yield Reason(f"listener {listener} expects the end of each task", forces=False)
 
 
 def _templates(operator: Any) -> Iterator[Reason]:

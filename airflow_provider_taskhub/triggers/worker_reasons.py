@@ -62,14 +62,21 @@ def _mapped_over(operator: Any) -> bool:
     return operator.has_dag() and next(operator.iter_mapped_dependants(), None) is not None
 
 
-def listened() -> bool:
-    """Return whether an installed listener has a hook for tasks. Airflow calls these hooks only in workers."""
+def task_listener() -> str | None:
+    """Return the name of an installed listener that has a hook for tasks; None: there is none.
+
+    Airflow calls these hooks only in workers.
+    """
     from airflow.sdk.listener import get_listener_manager
 
     hooks = get_listener_manager().hook
-    return any(getattr(hooks, name).get_hookimpls() for name in dir(hooks) if name.startswith("on_task_instance_"))
+    for name in dir(hooks):
+        if name.startswith("on_task_instance_"):
+            for found in getattr(hooks, name).get_hookimpls():
+                return getattr(found.plugin, "__name__", None) or type(found.plugin).__qualname__
+    return None
 
 
 def needs_worker(operator: Any) -> bool:
     """Return whether the success of a task has consequences that Airflow handles only in a worker."""
-    return listened() or next(after_success(operator), None) is not None
+    return task_listener() is not None or next(after_success(operator), None) is not None

@@ -31,6 +31,13 @@ def rest(seconds: float) -> float:
 
 
 @app.activity(record=True)
+def month(given: dict[str, Any]) -> str:
+    print(f"resting for {given['seconds']} s", flush=True)
+    time.sleep(given["seconds"])
+    return f"{given['year']}-{given['month']:02}"
+
+
+@app.activity(record=True)
 def reads(pipe: str) -> str:
     print("before the pipe", flush=True)
     text = Path(pipe).read_text()
@@ -111,6 +118,13 @@ async def sums(ctx: OrchestrationContext, numbers: list[int]) -> dict[str, Any]:
 @app.orchestrator
 async def slow(ctx: OrchestrationContext, seconds: float) -> float:
     return await ctx.call_activity(rest, seconds)  # type: ignore[no-any-return]
+
+
+@app.orchestrator
+async def year(ctx: OrchestrationContext, seconds: float) -> list[str]:
+    """Twelve activities side by side. They take the given time and half of it, in turn."""
+    months = [{"year": 2025, "month": number, "seconds": seconds / (1 + number % 2)} for number in range(1, 13)]
+    return await ctx.when_all([ctx.call_activity(month, one) for one in months])
 
 
 @app.orchestrator

@@ -191,8 +191,19 @@ def test_a_task_ends_in_the_triggerer_where_nothing_needs_a_worker(make_task, ar
     assert (trigger.end_from_trigger, trigger.push_output) == (ends_here, "do_xcom_push" not in arguments)
 
 
-def test_listeners_are_called_by_a_worker(make_task, monkeypatch) -> None:
-    listens = SimpleNamespace(on_task_instance_success=SimpleNamespace(get_hookimpls=lambda: ["one"]))
+@pytest.mark.parametrize(
+    ("arguments", "ends_here"),
+    [({}, True), ({"retries": 1}, False), ({"on_failure_callback": print}, False), ({"retry_policy": object()}, False)],
+)
+def test_a_failure_ends_in_the_triggerer_if_no_retry_follows(make_task, arguments, ends_here) -> None:
+    """A retry soon after the deferral could be failed by Airflow, like a resume."""
+    assert make_task(**arguments, short_wait=0).start(Ti()).trigger.fail_from_trigger is ends_here
+
+
+def test_listeners_are_called_by_a_worker(make_task, hub, monkeypatch) -> None:
+    listens = SimpleNamespace(
+        on_task_instance_success=SimpleNamespace(get_hookimpls=lambda: [SimpleNamespace(plugin=hub)])
+    )
     monkeypatch.setattr("airflow.sdk.listener.get_listener_manager", lambda: SimpleNamespace(hook=listens))
     assert make_task().start(Ti()).trigger.end_from_trigger is False
 

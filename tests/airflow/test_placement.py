@@ -295,8 +295,8 @@ def test_listeners_and_queues_need_a_worker(monkeypatch: pytest.MonkeyPatch) -> 
     listeners.add_listener(OfProcesses())
     assert texts(made()) == {}, "it hears of no task"
     listeners.add_listener(OfTasks())
-    end = ("a listener expects the end of each task",)
-    assert texts(made()) == {"start": ("a listener expects the start of each task",), "success": end, "failure": end}
+    start, end = (f"listener OfTasks expects the {what} of each task" for what in ("start", "end"))
+    assert texts(made()) == {"start": (start,), "success": (end,), "failure": (end,)}
 
 
 def test_a_retry_policy_is_asked_by_a_worker() -> None:

@@ -67,7 +67,7 @@ def test_rows_of_inputs_and_rows_of_outputs(real: RealAirflow, runs: dict[str, s
         ["Hello, Grace!"],
         ["Hello, Katherine!"],
     ]
-    assert real.task("mapping", runs["mapping"], "teams", 0)["pid"] is None, "no worker has run it"
+    real.log("mapping", runs["mapping"], "teams", index=0, having="started, by the triggerer")
     assert returned(real, runs, "mapping", "again", 1) == ["Hello, Hello, Grace!!"]
 
 

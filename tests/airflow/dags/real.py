@@ -75,6 +75,9 @@ with DAG("mapped", schedule=None, default_args=AT_ONCE):
 with DAG("slow", schedule=None, default_args=AT_ONCE, params={"seconds": 60}, render_template_as_native_obj=True):
     TaskHubOperator(task_id="hub", orchestrator="slow", input="{{ params.seconds }}")
 
+with DAG("flights_2025", schedule=None, default_args=AT_ONCE, params={"seconds": 2.0}):
+    TaskHubOperator(task_id="delays", orchestrator="year", input="{{ params.seconds }}")
+
 with DAG("told", schedule=None, default_args=AT_ONCE):
     TaskHubOperator(task_id="hub", orchestrator="told")
 
