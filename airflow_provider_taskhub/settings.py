@@ -13,7 +13,6 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -37,6 +36,7 @@ from pydantic_settings import (
 
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.masking import MASK
+from airflow_provider_taskhub.near_names import near
 from airflow_provider_taskhub.spark_connect import connect_server
 
 __all__ = ["LeaseTimes", "Settings", "SparkSettings", "home", "load_settings"]
@@ -323,7 +323,7 @@ def nearest(name: str, known: Iterable[str], *, before: str = "") -> str:
     :param before: a prefix for the name in the hint.
     :returns: the hint; "" if no known name is similar.
     """
-    found = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    found = near(name, known, 1)
     return f" (did you mean {before}{found[0]}?)" if found else ""
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import difflib
 import inspect
 import types
 import typing
@@ -22,6 +21,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel
 
 from airflow_provider_taskhub.codec import decode
 from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.near_names import did_you_mean
 from airflow_provider_taskhub.no_input import NO_INPUT
 
 _TYPE_KEY = "$type"
@@ -98,9 +98,8 @@ def refuse_unknown_keys(raw: Any, decoded: Any, annotation: Any, *, what: str) -
 
 
 def _unknown_key_text(path: str, key: str, known: frozenset[str]) -> str:
-    spelt = {name.casefold(): name for name in known}
-    near = difflib.get_close_matches(key.casefold(), spelt, n=1)
-    hint = f", did you mean {spelt[near[0]]!r}?" if near else ""
+    question = did_you_mean(key, known, 1)
+    hint = f", {question}" if question else ""
     listed = ", ".join(sorted(known)[:_SHOWN]) + (" …" if len(known) > _SHOWN else "") or "none"
     return f"{path} has an unknown key {key!r}{hint} (known keys: {listed})"
 

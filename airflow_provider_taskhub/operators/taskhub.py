@@ -96,7 +96,8 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
     :param no_worker_timeout: a timedelta, or seconds. The task fails if for this time no live worker could run the
         instance: none has its orchestrator in its version or an activity that it awaits, or the owner of its partition
         cannot run it. None: Airflow's option ``[taskhub] no_worker_timeout``; if it is empty, the setting
-        ``no_worker_timeout`` of the triggerer, 10 minutes by default.
+        ``no_worker_timeout`` of the triggerer, 10 minutes by default, but only 10 s if all live workers have the same
+        apps and lack the orchestrator or activity.
     :param on_retry: what a retry of the task does with its instance. ``"rewind"``: a failed instance goes on from
         before its failure. It starts from its beginning if it was terminated, cannot be rewound, or was started with
         another orchestrator, version or input; the task's log then says why. ``"restart"``: the instance starts from

@@ -14,7 +14,7 @@ from airflow_provider_taskhub.engine.identity import generation_of, same_start
 from airflow_provider_taskhub.hooks.masking import masked
 from airflow_provider_taskhub.hub.model import ORCHESTRATOR, WATCHER, Need, RecordState
 from airflow_provider_taskhub.hub.partitions.capabilities import able, listed
-from airflow_provider_taskhub.hub.waiting.reasons import LACKING, START_WORKER, Reason, described
+from airflow_provider_taskhub.hub.waiting.reasons import LACKING, START_WORKER, Reason, described, way_out
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, Member
@@ -93,10 +93,10 @@ def no_worker(members: Sequence[Member], orchestrator: str, seconds: float) -> s
     names = sorted({name for member in live for name in member.orchestrators})
     known = listed(names, _MOST_NAMES) or "no orchestrator"
     if any(orchestrator in member.activities for member in live):
-        way_out = f"{orchestrator!r} is an activity: declare it with standalone=True to start it by itself"
+        remedy = f"{orchestrator!r} is an activity: declare it with standalone=True to start it by itself"
     else:
-        way_out = "Load the app that declares it, or correct the name"
-    return f"{head}. Alive: {listed(map(described, live), _MOST_NAMES)}; they know: {known}. {way_out}"
+        remedy = way_out([orchestrator], names)
+    return f"{head}. Alive: {listed(map(described, live), _MOST_NAMES)}; they know: {known}. {remedy}"
 
 
 def lacking(whys: Sequence[Why], seconds: float) -> str | None:

@@ -80,7 +80,8 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
     :param deadline: the time, in ISO 8601, at which the trigger terminates the instance (if ``owner`` is given) and
         stops waiting; None: no limit.
     :param no_worker_timeout: seconds to wait while no worker can run the instance, or while the hub cannot be used
-        because of a ConfigurationError (for example, the hub does not exist); None: the value of the settings.
+        because of a ConfigurationError (for example, the hub does not exist); None: the value of the settings, but only
+        seconds if no live worker has the function and their apps agree.
     :param may_be_missing: True: wait also for an instance that does not exist yet, as a sensor does. False: report a
         missing instance at once.
     :param end_from_trigger: True: end the task in the triggerer when the instance has completed, because nothing in
@@ -237,7 +238,8 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         self.log.info("waiting for %s in hub %s (%s)", self.instance_id, settings.hub, served_at(settings))
         interval = self.interval or (_EMBEDDED_INTERVAL if settings.embedded else _AZURE_INTERVAL)
         task_log, waits, progress = TaskLog(), WaitsLog(), ProgressLog()
-        presence, unusable = Presence(), UnusableTime(self.orchestrator, self._no_worker_limit(settings), self.clock)
+        presence, patient = Presence(), self.no_worker_timeout is not None
+        unusable = UnusableTime(self.orchestrator, self._no_worker_limit(settings), self.clock, patient=patient)
         output = task_output(self)
         try:
             moment = AwaitedMoment(self.statuses, self.custom_status, self.awaited_event)

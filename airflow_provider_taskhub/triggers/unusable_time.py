@@ -1,6 +1,9 @@
 """Measures how long no live worker could run an instance, or the hub could not be used.
 
-If one of these times is too long, the task gives up its wait.
+If one of these times is too long, the task gives up its wait. A task that gives no ``no_worker_timeout`` gives up
+within seconds while all workers have the same apps: then the name is probably misspelt, or the app was not deployed.
+Workers with different apps may be a rollout, which will bring the function. Workers that were alive lately count too:
+the only worker with an app may be restarting.
 """
 
 from __future__ import annotations
@@ -9,10 +12,16 @@ from collections.abc import Iterator
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import ConfigurationError
-from airflow_provider_taskhub.hub.model import ORCHESTRATOR, Need
-from airflow_provider_taskhub.hub.partitions.capabilities import able
+from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, FunctionKind, Need
+from airflow_provider_taskhub.hub.partitions.capabilities import able, agree
+from airflow_provider_taskhub.hub.waiting.reasons import LACKING, Reason
 from airflow_provider_taskhub.triggers.task_log import lacking, no_worker, served_by
 from airflow_provider_taskhub.triggers.watcher import WatchedInstance
+
+AGREED = 10.0
+"""Seconds after which a wait ends if no live worker has the function, their apps agree, and the task gives no
+``no_worker_timeout``. The workers are read at least twice in this time."""
+_PATIENCE = "All live workers have the same apps. A task with no_worker_timeout waits longer for others"
 
 
 class UnusableTime:
@@ -29,13 +38,16 @@ class UnusableTime:
     :param orchestrator: the name of the instance's orchestrator; "": do not check the workers.
     :param limit: seconds after which the wait ends with an error.
     :param clock: the clock of this process.
+    :param patient: True: the task itself gives the limit. False: the wait ends after :data:`AGREED` seconds if the apps
+        of all live workers agree.
     """
 
-    def __init__(self, orchestrator: str, limit: float, clock: Clock) -> None:
+    def __init__(self, orchestrator: str, limit: float, clock: Clock, *, patient: bool) -> None:
         self._clock = clock
         self._orchestrator = orchestrator
         self._limit = limit
-        self._last_usable = self._last_known = clock.monotonic()
+        self._patient = patient
+        self._last_usable = self._last_known = self._last_different = clock.monotonic()
         self._workers_text: str | None = None
         self._trouble, self._what = "", "the hub"
 
@@ -63,15 +75,30 @@ class UnusableTime:
             self._last_usable = now
         elif now - self._last_usable >= self._limit:
             return f"the hub cannot be used: {seen.trouble}"
-        if seen.members is None or seen.trouble or not self._orchestrator:
+        starts_later = any(why.reason is Reason.STARTS_LATER for why in seen.whys)  # until then, it needs no worker
+        if seen.members is None or seen.trouble or not self._orchestrator or starts_later:
             self._last_known = now
             return None
-        lacks = lacking(seen.whys, self._limit)
-        known = able(seen.members, Need(ORCHESTRATOR, self._orchestrator))
-        if known and lacks is None:
+        known = bool(able(seen.members, Need(ORCHESTRATOR, self._orchestrator)))
+        if known and lacking(seen.whys, 0) is None:
             self._last_known = now
-        elif now - self._last_known >= self._limit:
-            if known and lacks is not None:
-                return lacks
-            return no_worker(seen.members, self._orchestrator, self._limit)
+            return None
+        if self._patient or not self._agree(seen):
+            self._last_different = now
+        if now - self._last_known >= self._limit:
+            return self._lack(seen, self._limit, known=known)
+        if now - max(self._last_known, self._last_different) >= AGREED:
+            return f"{self._lack(seen, AGREED, known=known)}. {_PATIENCE}"
         return None
+
+    def _agree(self, seen: WatchedInstance) -> bool:
+        """Return whether all workers that could have the missing functions have the same apps, also those of lately."""
+        lacks = {why.reason for why in seen.whys if why.reason in LACKING} or {Reason.NO_ORCHESTRATOR}
+        kinds: set[FunctionKind] = {ACTIVITY if reason is Reason.NO_ACTIVITY else ORCHESTRATOR for reason in lacks}
+        live, lately = seen.members or (), (*(seen.members or ()), *seen.gone)
+        return Reason.NOT_OWNER not in lacks and all(agree(live, kind) and agree(lately, kind) for kind in kinds)
+
+    def _lack(self, seen: WatchedInstance, seconds: float, *, known: bool) -> str:
+        """Return the error text. :param known: whether a live worker knows the orchestrator."""
+        lacks = lacking(seen.whys, seconds) if known else None
+        return lacks or no_worker(seen.members or (), self._orchestrator, seconds)

@@ -56,6 +56,8 @@ SOON = 0.3
 """Seconds after which the watcher polls again when a wait has begun. A short instance ends in this time, and Airflow's
 triggerer passes on what its triggers have found once a second."""
 MEMBERS_EVERY = timedelta(seconds=5)
+LATELY = timedelta(minutes=10)
+"""For how long the watcher remembers a worker that is not alive any more: it may be restarting."""
 IDLE = timedelta(seconds=10)
 """Time after which a watcher without waits closes its client, unless its sweep has watch rows left."""
 MOST_FAILURES = 100
@@ -75,6 +77,7 @@ class WatchedInstance:
     :param state: the instance's state; None: no row, or not read yet.
     :param records: the instance's activity records.
     :param members: the hub's workers; None: not read yet.
+    :param gone: workers that were alive less than :data:`LATELY` ago, and are not alive any more.
     :param whys: why the instance makes no progress, the most important reason first.
     :param trouble: the error of the last reading of the hub or of this instance. It stays until this instance was read
         again. None: there was no error, or a later reading of this instance succeeded.
@@ -88,6 +91,7 @@ class WatchedInstance:
     state: InstanceState | None = None
     records: tuple[ActivityRecord, ...] = ()
     members: tuple[Member, ...] | None = None
+    gone: tuple[Member, ...] = ()
     whys: tuple[Why, ...] = ()
     trouble: Exception | None = None
     alone: bool = False
@@ -115,6 +119,8 @@ class Watcher:
         self._new: deque[str] = deque()
         self._changes = AwaitedChanges(clock)
         self._members: tuple[Member, ...] | None = None
+        self._alive: dict[str, tuple[float, Member]] = {}  # when each worker was last alive
+        self._gone: tuple[Member, ...] = ()
         self._members_read = float("-inf")
         self._wake = asyncio.Event()
         self._client: Client | None = None
@@ -135,7 +141,7 @@ class Watcher:
             workers must write change hints. False: the completion hint is enough.
         :param output: gets the output of the instance's running attempts; None: the output is not read.
         """
-        wait = WatchedInstance(instance_id=instance_id, members=self._members, output=output)
+        wait = WatchedInstance(instance_id=instance_id, members=self._members, gone=self._gone, output=output)
         if instance_id not in self._waits:
             self._turn.append(instance_id)
         self._waits.setdefault(instance_id, []).append(wait)
@@ -298,8 +304,11 @@ class Watcher:
             return
         self._members = await client.admin.workers()
         self._members_read = now
+        self._alive |= {member.worker: (now, member) for member in self._members if member.alive}
+        self._alive = {name: one for name, one in self._alive.items() if now - one[0] < LATELY.total_seconds()}
+        self._gone = tuple(member for last, member in self._alive.values() if last < now)
         for wait in self._everyone():
-            wait.members = self._members
+            wait.members, wait.gone = self._members, self._gone
             wait.changed.set()
         await self._explain_all(client)
 

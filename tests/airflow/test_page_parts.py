@@ -212,7 +212,7 @@ STANDSTILLS = {
     "no worker knows it": Standstill(
         state={"name": "unknown"},
         text="no live worker knows orchestrator 'unknown'. Alive: a@host/1 (flights 3)",
-        remedy="Load the app that declares it, or correct the name",
+        remedy="Correct the name, or start a worker with the app that declares it: taskhub worker --app MODULE:APP",
         tab="workers",
     ),
     "wrong version": Standstill(

@@ -22,7 +22,7 @@ from airflow_provider_taskhub.engine.pending_waits import AwaitedEvent, Awaits
 from airflow_provider_taskhub.errors import AccessDenied, HubError, InputError, Throttled, Unavailable
 from airflow_provider_taskhub.hooks.outputs import MAX_OUTPUT_BYTES
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook, settings_without_connection
-from airflow_provider_taskhub.hub.model import RecordState
+from airflow_provider_taskhub.hub.model import Member, RecordState
 from airflow_provider_taskhub.hub.waiting.reasons import unreadable_history
 from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.settings import Settings
@@ -585,6 +585,107 @@ def test_an_activity_that_nobody_knows_is_said_and_ends_the_wait_in_time(
     assert "for 20 s: no live worker knows activity 'laod'" in event["message"]
     (line,) = [line for line in said(capsys) if "waits:" in line]
     assert line.startswith("flights_delays waits: no live worker knows activity 'laod'")
+
+
+ELSEWHERE = replace(member("c@h/1", "load_weather", "flights_delay"), activities=("load", "stop"))
+
+
+@pytest.mark.parametrize(
+    ("missing", "text"),
+    [
+        ("orchestrator", "no live worker has known orchestrator 'flights_delays' for 10 s"),
+        ("activity", "it could not run for 10 s: no live worker knows activity 'laod'"),
+        ("child", "it could not run for 10 s: it awaits child 'load_weathr'"),
+        ("version", "it could not run for 10 s: no live worker accepts version '4'"),
+    ],
+)
+def test_what_no_worker_has_while_their_apps_agree_ends_the_wait_in_seconds(
+    hub: FakeHub, missing: str, text: str
+) -> None:
+    async def scenario() -> dict[str, Any]:
+        names = () if missing == "orchestrator" else ("flights_delays",)
+        one = replace(ELSEWHERE, orchestrators=(*ELSEWHERE.orchestrators, *names), accepts={"flights_delays": ("3",)})
+        hub.workers = (one, replace(one, worker="d@h/1"))
+        hub.put("i", Status.RUNNING, version="4" if missing == "version" else "3")
+        hub.awaits["i"] = {"activity": AWAITS_LOAD, "child": Awaits(children=("load_weathr",))}.get(missing, Awaits())
+        event = await fired(waiting())
+        assert 10 <= asyncio.get_running_loop().time() < 20
+        return event
+
+    event = play(scenario)
+    assert event["reason"] == "no_worker"
+    assert text in event["message"]
+    assert "A task with no_worker_timeout waits longer" in event["message"]
+    near = {"orchestrator": "'flights_delay'", "activity": "'load'", "child": "'load_weather'"}.get(missing)
+    if near:
+        assert f"did you mean {near}? If not, start a worker with the app that declares it: taskhub" in event["message"]
+
+
+OTHER_APP = replace(ELSEWHERE, apps={"flights": "4"})
+
+
+@pytest.mark.parametrize(
+    ("workers", "arguments"),
+    [
+        ((ELSEWHERE, replace(OTHER_APP, worker="d@h/1")), {}),
+        ((ELSEWHERE, replace(ELSEWHERE, worker="d@h/1", activities=("load",))), {}),
+        ((replace(ELSEWHERE, apps={}),), {}),
+        ((replace(ELSEWHERE, roles=("activity",)),), {}),
+        ((), {}),
+        ((ELSEWHERE,), {"no_worker_timeout": 600}),
+    ],
+    ids=["another version", "another activity", "unreadable", "no such role", "no worker", "the task says how long"],
+)
+def test_a_rollout_and_a_time_limit_of_the_task_are_waited_for(
+    hub: FakeHub, workers: tuple[Member, ...], arguments: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        hub.put("i", Status.PENDING)
+        hub.workers = workers
+        after(300, lambda: setattr(hub, "workers", (member(),)))
+        after(310, lambda: hub.end("i", 1))
+        assert (await fired(waiting(**arguments)))["reason"] == "reached"
+
+    play(scenario)
+
+
+def test_apps_that_agree_only_for_a_moment_do_not_end_the_wait(hub: FakeHub) -> None:
+    """As at the start of all workers: the first one has come, and the others have not."""
+
+    async def scenario() -> None:
+        hub.put("i", Status.PENDING)
+        hub.workers = ()
+        after(60, lambda: setattr(hub, "workers", (ELSEWHERE,)))
+        after(66, lambda: setattr(hub, "workers", (ELSEWHERE, member())))
+        after(80, lambda: hub.end("i", 1))
+        assert (await fired(waiting()))["reason"] == "reached"
+
+    play(scenario)
+
+
+def test_the_restart_of_the_only_worker_with_an_app_is_waited_for_also_by_a_new_wait(hub: FakeHub) -> None:
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING)
+        hub.put("j", Status.PENDING)
+        hub.workers = (member(), replace(OTHER_APP, worker="d@h/1"))
+        after(60, lambda: setattr(hub, "workers", hub.workers[1:]))
+        after(500, lambda: setattr(hub, "workers", (member("a@host/2"), *hub.workers)))
+        after(510, lambda: (hub.end("i", 1), hub.end("j", 1)))
+        begun = asyncio.ensure_future(fired(waiting()))
+        await asyncio.sleep(100)
+        assert (await fired(waiting(instance_id="j")))["reason"] == (await begun)["reason"] == "reached"
+
+    play(scenario)
+
+
+def test_an_instance_needs_no_worker_before_its_scheduled_start(hub: FakeHub) -> None:
+    async def scenario() -> None:
+        hub.put("i", Status.PENDING, scheduled_start=NOW + timedelta(days=1))
+        hub.workers = (ELSEWHERE,)
+        after(3000, lambda: hub.end("i", 1))
+        assert (await fired(waiting()))["reason"] == "reached"
+
+    play(scenario)
 
 
 def test_a_version_that_nobody_accepts_ends_the_wait_in_time(hub: FakeHub) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, Member, Need
+from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, FunctionKind, Member, Need
 
-__all__ = ["Difference", "Need", "able", "can_run", "difference", "listed", "refusal"]
+__all__ = ["Difference", "Need", "able", "agree", "can_run", "difference", "listed", "refusal"]
 
 SHOWN = 20
 """The most names that a text for people lists. It gives only the number of the other names."""
@@ -69,6 +69,15 @@ def difference(mine: Member, other: Member) -> Difference | None:
     if not (lacks or more or versions):
         return None
     return Difference(worker=other.worker, lacks=tuple(lacks), more=tuple(more), versions=versions)
+
+
+def agree(members: Iterable[Member], kind: FunctionKind) -> bool:
+    """Return whether the live workers that run functions of a kind have the same apps. False: there is no such worker.
+
+    While a new version of an app is rolled out, old and new workers do not agree.
+    """
+    workers = [member for member in members if member.alive and kind in member.roles]
+    return bool(workers) and all(one.apps and difference(workers[0], one) is None for one in workers)
 
 
 def refusal(mine: Member, others: Iterable[Member]) -> str | None:

@@ -10,7 +10,7 @@ the order of their strength, and a reader must see all reasons to judge this ord
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from enum import StrEnum
 
@@ -29,10 +29,12 @@ from airflow_provider_taskhub.hub.model import (
     OwnerState,
 )
 from airflow_provider_taskhub.hub.partitions.capabilities import Need, able, listed
+from airflow_provider_taskhub.near_names import did_you_mean
 from airflow_provider_taskhub.tags import WATCH_TAG
 
 _MOST_NAMES = 5
-START_WORKER = "Start one: taskhub worker --app MODULE:APP"
+_WORKER = "taskhub worker --app MODULE:APP"
+START_WORKER = f"Start one: {_WORKER}"
 
 
 class Reason(StrEnum):
@@ -97,7 +99,7 @@ AWAITED = frozenset(
 """Reasons that can be found only if the sentinel was read: this row of the history says what the instance awaits."""
 LACKING = frozenset({Reason.NO_ORCHESTRATOR, Reason.VERSION, Reason.NOT_OWNER, Reason.NO_ACTIVITY, Reason.NO_CHILD})
 """Reasons that say that all workers, or the owner of the partition, lack a function. If they last longer than the
-no-worker timeout, the Airflow task fails."""
+no-worker timeout, the Airflow task fails, and sooner while the apps of all workers agree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -481,10 +483,23 @@ def _unknown(reason: Reason, kind: FunctionKind, names: Sequence[str], workers: 
     return Why(
         reason=reason,
         text=f"{head}. Alive: {alive}; they know: {listed(sorted(known), _MOST_NAMES) or 'none'}",
-        remedy="Load the app that declares it, or correct the name"
-        if len(names) == 1
-        else "Load the apps that declare them, or correct the names",
+        remedy=way_out(names, known),
     )
+
+
+def way_out(names: Sequence[str], known: Collection[str]) -> str:
+    """Return what a person can do about functions that no live worker has: correct their names, or start a worker.
+
+    :param names: names of the missing functions.
+    :param known: names of the functions of the live workers.
+    """
+    questions = {name: did_you_mean(name, known) for name in names}
+    asked = [f"For {name!r}, {question}" for name, question in questions.items() if question]
+    one = len(names) == 1
+    worker = f"start a worker with the {'app that declares it' if one else 'apps that declare them'}: {_WORKER}"
+    if not asked:
+        return f"Correct the {'name' if one else 'names'}, or {worker}"
+    return f"{' '.join(asked[:_MOST_NAMES])} If not, {worker}"
 
 
 def _command(name: str, *arguments: str) -> str:
