@@ -10,12 +10,13 @@ The module ``generation`` decides what a result or an error of the main branch m
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Coroutine, Generator, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Generator, Iterator
 from contextlib import suppress
 from types import CoroutineType, FrameType, GeneratorType, TracebackType
 from typing import Any
 
 from airflow_provider_taskhub.engine.actions import CallSite
+from airflow_provider_taskhub.engine.async_generators import AsyncGenerators
 from airflow_provider_taskhub.engine.no_event_loop import CancelledError, advice, called_at, reworded
 from airflow_provider_taskhub.engine.signatures import T_co
 from airflow_provider_taskhub.engine.tasks import CancellableTask, Group, Task
@@ -249,18 +250,39 @@ class Driver:
     :ivar main: the orchestrator function itself.
     :ivar current: the branch whose code runs; the main branch if no code runs.
     :ivar is_closed: whether no code runs any more, because the driver was closed.
+    :ivar cleanup_error: the first error of the clean-up of an async generator that was left early; else None.
     """
 
-    __slots__ = ("_branches", "_name", "_ready", "_steps", "current", "is_closed", "main", "owner")
+    __slots__ = (
+        "_branches",
+        "_cleanups",
+        "_generators",
+        "_name",
+        "_ready",
+        "_steps",
+        "cleanup_error",
+        "current",
+        "is_closed",
+        "main",
+        "owner",
+    )
 
     def __init__(self, name: str, owner: object) -> None:
         self._name = name
         self.owner = owner
         self._ready: deque[Branch[Any]] = deque()
         self._branches: dict[int, Branch[Any]] = {}
+        self._cleanups: set[int] = set()
         self._steps = 0
+        self.cleanup_error: BaseException | None = None
         self.is_closed = False
         self.main = self.current = Branch[Any](self)
+        self._generators = AsyncGenerators(self._clean_up, lambda: self.current._is_running, lambda: self.is_closed)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the orchestrator function and the clean-up of its async generators have ended."""
+        return self.main._done and not self._cleanups
 
     def start(self, made: Any) -> None:
         """Run the orchestrator function for the first time, until it and its branches wait.
@@ -268,6 +290,7 @@ class Driver:
         :param made: what the call of the function gave: a coroutine, a generator, or the result of a plain function.
         """
         if isinstance(made, CoroutineType | GeneratorType):
+            self._generators.watch()
             self.main.begin(made)
             self.turn()
         else:
@@ -287,14 +310,21 @@ class Driver:
         return branch
 
     def turn(self) -> None:
-        """Run all branches that can go on, until each waits or the orchestrator function has ended."""
-        while self._ready and not self.main._done:
+        """Run all branches that can go on, until each waits or the orchestrator is over."""
+        self._generators.watch()
+        while self._ready and not self.is_over:
             self._ready.popleft().step()
         self._steps = 0
 
     def ended(self, branch: Branch[Any]) -> None:
-        """Forget a branch, because its code has ended."""
+        """Forget a branch, because its code has ended. The end of the main branch closes the async generators."""
         self._branches.pop(id(branch), None)
+        if id(branch) in self._cleanups:
+            self._cleanups.remove(id(branch))
+            self.cleanup_error = self.cleanup_error or branch._error
+        if branch.is_main:
+            for generator in self._generators.take_open():
+                self._clean_up(generator)
 
     def wake(self, branch: Branch[Any]) -> None:
         """Let a branch run in this turn, because it can go on."""
@@ -302,7 +332,8 @@ class Driver:
 
     def lines(self) -> list[CallSite | str]:
         """Return the lines of user code at which the orchestrator function and its branches wait."""
-        return [*dict.fromkeys(branch.line() for branch in (self.main, *self._branches.values()))]
+        waiting = [branch for branch in (self.main, *self._branches.values()) if not branch._done]
+        return [*dict.fromkeys(branch.line() for branch in waiting)]
 
     def count(self, branch: Branch[Any]) -> None:
         """Count a step of a branch.
@@ -326,6 +357,17 @@ class Driver:
             branch.close()
         self._branches.clear()
         self._ready.clear()
+
+    def _clean_up(self, generator: AsyncGenerator[Any, Any]) -> None:
+        """Close an async generator in a branch, for which the end of the orchestrator waits."""
+        branch = Branch[Any](self)
+        self._branches[id(branch)] = branch
+        self._cleanups.add(id(branch))
+        branch.begin(_closing(generator))
+
+
+async def _closing(generator: AsyncGenerator[Any, Any]) -> None:
+    await generator.aclose()
 
 
 def _parts(task: Task[Any]) -> Iterator[Task[Any]]:

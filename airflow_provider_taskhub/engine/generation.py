@@ -435,9 +435,11 @@ class Generation:
         try:
             step()
             main = self._driver.main
-            if main._error is not None:
-                self._raise(main._error)
-            elif main._done:
+            if not self._driver.is_over:
+                return
+            if (error := main._error or self._driver.cleanup_error) is not None:
+                self._raise(error)
+            else:
                 self._return(main._result)
         except BaseException as error:  # also SystemExit: an orchestrator must not end its worker
             self._raise(reworded(error))

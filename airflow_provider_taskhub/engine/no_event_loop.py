@@ -130,7 +130,7 @@ def without_event_loop(function: Callable[_P, _R]) -> Callable[_P, _R]:
         if loop is not None and task is not None:
             _leave_task(loop, task)
         asyncio._set_running_loop(_REFUSING)
-        sys.set_asyncgen_hooks(None, None)
+        sys.set_asyncgen_hooks(None, None)  # the driver sets its own
         try:
             return function(*args, **kwargs)
         finally:

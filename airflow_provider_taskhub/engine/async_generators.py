@@ -1,0 +1,66 @@
+"""The async generators of an orchestrator: those that the code leaves before their end are closed in the replay.
+
+When ``async for`` is left by ``break`` or by an error, Python asks a hook to close the generator, because the generator
+can await in its ``finally`` blocks. The hook of the worker's event loop must not do that: it would run the code there,
+where no history is kept. Without a hook, Python drops the clean-up at its first ``await``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from itertools import count
+from types import AsyncGeneratorType
+from typing import Any
+from weakref import WeakValueDictionary
+
+Generator = AsyncGenerator[Any, Any]
+
+
+class AsyncGenerators:
+    """The async generators that the code of one orchestrator has begun.
+
+    :param close: function that closes a generator which the running code has left.
+    :param is_running: function that returns whether the code runs at this moment.
+    :param is_closed: function that returns whether no code runs any more.
+    """
+
+    __slots__ = ("_begun", "_close", "_is_closed", "_is_running", "_kept", "_numbers")
+
+    def __init__(
+        self, close: Callable[[Generator], None], is_running: Callable[[], bool], is_closed: Callable[[], bool]
+    ) -> None:
+        self._close = close
+        self._is_running = is_running
+        self._is_closed = is_closed
+        self._numbers = count()
+        self._begun: WeakValueDictionary[int, Generator] = WeakValueDictionary()
+        self._kept: list[Generator] = []
+
+    def watch(self) -> None:
+        """Watch the generators that this thread begins from now on."""
+        sys.set_asyncgen_hooks(self._begin, self._left)
+
+    def take_open(self) -> list[Generator]:
+        """Return the generators that have begun and not ended, the newest first, without those that code runs now."""
+        kept, self._kept = self._kept, []
+        open_ones = [*kept, *(one for _, one in sorted(self._begun.items()))]
+        return [one for one in reversed(open_ones) if isinstance(one, AsyncGeneratorType) and _is_open(one)]
+
+    def _begin(self, generator: Generator) -> None:
+        self._begun[next(self._numbers)] = generator
+
+    def _left(self, generator: Generator) -> None:
+        """React to a generator that has not ended and to which nothing refers any more."""
+        if self._is_running():
+            self._close(generator)
+        elif self._is_closed():
+            with suppress(BaseException):  # the code is not needed any more: its first await ends the clean-up
+                generator.aclose().send(None)
+        else:  # Python's search for cycles has found it, at another moment than in a replay: close it at the end
+            self._kept.append(generator)
+
+
+def _is_open(generator: AsyncGeneratorType[Any, Any]) -> bool:
+    return generator.ag_frame is not None and not generator.ag_running
