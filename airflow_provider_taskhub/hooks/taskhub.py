@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from airflow.sdk import BaseHook
-from airflow.sdk.exceptions import AirflowNotFoundException
+from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
 
 from airflow_provider_taskhub.errors import ConfigurationError, StorageError
 
@@ -42,6 +42,13 @@ _TEST_DEADLINE = 20.0
 """Seconds for which the button "Test" of Airflow's connection form waits for the hub."""
 
 
+class WrongConnection(ConfigurationError, AirflowFailException):  # type: ignore[misc]  # Airflow is not followed by mypy
+    """An Airflow connection does not exist, or a field of it is wrong.
+
+    Airflow does not retry a task that raises it: somebody must correct the connection, or its id in the DAG.
+    """
+
+
 class TaskHubHook(BaseHook):  # type: ignore[misc]  # Airflow is not followed by mypy
     """Gives access to the task hub that an Airflow connection names.
 
@@ -61,8 +68,9 @@ class TaskHubHook(BaseHook):  # type: ignore[misc]  # Airflow is not followed by
     def settings(self) -> Settings:
         """Return the settings that the connection describes.
 
-        :raises ConfigurationError: if the connection does not exist, is of another type, names no hub, or has a wrong
+        :raises WrongConnection: if the connection does not exist, is of another type, names no hub, or has a wrong
             field.
+        :raises ConfigurationError: if there is no default connection, and a setting is wrong.
         """
         try:
             return settings_of(self.get_connection(self.taskhub_conn_id))
@@ -160,12 +168,13 @@ def settings_without_connection(taskhub_conn_id: str, **arguments: object) -> Se
     """Return the settings where Airflow has no connection of this id: TaskHub's own, if it is the default connection.
 
     :param arguments: settings by name that override all others; None: not given.
-    :raises ConfigurationError: if it is another connection.
+    :raises WrongConnection: if it is another connection.
+    :raises ConfigurationError: if a setting is wrong.
     """
     from airflow_provider_taskhub.settings import load_settings
 
     if taskhub_conn_id != DEFAULT_CONNECTION:
-        raise ConfigurationError(
+        raise WrongConnection(
             f"connection {taskhub_conn_id!r} does not exist: create it with type 'taskhub', "
             f"or omit the connection id to use {DEFAULT_CONNECTION!r}"
         ) from None
@@ -176,27 +185,30 @@ def settings_of(connection: Connection, **arguments: object) -> Settings:
     """Return the settings from the fields of a connection.
 
     :param arguments: settings by name that override the connection; None: not given.
-    :raises ConfigurationError: if a field is wrong. The text names the connection and the field, never the secret.
+    :raises WrongConnection: if a field is wrong. The text names the connection and the field, never the secret.
     """
     from airflow_provider_taskhub.settings import load_settings, nearest
 
     name = connection.conn_id
     if connection.conn_type != TaskHubHook.conn_type:
-        raise ConfigurationError(f"connection {name!r} is of type {connection.conn_type!r}, not 'taskhub'")
+        raise WrongConnection(
+            f"connection {name!r} is of type {connection.conn_type!r}, not 'taskhub': change its type, or give "
+            "the id of a connection of type 'taskhub'"
+        )
     extra = connection.extra_dejson
     for field in sorted(extra.keys() - set(FIELDS)):
-        raise ConfigurationError(
+        raise WrongConnection(
             f"connection {name!r}: its extra has {field!r}, which is not a field of a TaskHub connection"
             f"{nearest(field, FIELDS)}; the fields are {', '.join(FIELDS)}"
         )
     hub = str(extra.get("hub") or "").strip()
     if not hub:
-        raise ConfigurationError(f"connection {name!r} has no hub: fill in the field 'Hub'")
+        raise WrongConnection(f"connection {name!r} has no hub: fill in the field 'Hub'")
     given = {name: value for name, value in arguments.items() if value is not None}
     try:
         return load_settings(**{"hub": hub, "connection": _storage(connection.password, extra), **given})
     except ConfigurationError as error:
-        raise ConfigurationError(f"connection {name!r}: {error}") from None
+        raise WrongConnection(f"connection {name!r}: {error}") from None
 
 
 def served_at(settings: Settings) -> str:

@@ -24,7 +24,7 @@ from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
 from airflow_provider_taskhub.operators.giving_up import terminate
 from airflow_provider_taskhub.triggers.arguments import check_waiting, duration
 from airflow_provider_taskhub.triggers.deferral import deferral_timeout
-from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE
+from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, error_class
 from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, OWNER_KEY
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 from airflow_provider_taskhub.triggers.worker_reasons import needs_worker
@@ -140,7 +140,7 @@ class ActingOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not foll
         if event["reason"] == "timeout":
             raise AirflowTaskTimeout(f"instance {self.instance_id}: {event['message']}; {self._late()}")
         if event["reason"] != "reached":
-            raise AirflowException(f"instance {self.instance_id}: {event['message']}; {self._late()}")
+            raise error_class(event["reason"])(f"instance {self.instance_id}: {event['message']}; {self._late()}")
         return self._attempt(lambda client: self._reached(client, context, event["status"], wait), context, until)
 
     @abstractmethod

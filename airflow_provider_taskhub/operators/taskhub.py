@@ -44,7 +44,7 @@ from airflow_provider_taskhub.triggers.arguments import (
     time_text,
 )
 from airflow_provider_taskhub.triggers.deferral import deferral_timeout
-from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE
+from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, error_class
 from airflow_provider_taskhub.triggers.placed_task import PlacedTask
 from airflow_provider_taskhub.triggers.placement import Placement, place
 from airflow_provider_taskhub.triggers.reactions import REACTION_TEXTS, OnClear, OnRetry
@@ -333,7 +333,7 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
         if why == "no_worker":
             self._give_up(context, instance_id, event["owner"])
         if why != "reached":
-            raise AirflowException(f"{self._named(instance_id)}: {event['message']}")
+            raise error_class(why)(f"{self._named(instance_id)}: {event['message']}")
         owner = event["owner"]
         state = self._hook().run(lambda client: self._ended(client, context, instance_id, owner))
         return self._result(context, state, instance_id, owner, until)

@@ -23,6 +23,7 @@ class Wanted:
     :param dag: the DAG of the Airflow task that started the instance.
     :param name: the orchestrator.
     :param tag: ``tag=value``, or the name of a tag that the instance has.
+    :param roots: True: only instances without a parent.
     :param error: a part of the error of a failed instance or of the reason of a terminated one.
     """
 
@@ -34,9 +35,10 @@ class Wanted:
     name: str = ""
     tag: str = ""
     error: str = ""
+    roots: bool = False
 
 
-COLUMNS = ("id", "name", "started", "duration")
+COLUMNS = ("status", "id", "name", "started", "ended", "duration")
 """The columns by which the list can be ordered."""
 
 
@@ -87,6 +89,7 @@ def wanted() -> Any:
         name: Text = "",
         tag: Text = "",
         error: Text = "",
+        roots: bool = False,
     ) -> Wanted:
         """Without a time, the window is the last day. With ``from`` or ``to`` and no window, it is all time."""
         one = next((one for one in Status if one.casefold() == status.casefold()), None)
@@ -108,6 +111,7 @@ def wanted() -> Any:
             name=name.strip(),
             tag=tag.strip(),
             error=error.strip(),
+            roots=roots,
         )
 
     return read

@@ -58,6 +58,7 @@ class Row:
     :param kind: the position of the status in :class:`.Status`. It is compared and counted much faster than the status.
     :param created: when the instance was started, in ticks; 0: the row does not say it.
     :param dag: the DAG of the Airflow task that started the instance; None: no Airflow task did.
+    :param root: True: the instance has no parent.
     :param error: the beginning of the error or of the reason of a termination, masked, in small letters.
     :param etag: says whether the row is up to date. It makes no difference to the list.
     """
@@ -72,6 +73,7 @@ class Row:
     restarts: int | None
     tags: Mapping[str, str]
     dag: str | None
+    root: bool
     error: str
     etag: str = field(default="", compare=False)
 
@@ -93,6 +95,7 @@ def row_of(state: InstanceState) -> Row:
         restarts=state.restarts,
         tags=tags,
         dag=tags.get(DAG_TAG),
+        root=state.parent is None,
         # masked here, so that nobody can find out a secret by searching for its parts
         error=masked(reason(state))[:MOST_ERROR].lower() if state.status.is_unsuccessful else "",
         etag=state.etag,

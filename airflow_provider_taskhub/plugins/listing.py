@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest, nsmallest
 from itertools import islice
-from operator import attrgetter
-from typing import Protocol
+from operator import attrgetter, itemgetter
+from typing import Any, Protocol
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import Status
@@ -28,8 +28,7 @@ _GROUPS = (
     tuple(kind for status, kind in KINDS.items() if status not in _FIRST),
 )
 """The order of the list: groups of kinds. In a group, the newest instances come first."""
-_COLUMNS = {"id": attrgetter("instance_id"), "name": attrgetter("name"), "started": attrgetter("created")}
-"""By which field of a row a column of the list is ordered."""
+_RANKS = {kind: rank for rank, kind in enumerate((*map(KINDS.__getitem__, _FIRST), *_GROUPS[-1]))}
 
 
 class Tagged(Protocol):
@@ -46,11 +45,15 @@ class Listing:
     :param rows: the instances on this page.
     :param counts: the number of instances by status, before the filter by status.
     :param total: the number of instances after all filters, on all pages.
+    :param children: the number of instances that only the filter by parents leaves out.
+    :param elsewhen: the number of instances that only the filter by time leaves out.
     """
 
     rows: tuple[Row, ...]
     counts: Mapping[str, int]
     total: int
+    children: int = 0
+    elsewhen: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,18 +115,23 @@ def listing(
     :param order: the order that the user has chosen; None: running and failed instances first.
     :param reads: says whether the user may read an instance's error. The user finds no other instances by their errors.
     """
-    seen = _matching(rows, wanted, reads)
+    within = _matching(_within(rows, wanted), wanted, reads)
+    seen = _rooted(within, wanted)
+    others = _rooted(_matching(rows, wanted, reads), wanted) if _limits_time(wanted) else seen
     counts = Counter(map(attrgetter("kind"), seen))
     groups = _GROUPS if wanted.status is None else ((KINDS[wanted.status],),)
     if order is None:
         page = _in_groups(seen, groups, counts, offset, limit)
     else:
-        one = seen if wanted.status is None else [row for row in seen if row.status is wanted.status]
+        one = _of_status(seen, wanted)
         page = _ordered(one, order, now, offset + limit)[offset:]
+    total = sum(counts[kind] for kinds in groups for kind in kinds)
     return Listing(
         rows=tuple(page),
         counts={str(status): counts[kind] for status, kind in KINDS.items() if counts[kind]},
-        total=sum(counts[kind] for kinds in groups for kind in kinds),
+        total=total,
+        children=len(_of_status(within, wanted)) - total,
+        elsewhen=len(_of_status(others, wanted)) - total,
     )
 
 
@@ -143,27 +151,46 @@ def _in_groups(
 def _ordered(rows: Sequence[Row], order: Order, now: Timestamp, most: int) -> list[Row]:
     """Return the first instances in an order. Of instances that are equal in it, the newest comes first.
 
-    An instance without a duration comes last in both directions.
+    An instance without a value, such as an end, comes last in both directions.
     """
+    value = _VALUES[order.column](now)
+    valued = [(found, row) for row in rows if (found := value(row)) is not None]
+    select = nlargest if order.descending else nsmallest
+    first = [row for _, row in select(most, valued, key=itemgetter(0))]
+    if len(valued) == len(rows) or len(first) == most:
+        return first
+    others = (row for row in rows if value(row) is None)
+    return [*first, *islice(others, most - len(first))]
 
-    def duration(row: Row) -> int:
+
+def _duration(now: Timestamp) -> Callable[[Row], int | None]:
+    def duration(row: Row) -> int | None:
+        if not row.created or row.status is Status.PENDING:
+            return None
         return (row.completed.ticks if row.completed else now.ticks) - row.created
 
-    select = nlargest if order.descending else nsmallest
-    if order.column != "duration":
-        return select(most, rows, key=_COLUMNS[order.column])
-    lasting = [row for row in rows if row.created and row.status is not Status.PENDING]
-    first = select(most, lasting, key=duration)
-    if len(first) == most:
-        return first
-    others = (row for row in rows if not row.created or row.status is Status.PENDING)
-    return [*first, *islice(others, most - len(first))]
+    return duration
+
+
+def _end(row: Row) -> int | None:
+    return row.completed.ticks if row.completed and row.status.is_final else None
+
+
+_VALUES: Mapping[str, Callable[[Timestamp], Callable[[Row], Any]]] = {
+    "status": lambda now: lambda row: _RANKS[row.kind],
+    "id": lambda now: attrgetter("instance_id"),
+    "name": lambda now: attrgetter("name"),
+    "started": lambda now: attrgetter("created"),
+    "ended": lambda now: _end,
+    "duration": _duration,
+}
+"""By column of the list, the function that returns the value by which a row is ordered; None: the row has none."""
 
 
 def chosen(rows: Sequence[Row], wanted: Wanted, *, reads: Callable[[Row], bool]) -> list[Row]:
     """Return the instances that match a filter. Parameters: see :func:`listing`."""
-    found = _matching(rows, wanted, reads)
-    return [row for row in found if wanted.status is None or row.status is wanted.status]
+    found = _rooted(_matching(_within(rows, wanted), wanted, reads), wanted)
+    return [*_of_status(found, wanted)]
 
 
 def offered(rows: Sequence[Row]) -> Offered:
@@ -178,8 +205,7 @@ def with_error(rows: Iterable[Row], text: str) -> list[Row]:
 
 
 def _matching(rows: Sequence[Row], wanted: Wanted, reads: Callable[[Row], bool]) -> Sequence[Row]:
-    """Apply all filters but the one by status. Each filter is one pass, because most of them are not used."""
-    rows = _within(rows, wanted)
+    """Apply all filters but those by status, time and parent. Each filter is one pass: most of them are not used."""
     if wanted.dag:
         rows = [row for row in rows if row.dag == wanted.dag]
     if wanted.name:
@@ -196,6 +222,18 @@ def _matching(rows: Sequence[Row], wanted: Wanted, reads: Callable[[Row], bool])
     text = wanted.text.lower()
     names = {name for name in set(map(attrgetter("name"), rows)) if text in name.lower()}
     return [row for row in rows if row.name in names or text in row.instance_id.lower()]
+
+
+def _of_status(rows: Sequence[Row], wanted: Wanted) -> Sequence[Row]:
+    return rows if wanted.status is None else [row for row in rows if row.status is wanted.status]
+
+
+def _rooted(rows: Sequence[Row], wanted: Wanted) -> Sequence[Row]:
+    return [row for row in rows if row.root] if wanted.roots else rows
+
+
+def _limits_time(wanted: Wanted) -> bool:
+    return wanted.created_from is not None or wanted.created_to is not None
 
 
 def _within(rows: Sequence[Row], wanted: Wanted) -> Sequence[Row]:

@@ -152,6 +152,8 @@ def _data() -> Any:
         shown = await shows(rows, user)
         return head | {
             "counts": listed.counts,
+            "children": listed.children,
+            "elsewhen": listed.elsewhen,
             "total": listed.total,
             "capped": index.capped,
             "most": MOST,

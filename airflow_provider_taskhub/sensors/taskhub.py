@@ -31,7 +31,7 @@ from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHo
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
 from airflow_provider_taskhub.triggers.arguments import check_waiting, duration
 from airflow_provider_taskhub.triggers.deferral import BACKSTOP, deferral_timeout
-from airflow_provider_taskhub.triggers.outcome import OVERDUE
+from airflow_provider_taskhub.triggers.outcome import OVERDUE, error_class
 from airflow_provider_taskhub.triggers.placed_task import PlacedTask
 from airflow_provider_taskhub.triggers.placement import Placement, place
 from airflow_provider_taskhub.triggers.start_from_trigger import FirstTrigger
@@ -292,7 +292,7 @@ class TaskHubSensor(PlacedTask, BaseSensorOperator):  # type: ignore[misc]  # Ai
                 raise AirflowTaskTimeout(text)
             raise AirflowSensorTimeout(text)
         if event["reason"] != "reached":
-            raise AirflowException(f"instance {self.instance_id}: {event['message']}")
+            raise error_class(event["reason"])(f"instance {self.instance_id}: {event['message']}")
         status, met = Status(event["status"]), bool(event.get("met")) or event["status"] in self._statuses()
         if status is not Status.COMPLETED and met:
             self.log.info("instance %s is %s", self.instance_id, status)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
 from airflow_provider_taskhub.hooks.outputs import plain
 from airflow_provider_taskhub.tags import OWNER_TAG
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 OVERDUE = "the time limit is over"
 EXECUTION_TIMEOUT = "from Airflow: execution timeout"
 """Reason with which an instance is terminated when the task's time limit is over."""
+UNUSABLE = "unusable"
+"""Reason of the event with which a wait ends whose connection or arguments are wrong."""
 LOG_LINES = 50
 """Lines of the failed attempt's log that the task's log shows."""
 
@@ -42,6 +46,16 @@ def early_end(state: InstanceState) -> str:
     if state.status is Status.COMPLETED:
         return f"{text} before it reached what this sensor waits for"
     return f"{text}: {reason(state)}"
+
+
+def error_class(ended_by: str) -> type[AirflowException]:
+    """Return the class of the error of a wait that has ended without an answer.
+
+    :param ended_by: the reason in the trigger's event. ``unusable`` is a wrong connection or argument, which a retry
+        does not change.
+    """
+    found: type[AirflowException] = AirflowFailException if ended_by == UNUSABLE else AirflowException
+    return found
 
 
 async def terminate_owned(

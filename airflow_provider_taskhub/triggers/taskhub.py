@@ -27,7 +27,7 @@ from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, served_at
 from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.triggers.airflow_tasks import SupervisorTasks, index_of, key, why_nobody_waits
-from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, terminate_owned
+from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, UNUSABLE, terminate_owned
 from airflow_provider_taskhub.triggers.settling import settle
 from airflow_provider_taskhub.triggers.shared_client import shared_client
 from airflow_provider_taskhub.triggers.shared_requests import shared_settings, state_of
@@ -200,7 +200,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         try:
             settings = await self._settings()
         except ConfigurationError as error:
-            return self._event("unusable", None, str(error))
+            return self._event(UNUSABLE, None, str(error))
         return await self._watch(settings) if settings is not None else await self._timed_out(None)
 
     async def _settings(self) -> Settings | None:
@@ -244,7 +244,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
         try:
             moment = AwaitedMoment(self.statuses, self.custom_status, self.awaited_event)
         except InputError as error:
-            return self._event("unusable", None, str(error))
+            return self._event(UNUSABLE, None, str(error))
         while not self._late():
             place, connect = (settings.hub, settings.secret), partial(shared_client, settings)
             watcher = watcher_of(place, connect, interval=interval, clock=self.clock, sweep=self._sweep)
@@ -257,7 +257,7 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
                     try:
                         met = await moment.met(wait)
                     except InputError as error:
-                        return self._event("unusable", wait.state, str(error))
+                        return self._event(UNUSABLE, wait.state, str(error))
                     if (event := self._end_event(wait, unusable, met=met)) is not None:
                         await self.task_end.read(watcher, moment, wait.state, met=met)
                         return event

@@ -60,7 +60,10 @@ def test_storage_of_a_connection(made: Connection, expected: str) -> None:
         (connection(), "'c' has no hub"),
         (connection(hub="  "), "'c' has no hub"),
         (connection(hub="my-hub"), "hub name 'my-hub' cannot name Azure queues"),
-        (connection(conn_type="http", hub="Flights"), "is of type 'http'"),
+        (
+            connection(conn_type="http", hub="Flights"),
+            "is of type 'http', not 'taskhub': change its type, or give the id",
+        ),
         (connection(hub="Flights", storage="nfs"), "'Storage' is 'nfs'"),
         (connection(hub="Flights", path="hub.db"), "'hub.db': give an absolute path"),
         (connection("s3cret", hub="Flights", storage="embedded"), "has no secret and no account address"),

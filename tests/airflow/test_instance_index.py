@@ -377,6 +377,7 @@ def told(hub: FakeHub) -> FakeHub:
     failure = FailureDetails(error_type="E", error_message="41 rows rejected")
     put(hub, "failed", status=Status.FAILED, tags=mine, failure=failure, name="load")
     put(hub, "hidden", status=Status.FAILED, tags=theirs, failure=failure)
+    put(hub, "child", status=Status.COMPLETED, tags={"airflow.dag_id": "third"}, parent="old", root="old")
     put(hub, "old", status=Status.COMPLETED, tags=mine, created=Timestamp.parse("2020-01-01T00:00:00Z"))
     return hub
 
@@ -384,13 +385,15 @@ def told(hub: FakeHub) -> FakeHub:
 @pytest.mark.parametrize(
     ("query", "ids"),
     [
-        ("window=all", {"failed", "hidden", "old"}),
+        ("window=all", {"failed", "hidden", "old", "child"}),
+        ("window=all&roots=true", {"failed", "hidden", "old"}),
+        ("window=all&roots=1&dag=third", set()),
         ("window=all&dag=flights", {"failed", "old"}),
         ("window=all&name=load", {"failed"}),
         ("window=all&tag=team%3Dx", {"hidden"}),
         ("window=all&error=REJECTED", {"failed", "hidden"}),
         ("to=2020-06-01T00:00:00Z", {"old"}),
-        ("from=2020-06-01T00:00:00", {"failed", "hidden"}),
+        ("from=2020-06-01T00:00:00", {"failed", "hidden", "child"}),
         ("from=2019-01-01T00:00:00Z&to=2020-06-01T00:00:00%2B02:00&dag=flights", {"old"}),
         ("window=hour&text=old", {"old"}),
     ],
@@ -402,6 +405,11 @@ def test_the_list_and_the_targets_of_an_order_take_the_same_filters(
         status, answer = ask(path)
         assert status == 200, answer
         assert {row["id"] for row in answer.get("rows", answer.get("targets"))} == ids, path
+
+
+def test_an_answer_says_how_many_the_time_and_the_parents_leave_out(ask: Any, told: FakeHub) -> None:
+    _, answer = ask("/api/instances?from=2020-06-01T00:00:00Z&roots=true")
+    assert (answer["total"], answer["children"], answer["elsewhen"]) == (2, 1, 1)
 
 
 @pytest.mark.parametrize("query", ["from=yesterday", "to=2020-99-01", "window=year", "status=Lost", "dag=" + "x" * 301])
@@ -427,7 +435,7 @@ def test_a_user_finds_no_instance_by_an_error_that_the_user_may_not_read(ask: An
 
 def test_a_user_is_offered_only_what_the_user_may_see(ask: Any, told: FakeHub) -> None:
     _, answer = ask("/api/filters")
-    assert (answer["dags"], answer["names"]) == (["flights", "other"], ["flights_delays", "load"])
+    assert (answer["dags"], answer["names"]) == (["flights", "other", "third"], ["flights_delays", "load"])
     _, answer = ask("/api/filters", "vera", dags=("other",))
     assert (answer["dags"], answer["names"]) == (["other"], ["flights_delays"])
 

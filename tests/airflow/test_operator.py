@@ -20,15 +20,18 @@ from airflow.sdk.exceptions import (
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.errors import InstanceExists, Unavailable
+from airflow_provider_taskhub.errors import HubError, InstanceExists, Unavailable
 from airflow_provider_taskhub.hooks.identity import TaskIdentity
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
 from airflow_provider_taskhub.hub.model import InstanceState, RecordState, StartPolicy
 from airflow_provider_taskhub.hub.watches import Watch
+from airflow_provider_taskhub.operators.control import TaskHubTerminateOperator
 from airflow_provider_taskhub.operators.short_wait import SHORT_WAIT, short_wait
+from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
+from airflow_provider_taskhub.sensors.taskhub import TaskHubSensor
 from airflow_provider_taskhub.settings import load_settings
 from airflow_provider_taskhub.triggers.arguments import evaluated
-from tests.airflow.conftest import Ti
+from tests.airflow.conftest import Task, Ti
 from tests.airflow.fake import FakeClient, FakeWatches, member, record
 
 ID = "flights:delays:scheduled__2013-12-01T00:00:00+00:00:g{}"
@@ -762,6 +765,31 @@ def test_bad_arguments_fail_at_once_and_for_good(make_task, hub, arguments, text
     with pytest.raises(AirflowFailException, match=text):
         task.operator.execute.__wrapped__(task.operator, task.context(Ti()))
     assert hub.starts == []
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        TaskHubOperator(task_id="t", orchestrator="o", taskhub_conn_id="gone"),
+        TaskHubSensor(task_id="t", instance_id="i", taskhub_conn_id="gone"),
+        TaskHubTerminateOperator(task_id="t", instance_id="i", taskhub_conn_id="gone"),
+    ],
+    ids=lambda task: type(task).__name__,
+)
+def test_a_wrong_connection_fails_at_once_and_for_good(hub, task) -> None:
+    """Also if somebody deletes it while the task waits. A hub that is not there yet, or is down, is tried again."""
+    one = Task(task)
+    with pytest.raises(AirflowFailException, match="connection 'gone' does not exist: create it with type 'taskhub'"):
+        one.run(Ti())
+    ended = {"instance_id": "i", "owner": None, "status": None, "reason": "unusable", "message": "connection 'gone'"}
+    with pytest.raises(AirflowFailException, match="connection 'gone'"):
+        task.execute_complete(one.context(Ti()), ended)
+    task.taskhub_conn_id = "taskhub_default"
+    hub.down = HubError("there is no hub 'TaskHub': taskhub hub create")
+    if not isinstance(task, TaskHubSensor):  # a sensor waits
+        with pytest.raises(HubError, match="there is no hub") as error:
+            one.run(Ti())
+        assert not isinstance(error.value, AirflowFailException)
 
 
 def test_an_input_with_a_masked_secret_is_refused_without_showing_it(make_task, hub) -> None:

@@ -81,6 +81,10 @@ def test_what_runs_or_is_wrong_comes_first() -> None:
 @pytest.mark.parametrize(
     ("sort", "ids"),
     [
+        ("status", ["i2", "i1", "i4", "i3", "i0"]),
+        ("-status", ["i3", "i0", "i4", "i1", "i2"]),
+        ("ended", ["i1", "i3", "i0", "i4", "i2"]),
+        ("-ended", ["i0", "i3", "i1", "i4", "i2"]),
         ("started", ["i0", "i1", "i2", "i3", "i4"]),
         ("-started", ["i4", "i3", "i2", "i1", "i0"]),
         ("-id", ["i4", "i3", "i2", "i1", "i0"]),
@@ -91,7 +95,7 @@ def test_what_runs_or_is_wrong_comes_first() -> None:
     ],
 )
 def test_the_list_has_the_order_that_the_user_chooses(sort: str, ids: list[str]) -> None:
-    """Of equal ones the newest comes first; what runs lasts until now; what waits for its start comes last."""
+    """Of equal ones the newest comes first; what runs lasts until now; what has no duration or end comes last."""
     rows = rows_of(
         state(Status.COMPLETED, 0, name="load", completed=at(30)),
         state(Status.FAILED, 1, name="load", completed=at(3)),
@@ -121,7 +125,7 @@ FILTERED = [
     state(Status.FAILED, 0, name="load", failure=FailureDetails(error_type="E", error_message="41 Rows rejected")),
     state(Status.TERMINATED, 1, dag="other", output='"rows are wrong"'),
     state(Status.COMPLETED, 2, name="load", output="rows", tags={"airflow.dag_id": "other", "team": "x"}),
-    state(Status.RUNNING, 3, dag=None, tags={"team": "y", "taskhub.owner": "o"}),
+    state(Status.RUNNING, 3, dag=None, tags={"team": "y", "taskhub.owner": "o"}, parent="i0", root="i0"),
 ]
 
 
@@ -144,6 +148,8 @@ FILTERED = [
         (Wanted(created_from=at(1), text="i0"), ["i0"]),
         (Wanted(created_to=at(1), text="i3", status=Status.RUNNING), ["i3"]),
         (Wanted(dag="other", name="load", tag="team=x", created_from=at(2)), ["i2"]),
+        (Wanted(roots=True), ["i0", "i2", "i1"]),
+        (Wanted(roots=True, tag="team"), ["i2"]),
         (Wanted(dag="other", error="rows", status=Status.FAILED), []),
     ],
 )
@@ -151,6 +157,28 @@ def test_filters_can_be_combined(wanted: Wanted, ids: list[str]) -> None:
     rows = rows_of(*FILTERED)
     assert found(rows, wanted) == ids
     assert sorted(row.instance_id for row in chosen(rows, wanted, reads=lambda row: True)) == sorted(ids)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "shown", "children", "elsewhen"),
+    [
+        (Wanted(), 4, 0, 0),
+        (Wanted(roots=True), 3, 1, 0),
+        (Wanted(created_from=at(1)), 3, 0, 1),
+        (Wanted(created_from=at(1), roots=True), 2, 1, 1),
+        (Wanted(created_to=at(2), roots=True), 3, 0, 0),
+        (Wanted(created_to=at(2), tag="team"), 1, 0, 1),
+        (Wanted(created_from=at(1), text="i0"), 1, 0, 0),
+        (Wanted(created_from=at(2), name="load", status=Status.COMPLETED), 1, 0, 0),
+        (Wanted(created_from=at(2), name="load", status=Status.FAILED), 0, 0, 1),
+        (Wanted(status=Status.FAILED, roots=True), 1, 0, 0),
+    ],
+)
+def test_what_the_filters_by_time_and_parent_leave_out_is_counted(
+    wanted: Wanted, shown: int, children: int, elsewhen: int
+) -> None:
+    page = listing(rows_of(*FILTERED), wanted, offset=0, limit=1, now=NOW)
+    assert (page.total, page.children, page.elsewhen) == (shown, children, elsewhen)
 
 
 def test_an_error_that_the_user_may_not_read_finds_nothing() -> None:

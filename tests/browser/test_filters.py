@@ -73,6 +73,22 @@ def test_filters_are_in_the_address_and_come_back_with_it(shown: Open, many: Fak
     assert in_address(page) == {"window": "all", "status": "Failed"}
 
 
+def test_children_can_be_left_out_and_are_counted(shown: Open, many: FakeHub) -> None:
+    many.put("child", Status.COMPLETED, tags={"airflow.dag_id": "flights"}, created=NOW, parent="f1", root="f1")
+    page = shown("instances?window=all")
+    expect(ids(page)).to_have_count(5)
+    page.get_by_role("button", name="More filters").click()
+    page.get_by_label("Without a parent").check()
+    expect(ids(page)).to_have_count(4)
+    expect(page.locator(".foot")).to_contain_text("1–4 of 4. Not shown: 1 with a parent.")
+    assert in_address(page) == {"window": "all", "roots": "true"}
+    page.reload()
+    expect(page.get_by_label("Without a parent")).to_be_checked()
+    expect(page.get_by_role("button", name="More filters").locator("b")).to_have_text("1")
+    page.get_by_role("button", name="Clear").click()
+    expect(ids(page)).to_have_count(5)
+
+
 def test_two_fields_that_are_filled_quickly_both_count(shown: Open, many: FakeHub) -> None:
     page = shown("instances?window=all")
     page.get_by_role("button", name="More filters").click()
@@ -150,7 +166,12 @@ def test_a_column_orders_the_list_by_its_keyboard_button(shown: Open, many: Fake
     page.reload()
     expect(head).to_have_attribute("aria-sort", "descending")
     expect(ids(page)).to_have_text(["old", "f2", "f1", "c1"])
-    page.get_by_role("columnheader", name="Status").get_by_role("button").press("Enter")
+    status = page.get_by_role("columnheader", name="Status").get_by_role("button")
+    for sort, found in (("status", ["f1", "f2", "c1", "old"]), ("-status", ["c1", "old", "f1", "f2"])):
+        status.press("Enter")
+        expect(ids(page)).to_have_text(found)
+        assert in_address(page)["sort"] == sort
+    status.press("Enter")
     expect(ids(page)).to_have_text(["f1", "f2", "c1", "old"])
     assert "sort" not in in_address(page)
     page.get_by_role("columnheader", name="Started").get_by_role("button").click()

@@ -7,14 +7,15 @@ const STATUSES = ["Running", "Pending", "Suspended", "Failed", "Completed", "Ter
 const WINDOWS = [["hour", "last hour"], ["day", "last 24 hours"], ["week", "last 7 days"], ["month", "last 31 days"], ["all", "all time"], ["between", "between…"]];
 // what more the list can be filtered by: name in the address, label, hint
 const MORE = [["dag", "DAG", "DAG"], ["name", "Orchestrator", "Orchestrator"], ["tag", "Tag", "Tag or tag=value"], ["error", "Text in the error", "Text in the error"]];
-// label, name in the address; columns without a name cannot be sorted. Times and durations begin with the largest
-const COLUMNS = [["Status", ""], ["Instance and its Airflow run", "id"], ["Orchestrator", "name"], ["Started", "started"], ["Duration", "duration"], ["Activities"], ["Now"]];
-const LARGEST_FIRST = ["started", "duration"];
+// label, name in the address; columns without a name cannot be sorted. Times and durations begin with the largest.
+// Without an order, running and failed instances come first
+const COLUMNS = [["Status", "status"], ["Instance and its Airflow run", "id"], ["Orchestrator", "name"], ["Started", "started"], ["Ended", "ended"], ["Duration", "duration"], ["Activities"], ["Now"]];
+const LARGEST_FIRST = ["started", "ended", "duration"];
 const LIMIT = 25;
 const main = document.getElementById("main");
 const filter = {
   conn: query.get("conn") ?? "", status: query.get("status") ?? "", text: query.get("text") ?? "",
-  window: query.get("window") ?? (query.get("from") || query.get("to") ? "between" : "day"), offset: Number(query.get("offset")) || 0, sort: query.get("sort") ?? "",
+  roots: query.get("roots") ?? "", window: query.get("window") ?? (query.get("from") || query.get("to") ? "between" : "day"), offset: Number(query.get("offset")) || 0, sort: query.get("sort") ?? "",
   ...Object.fromEntries([...MORE.map(([name]) => name), "from", "to"].map((name) => [name, query.get(name) ?? ""])),
 };
 
@@ -25,12 +26,13 @@ const hubs = el("select", { "aria-label": "Hub", hidden: true });
 const times = [["from", "Started from"], ["to", "Started until"]].map(([name, label]) => el("input", { type: "datetime-local", name, "aria-label": label, title: label, value: local(filter[name]) }));
 const offers = Object.fromEntries(["dag", "name"].map((name) => [name, el("datalist", { id: `offers-${name}` })]));
 const fields = MORE.map(([name, label, hint]) => el("input", { type: "search", name, "aria-label": label, placeholder: hint, value: filter[name], list: offers[name]?.id }));
+const roots = el("input", { type: "checkbox", name: "roots", checked: filter.roots === "true" });
 const more = el("button", { class: "chip", "aria-expanded": "false", "aria-controls": "more" });
-const panel = el("div", { class: "chips more", id: "more", role: "group", "aria-label": "More filters", hidden: true }, fields, Object.values(offers),
-  el("button", { onclick: () => { for (const field of fields) field.value = ""; change(Object.fromEntries(MORE.map(([name]) => [name, ""]))); } }, "Clear"));
-const body = el("tbody", {}, ghosts(8, [60, 260, 110, 60, 50, 130, 160]));
+const panel = el("div", { class: "chips more", id: "more", role: "group", "aria-label": "More filters", hidden: true }, fields, Object.values(offers), el("label", {}, roots, " Without a parent"),
+  el("button", { onclick: () => { for (const field of fields) field.value = ""; roots.checked = false; change({ roots: "", ...Object.fromEntries(MORE.map(([name]) => [name, ""])) }); } }, "Clear"));
+const body = el("tbody", {}, ghosts(8, [60, 260, 110, 60, 60, 50, 130, 160]));
 const heads = COLUMNS.map(([text, column]) => el("th", { class: column === "duration" ? "n" : "" }, column == null ? text
-  : el("button", { class: "sort", title: column ? `Sort by ${text.toLowerCase()}` : "Running and failed instances first", onclick: () => change({ sort: next(column) }) }, text)));
+  : el("button", { class: "sort", title: `Sort by ${text.toLowerCase()}`, onclick: () => change({ sort: next(column) }) }, text)));
 const table = el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, heads)), body));
 const foot = el("div", { class: "foot" });
 const notes = el("div"), order = el("span", { class: "actions" }), batch = el("div");
@@ -46,7 +48,6 @@ function change(values) {
 
 /** The order after a click on a column's name: first one direction, then the other one, then no order of columns. */
 function next(column) {
-  if (!column) return "";
   const [first, second] = LARGEST_FIRST.includes(column) ? [`-${column}`, column] : [column, `-${column}`];
   return filter.sort === first ? second : filter.sort === second ? "" : first;
 }
@@ -54,12 +55,12 @@ function next(column) {
 /** Show the order, the fields that the filter needs, and how many of the hidden ones are used. */
 function paint() {
   COLUMNS.forEach(([, column], at) => {
-    const sorted = column === "" ? !filter.sort && "other" : { [column]: "ascending", [`-${column}`]: "descending" }[filter.sort];
+    const sorted = column === "status" && !filter.sort ? "other" : { [column]: "ascending", [`-${column}`]: "descending" }[filter.sort];
     if (sorted) heads[at].setAttribute("aria-sort", sorted);
     else heads[at].removeAttribute("aria-sort");
   });
   for (const time of times) time.hidden = filter.window !== "between";
-  const used = MORE.filter(([name]) => filter[name]).length;
+  const used = ["roots", ...MORE.map(([name]) => name)].filter((name) => filter[name]).length;
   more.replaceChildren("More filters", ...(used ? [" ", el("b", {}, String(used))] : []));
   more.setAttribute("aria-pressed", String(used > 0));
 }
@@ -87,6 +88,13 @@ function notesOf(answer) {
     answer.capped ? `This hub has more than ${many} instances: the newest ${many} are counted and found. A whole id finds any instance.` : ""].filter(Boolean);
 }
 
+/** How many instances the filters by parent and by time leave out; "" if none. */
+function leftOut(answer) {
+  const counted = (number, what) => number ? [`${number.toLocaleString("en")} ${what}`] : [];
+  const parts = [...counted(answer.children, "with a parent"), ...counted(answer.elsewhen, "started at another time")];
+  return parts.length ? `Not shown: ${parts.join(", ")}.` : "";
+}
+
 function show(answer) {
   if (answer.asked !== JSON.stringify(filter)) { again(); return; }
   bar(answer);
@@ -94,19 +102,20 @@ function show(answer) {
   keepFocus(() => chips.replaceChildren(statusChip("All", "", all), ...STATUSES.filter((name) => answer.counts[name] || ["Running", "Failed", "Completed"].includes(name) || name === filter.status)
     .map((name) => statusChip(name, name, answer.counts[name] ?? 0))));
   notes.replaceChildren(...notesOf(answer).map((text) => el("div", { class: "note" }, text)));
-  const others = filter.text || MORE.some(([name]) => filter[name]), narrowed = others || filter.status || filter.window !== "all";
+  const others = filter.text || filter.roots || MORE.some(([name]) => filter[name]), narrowed = others || filter.status || filter.window !== "all";
   keepFocus(() => body.replaceChildren(...answer.rows.map((row) => line(row, answer))));
   table.hidden = !answer.rows.length;
   if (!answer.rows.length) {
     foot.replaceChildren(el("div", { class: "empty", style: "flex:1" },
       answer.reading != null ? [el("b", {}, "No instance matches so far."), "The hub is still being read."]
-        : all || others || filter.window === "between" ? [el("b", {}, "No instance matches."), "Choose another status, text, filter or time."]
+        : all || others || filter.window === "between" ? [el("b", {}, "No instance matches."), `${leftOut(answer)} Choose another status, text, filter or time.`.trim()]
         : [el("b", {}, filter.window === "all" ? "No instances yet." : `No instances in the ${WINDOWS.find(([name]) => name === filter.window)[1]}.`),
           "A TaskHubOperator's first run will appear here.", narrowed && filter.window !== "all" ? [" ", el("button", { onclick: () => { since.value = "all"; change({ window: "all" }); } }, "Show all time")] : null]));
     return;
   }
+  const out = leftOut(answer);
   const last = answer.offset + answer.rows.length;
-  foot.replaceChildren(el("span", {}, `${answer.offset + 1}–${last} of ${answer.total.toLocaleString("en")}`), el("span", {},
+  foot.replaceChildren(el("span", {}, `${answer.offset + 1}–${last} of ${answer.total.toLocaleString("en")}${out ? `. ${out}` : ""}`), el("span", {},
     el("button", { disabled: !answer.offset, onclick: () => change({ offset: Math.max(0, filter.offset - LIMIT) }) }, "‹ Previous"), " · ",
     el("button", { disabled: last >= answer.total, onclick: () => change({ offset: filter.offset + LIMIT }) }, "Next ›")));
 }
@@ -119,7 +128,7 @@ function line(row, answer) {
     el("td", {}, status(row.status)),
     el("td", { class: "id" }, el("a", { class: "mono", href: instanceHref(row.id, answer.conn), "data-key": `instance ${row.id}` }, row.id), " ",
       row.airflow ? el("span", { class: "small", style: "white-space:nowrap" }, airflowLink(runPath(row.airflow), "↗ run")) : ""),
-    el("td", {}, row.name), el("td", {}, time(row.created)),
+    el("td", {}, row.name), el("td", {}, time(row.created)), el("td", {}, row.ended == null ? "" : time(row.ended)),
     el("td", { class: "n" }, row.created == null || row.status === "Pending" ? "" : duration((row.ended ?? answer.time) - row.created)),
     el("td", {}, progress(row.activities)),
     el("td", { class: `now small ${quiet ? "mute" : ""}` }, row.now));
@@ -147,6 +156,7 @@ for (const field of [search, ...fields]) field.addEventListener("input", () => {
   clearTimeout(typing);
   typing = setTimeout(() => change({ text: search.value, ...Object.fromEntries(fields.map(({ name, value }) => [name, value])) }), 250);
 });
+roots.addEventListener("change", () => change({ roots: roots.checked ? "true" : "" }));
 since.addEventListener("change", () => {
   if (since.value !== "between") for (const time of times) time.value = "";
   change({ window: since.value, ...(since.value === "between" ? {} : { from: "", to: "" }) });
@@ -154,7 +164,7 @@ since.addEventListener("change", () => {
 for (const time of times) time.addEventListener("change", () => change({ [time.name]: time.value ? new Date(time.value).toISOString() : "" }));
 more.addEventListener("click", () => open(panel.hidden));
 paint();
-if (MORE.some(([name]) => filter[name])) open(true);
+if (filter.roots || MORE.some(([name]) => filter[name])) open(true);
 hubs.addEventListener("change", () => change({ conn: hubs.value }));
 
 ask("hubs").then((known) => {
