@@ -445,7 +445,8 @@ STATIC = ROOT / "docs" / "_static"
 STRUCTURE = """() => [...document.querySelectorAll('h2, h3, th, nav a, .facts dt, #detail dt, .legend, svg text')]
     .map(one => one.tagName.toLowerCase() + (one.className && one.className.baseVal === undefined
         ? '.' + one.className : '')).filter((one, index, all) => all.indexOf(one) === index).sort()
-    .concat([...document.querySelectorAll('h2, h3, th')].map(one => one.textContent.trim().replace(/\\(.*\\)/, "(…)")))"""
+    .concat([...document.querySelectorAll('h2, h3, th')]
+        .map(one => one.textContent.trim().replace(/\\(.*\\)/, "(…)")))"""
 """What a picture shows, without what changes from run to run: kinds of elements, and the texts of headings."""
 
 
