@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from airflow_provider_taskhub.client.connection import Connection
-from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.hub import log_hints, logs
 from airflow_provider_taskhub.hub.log_hints import LogHint
-
-FORGOTTEN_AT_ONCE = 16
-"""The largest number of requests that :meth:`GrowingLogs.forget` sends at the same time."""
 
 
 class GrowingLogs:
@@ -41,8 +37,4 @@ class GrowingLogs:
 
         :param hints: hints from :meth:`hints`.
         """
-
-        async def forget(hint: LogHint) -> None:
-            await log_hints.delete(self._hub.store, self._hub.names, hint)
-
-        await gather_bounded(forget, hints, limit=FORGOTTEN_AT_ONCE)
+        await log_hints.delete(self._hub.store, self._hub.names, hints)

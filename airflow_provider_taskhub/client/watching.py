@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from uuid import uuid4
@@ -11,21 +11,17 @@ from uuid import uuid4
 import structlog
 
 from airflow_provider_taskhub.client.connection import Connection
-from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.errors import NotFound, StorageError
-from airflow_provider_taskhub.hub import change_hints, watches
+from airflow_provider_taskhub.errors import StorageError
+from airflow_provider_taskhub.hub import change_hints, hint_rows, watches
 from airflow_provider_taskhub.hub.formats.keys import escape, unescape
 from airflow_provider_taskhub.hub.model import WATCHER, Member
 from airflow_provider_taskhub.hub.watches import Watch
-from airflow_provider_taskhub.storage.primitives import Compare, Entity, RowOperation, RowVerb, Transact
+from airflow_provider_taskhub.storage.primitives import Compare, Entity
 from airflow_provider_taskhub.supervision import owned
 from airflow_provider_taskhub.tags import OWNER_TAG
 
 log = structlog.get_logger(__name__)
-
-FORGOTTEN_AT_ONCE = 16
-"""The largest number of requests that :meth:`Watches.forget` sends at the same time."""
 
 
 class Watches:
@@ -98,14 +94,8 @@ class Watches:
 
     async def forget(self, instance_ids: Collection[str]) -> None:
         """Delete completion hints that are no longer needed. :param instance_ids: ids from :meth:`completions`."""
-
-        async def forget(instance_id: str) -> None:
-            entity = Entity(partition_key="", row_key=escape(instance_id))
-            row = RowOperation(verb=RowVerb.DELETE, entity=entity, etag="*")
-            with suppress(NotFound):
-                await self._hub.store.execute(Transact(table=self._hub.names.completions, rows=(row,)))
-
-        await gather_bounded(forget, instance_ids, limit=FORGOTTEN_AT_ONCE)
+        keys = dict.fromkeys(map(escape, instance_ids))
+        await self._delete(Entity(partition_key="", row_key=key) for key in keys)
 
     async def await_changes(self, instance_ids: Collection[str]) -> None:
         """Publish for which instances the sensors of this process wait, so that workers write change hints for them.
@@ -137,10 +127,10 @@ class Watches:
         """
         me = self._attending().worker
         rows = [change_hints.hint(me, instance_id, etag=etag) for instance_id, etag in hints.items()]
-        await gather_bounded(self._delete_hint, rows, limit=FORGOTTEN_AT_ONCE)
+        await self._delete(rows)
 
-    async def _delete_hint(self, row: Entity) -> None:
-        await change_hints.delete(self._hub.store, self._hub.names, row)
+    async def _delete(self, rows: Iterable[Entity]) -> None:
+        await hint_rows.delete(self._hub.store, self._hub.names.completions, rows)
 
     def _attending(self) -> Member:
         assert self._me is not None, "call this method inside the block of attending()"
@@ -189,4 +179,4 @@ class Watches:
         if found:
             listed = await self._members.listed()
             rows = [row for name, rows in found.items() if name not in listed for row in rows]
-            await gather_bounded(self._delete_hint, rows, limit=FORGOTTEN_AT_ONCE)
+            await self._delete(rows)

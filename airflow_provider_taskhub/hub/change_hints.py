@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Iterable
-from contextlib import suppress
 from zlib import crc32
 
-from airflow_provider_taskhub.errors import Conflict, NotFound
 from airflow_provider_taskhub.hub.formats.keys import escape, unescape
 from airflow_provider_taskhub.hub.model import HubNames, Member
 from airflow_provider_taskhub.storage.primitives import (
@@ -98,10 +96,3 @@ async def read_all(store: Store, names: HubNames) -> dict[str, list[Entity]]:
     async for row in store.rows(names.completions, wanted):
         found.setdefault(unescape(row.partition_key.removeprefix(PREFIX)), []).append(row)
     return found
-
-
-async def delete(store: Store, names: HubNames, row: Entity) -> None:
-    """Delete a change hint, unless it was written again after its ETag was read."""
-    operation = RowOperation(verb=RowVerb.DELETE, entity=row, etag=row.etag)
-    with suppress(Conflict, NotFound):
-        await store.execute(Transact(table=names.completions, rows=(operation,)))

@@ -11,10 +11,10 @@ its instance.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterable
 
-from airflow_provider_taskhub.errors import Conflict, NotFound
 from airflow_provider_taskhub.fast_dataclass import dataclass
+from airflow_provider_taskhub.hub import hint_rows
 from airflow_provider_taskhub.hub.formats.keys import escape, parts_of_log, unescape
 from airflow_provider_taskhub.hub.model import HubNames
 from airflow_provider_taskhub.hub.unreadable_rows import unreadable
@@ -73,12 +73,11 @@ async def read(store: Store, names: HubNames) -> tuple[LogHint, ...]:
     return tuple([hint for hint in found if hint is not None])
 
 
-async def delete(store: Store, names: HubNames, hint: LogHint) -> None:
-    """Delete a hint, unless it was written again after its ETag was read."""
-    entity = Entity(partition_key=PARTITION, row_key=_key(hint))
-    row = RowOperation(verb=RowVerb.DELETE, entity=entity, etag=hint.etag)
-    with suppress(Conflict, NotFound):
-        await store.execute(Transact(table=names.completions, rows=(row,)))
+async def delete(store: Store, names: HubNames, hints: Iterable[LogHint]) -> None:
+    """Delete hints. A hint that was written again after its ETag was read stays."""
+    rows = {_key(hint): hint.etag for hint in hints}
+    entities = [Entity(partition_key=PARTITION, row_key=key, etag=etag) for key, etag in rows.items()]
+    await hint_rows.delete(store, names.completions, entities)
 
 
 async def of_instance(store: Store, names: HubNames, instance_id: str) -> tuple[Entity, ...]:

@@ -6,9 +6,13 @@ import struct
 
 import pytest
 
+from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.hub.change_hints import MOST, AwaitedInstances, decode, encode, fingerprint
 from airflow_provider_taskhub.hub.model import WATCHER, HubNames, Member
+from airflow_provider_taskhub.hub.partitions.members import Members
+from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.rules import MAX_PROPERTY_BYTES
+from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.virtual_time import run
 from tests.hub.partitions.test_members import member, members, opened
 
@@ -62,3 +66,27 @@ def test_two_triggerers_that_wait_for_one_instance_get_a_hint_each() -> None:
     keys = [write.rows[0].entity.partition_key for write in known.hints(NAMES, "i")]
     assert len(keys) == len(set(keys)) == 2
     assert len(known.hints(NAMES, "j")) == 1
+
+
+async def test_a_thousand_hints_are_deleted_with_a_request_for_each_hundred() -> None:
+    async with SqliteStore(None) as store:
+        client = await Client.over(store, Settings(hub="Hints"), create=True)
+        async with client.watches.attending("triggerer"):
+            ids = [f"i/{number}" for number in range(1_000)]
+            await client.watches.await_changes(ids)
+            known = AwaitedInstances()
+            reader = Members(store, client.hub.names)
+            await reader.watch()
+            known.update(reader.watching or ())
+            for name in ids:
+                await store.execute(*known.hints(client.hub.names, name))
+            hints = dict(await client.watches.changes())
+            assert sorted(hints) == sorted(ids)
+            await store.execute(*known.hints(client.hub.names, "i/123"))  # it changes again after it was read
+            store.requests.clear()
+            await client.watches.forget_changes(hints)
+            assert set(await client.watches.changes()) == {"i/123"}
+            assert store.requests["table.batch"] + store.requests["table.delete"] <= 10 + 14
+            await client.watches.forget_changes(await client.watches.changes() | {"purged": "x"})
+            assert not await client.watches.changes()
+            await client.watches.forget([*ids, *ids])  # no such hints
