@@ -230,7 +230,7 @@ class EventWait(CancellableTask[Any]):
         None.
     """
 
-    __slots__ = ("_annotation", "_claim", "_wait_changes", "left_place", "name", "since")
+    __slots__ = ("_annotation", "_claim", "_told", "_wait_changes", "left_place", "name", "since")
 
     claims = True
 
@@ -245,6 +245,7 @@ class EventWait(CancellableTask[Any]):
         super().__init__()
         self._wait_changes = wait_changes
         self._claim = claim
+        self._told: list[Group[Any]] = []  # the groups that know of the event
         self.left_place: int | None = None
         self.name = name
         self.since = since
@@ -259,10 +260,37 @@ class EventWait(CancellableTask[Any]):
 
     def _notify_groups(self) -> None:
         self._wait_changes.end(self)
+        self._told = self._groups or []
         super()._notify_groups()
+
+    def join(self, group: Group[Any]) -> None:
+        if self._done:
+            self._told.append(group)
+        super().join(group)
 
     def claim(self) -> None:
         self._claim(self)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the code has learned that the event has come."""
+        return self._seen or self._taken
+
+    @property
+    def is_left_unfinished(self) -> bool:
+        """Whether only ``when_all`` that need other tasks too know of the event, and the code has left them behind."""
+        groups = self._told
+        if not groups or self.is_known or not all(group.combines and group.needs_all for group in groups):
+            return False
+        return all(not group._done and group.is_left_behind() for group in groups)
+
+    def give_back(self, place: int) -> None:
+        """Wait again, because the event is for another wait. :param place: the place among the waits."""
+        self._done, self._result, self._decode = False, None, None
+        self._groups, self._told = self._told, []
+        self.left_place = place
+        for group in self._groups:
+            group.unsettled()
 
     def raised(self, input: str | None) -> None:
         what = f"data of event {self.name!r}"

@@ -4,9 +4,12 @@ Upper and lower case of event names are the same, as in DurableTask.
 
 A wait that the code has left behind takes no event: after ``when_any([got, timer])`` was won by the timer, the next
 event is for the next wait of its name. A wait that the code awaits goes before one that it has only made or asked. If
-the code comes back to the old wait (it awaits it, gives it to a group, or
-asks whether it is complete), the old wait takes an event that no other wait has taken meanwhile. A branch that was left
-behind goes on, so the wait at which it stands takes an event, but only if no other wait wants it.
+the code comes back to the old wait (it awaits it, gives it to a group, or asks whether it is complete), the old wait
+takes an event that no other wait has taken meanwhile. A branch that was left behind goes on, so the wait at which it
+stands takes an event, but only if no other wait wants it.
+
+A wait in a ``when_all`` can have its event before the code leaves the ``when_all`` behind, because another event is
+missing. The next wait of its name then takes that event, as if it had come later.
 """
 
 from __future__ import annotations
@@ -15,10 +18,20 @@ from bisect import insort
 from collections import deque
 from itertools import islice
 from operator import itemgetter
+from typing import NamedTuple
 
 from airflow_provider_taskhub.engine.awaitables import EventWait
 from airflow_provider_taskhub.engine.events import EventRaised
 from airflow_provider_taskhub.engine.pending_waits import MAX_EXAMINED, AwaitedEvent
+
+
+class _Given(NamedTuple):
+    """An event that a wait has taken, with the number of the event and that of the wait."""
+
+    number: int
+    place: int
+    task: EventWait
+    event: EventRaised
 
 
 class ExternalEvents:
@@ -32,7 +45,7 @@ class ExternalEvents:
         self._unclaimed: dict[int, EventRaised] = {}
         self._by_name: dict[str, deque[int]] = {}
         self._raised = 0
-        self._given: list[tuple[int, EventWait, EventRaised]] = []
+        self._given: dict[str, list[_Given]] = {}
 
     def __len__(self) -> int:
         """Return the number of event names for which there are waits."""
@@ -42,7 +55,7 @@ class ExternalEvents:
     def unclaimed(self) -> list[EventRaised]:
         """The events of which the code knows nothing yet, in the order in which they came: no wait has taken them, or
         the code has never learned that the wait is complete."""
-        unread = {number: event for number, task, event in self._given if not (task._seen or task._taken)}
+        unread = {one.number: one.event for given in self._given.values() for one in given if not one.task.is_known}
         return [event for _, event in sorted((self._unclaimed | unread).items())]
 
     def wait(self, task: EventWait) -> None:
@@ -59,10 +72,10 @@ class ExternalEvents:
     def offer(self, event: EventRaised) -> None:
         """Give an event to the oldest wait for its name. If there is no such wait, keep the event for a later wait."""
         key = event.name.casefold()
-        task = self._next(self._waits.get(key, deque()))
+        found = self._next(self._waits.get(key, deque()))
         number, self._raised = self._raised, self._raised + 1
-        if task is not None:
-            self._give(number, task, event)
+        if found is not None:
+            self._give(number, *found, event)
             return
         self._waits.pop(key, None)
         self._unclaimed[number] = event
@@ -78,14 +91,32 @@ class ExternalEvents:
                     break
         return found
 
-    def _give(self, number: int, task: EventWait, event: EventRaised) -> None:
-        if len(self._given) >= MAX_EXAMINED and len(self._given) & (len(self._given) - 1) == 0:
-            self._given = [given for given in self._given if not (given[1]._seen or given[1]._taken)]
-        self._given.append((number, task, event))
+    def _give(self, number: int, place: int, task: EventWait, event: EventRaised) -> None:
+        """Give an event to a wait. :param number: number of the event. :param place: number of the wait."""
+        key = task.name.casefold()
+        given = self._given.setdefault(key, [])
+        if given and (given[0].task.is_known or (len(given) >= MAX_EXAMINED and len(given) & (len(given) - 1) == 0)):
+            given[:] = [one for one in given if not one.task.is_known]
+        given.append(_Given(number, place, task, event))
         task.raised(event.input)
 
-    def _next(self, waits: deque[tuple[int, EventWait]]) -> EventWait | None:
-        """Remove and return the wait that takes the next event, and remove the waits that can take none.
+    def _take_back(self, key: str) -> None:
+        """Take events of a name back from waits that the code has left behind with their ``when_all``.
+
+        Only the oldest events that were given are examined, so that many waits for one event stay cheap.
+        """
+        given = self._given.get(key, [])
+        left = [one for one in given[:MAX_EXAMINED] if one.task.is_left_unfinished]
+        for one in left:
+            given.remove(one)
+            one.task.give_back(one.place)
+            self._unclaimed[one.number] = one.event
+            insort(self._by_name.setdefault(key, deque()), one.number)
+
+    def _next(self, waits: deque[tuple[int, EventWait]]) -> tuple[int, EventWait] | None:
+        """Remove and return the wait that takes the next event, with its number.
+
+        Also remove the waits that can take none.
 
         An awaited one takes it. If there is none among the oldest waits, the order is: one that the code has not used
         yet, one that the code has only asked, and one of a branch that was left behind.
@@ -101,20 +132,21 @@ class ExternalEvents:
             elif task.is_left_behind(with_branch=True):
                 others[2].append((number, task))
             elif task.is_awaited:
-                found = task
+                found = number, task
             else:
                 others[task._used].append((number, task))
         if found is None:
-            found = next((kept.pop(0)[1] for kept in others if kept), None)
+            found = next((kept.pop(0) for kept in others if kept), None)
         waits.extendleft(sorted((one for kept in others for one in kept), key=itemgetter(0), reverse=True))
         return found
 
     def _wait(self, task: EventWait, number: int) -> None:
         key = task.name.casefold()
+        self._take_back(key)
         numbers = self._by_name.get(key)
         if numbers:
             taken = numbers.popleft()
-            self._give(taken, task, self._unclaimed.pop(taken))
+            self._give(taken, number, task, self._unclaimed.pop(taken))
             return
         waits = self._waits.setdefault(key, deque())
         if waits and number < waits[-1][0]:

@@ -317,6 +317,9 @@ class Group(Task[T_co]):
         """
         raise NotImplementedError
 
+    def unsettled(self) -> None:
+        """Forget the end of one of the group's tasks, because the task waits again. Only ``when_all`` counts ends."""
+
 
 class _Combined(Group[T_co]):
     """A group that user code has made of several tasks."""
@@ -389,6 +392,9 @@ class WhenAll(_Combined[list[Any]]):
             self.fail(child._error)
         elif self._open == 0 and not self._done:
             self.complete(self._children, lambda children: [child.get_result() for child in children])
+
+    def unsettled(self) -> None:
+        self._open += 1
 
     def look(self) -> None:
         super().look()

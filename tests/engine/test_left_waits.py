@@ -67,6 +67,49 @@ def test_an_event_ends_the_round_of_a_reminder_loop_in_which_it_comes(function: 
     assert play.last.output == '"round 2: yes"'
 
 
+def test_events_of_one_round_that_come_in_several_rounds_are_all_taken() -> None:
+    play = played(remind_both)
+    play.take(play.raised("approve", "yes"))
+    assert [one.name for one in play.last.awaits.events] == ["pay"]
+    fire(play)
+    assert [one.name for one in play.last.awaits.events] == ["pay"]
+    fire(play)
+    play.take(play.raised("pay", 7))
+    assert play.last.output == '"round 2: yes"'
+
+
+def test_a_wait_in_a_group_that_gave_its_event_away_takes_a_later_one_when_the_code_comes_back() -> None:
+    async def work(ctx: OrchestrationContext, done: int) -> Any:
+        old = ctx.when_all([ctx.wait_for_external_event("approve"), ctx.wait_for_external_event("pay")])
+        await ctx.when_any([old, ctx.create_timer(HOUR)])
+        new = await ctx.wait_for_external_event("approve")
+        return [new, await old]
+
+    play = played(work)
+    play.take(play.raised("approve", 1))
+    fire(play)
+    play.take(play.raised("pay", 2))
+    assert play.last.status is Status.RUNNING
+    play.take(play.raised("approve", 3))
+    assert play.last.output == "[1,[3,2]]"
+
+
+def test_a_group_that_is_awaited_keeps_the_events_that_have_come() -> None:
+    async def awaits(ctx: OrchestrationContext, done: int) -> Any:
+        both = ctx.when_all([ctx.wait_for_external_event("approve"), ctx.wait_for_external_event("pay")])
+        later = ctx.branch(one(ctx))
+        return [await both, await later]
+
+    async def one(ctx: OrchestrationContext) -> Any:
+        await ctx.wait_for_external_event("go")
+        return await ctx.wait_for_external_event("approve")
+
+    play = played(awaits)
+    for name, value in (("approve", 1), ("go", 0), ("pay", 2), ("approve", 3)):
+        play.take(play.raised(name, value))
+    assert play.last.output == "[[1,2],3]"
+
+
 def test_an_event_that_comes_between_two_rounds_is_for_the_next_round() -> None:
     async def work(ctx: OrchestrationContext, done: int) -> str:
         for round in range(4):
