@@ -83,10 +83,15 @@ def masked_json(text: str) -> str:
     return text if shown == value else json.dumps(shown, ensure_ascii=False)
 
 
+def is_secret_name(name: str) -> bool:
+    """Return whether a value with this name is a secret, for example ``db_password`` or ``api_key``."""
+    return _SECRET_NAME.match(name) is not None
+
+
 def _masked_value(value: Any) -> Any:
     if isinstance(value, dict):
         return {
-            name: MASK if _SECRET_NAME.match(name) and item not in (None, "") else _masked_value(item)
+            name: MASK if is_secret_name(name) and item not in (None, "") else _masked_value(item)
             for name, item in value.items()
         }
     if isinstance(value, list):

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hooks.at_parse import check_flag, check_name, check_value, is_template
+from airflow_provider_taskhub.masking import is_secret_name, masked
 from airflow_provider_taskhub.no_input import NO_INPUT
+from airflow_provider_taskhub.triggers.ordinary_words import only_words
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -19,6 +21,10 @@ _NAME = "__taskhub_name__"
 of the engine's ``NAME`` and ``STANDALONE``, which a DAG file must not import."""
 _STANDALONE = "__taskhub_standalone__"
 """The attribute that an ``App`` sets on a declared activity that can be started by itself."""
+_SECRET = (
+    "contains a value that Airflow masks as a secret, and the hub stores {what} as plain text: pass the name of a "
+    "connection, and read the secret in the activity"
+)
 _ORCHESTRATOR = "give the name that an App declares"
 
 
@@ -42,11 +48,8 @@ def problems(
     except InputError as error:
         yield str(error)
         return
-    if holds_secret(loads(text)):
-        yield (
-            "the input contains a value that Airflow masks as a secret, and the hub stores inputs as plain text: "
-            "pass the name of a connection, and read the secret in the activity"
-        )
+    if (place := secret_in(loads(text), "input")) is not None:
+        yield f"{place} {_SECRET.format(what='inputs')}"
     try:
         check_column(version, f"version of orchestrator {orchestrator!r}")
         check_tags(tags, f"orchestrator {orchestrator!r}")
@@ -258,19 +261,32 @@ def date_tags(context: Context) -> dict[str, str]:
 
 
 def holds_secret(value: Any) -> bool:
-    """Return whether a text inside a JSON value contains a secret that Airflow's masker knows."""
+    """Return whether a text inside a JSON value contains a secret, as :func:`secret_in` finds it."""
+    return secret_in(value, "") is not None
+
+
+def secret_in(value: Any, what: str) -> str | None:
+    """Return where a JSON value contains a secret that Airflow's masker knows; None: it contains none.
+
+    A password that is an ordinary word counts only where secrets stand: below a key with the name of a secret, after
+    such a name in a text, and in an address.
+
+    :param value: the value.
+    :param what: how the result names the value. Keys and positions follow, for example ``input.db.hosts[0]``.
+    """
     from airflow.sdk.log import redact
 
-    pending = [value]
+    pending: list[tuple[Any, str, bool]] = [(value, what, False)]
     while pending:
-        item = pending.pop()
-        if isinstance(item, str) and redact(item) != item:
-            return True
+        item, path, named = pending.pop()
+        if isinstance(item, str) and redact(item) != item and (named or masked(item) != item or not only_words(item)):
+            return path
         if isinstance(item, dict):
-            pending.extend((*item.keys(), *item.values()))
+            pending += ((key, f"a key of {path}", False) for key in item)
+            pending += ((one, f"{path}.{redact(key)}", named or is_secret_name(str(key))) for key, one in item.items())
         elif isinstance(item, list):
-            pending.extend(item)
-    return False
+            pending += ((one, f"{path}[{number}]", named) for number, one in enumerate(item))
+    return None
 
 
 def check_event_data(event_name: str, data: Any) -> None:
@@ -283,11 +299,8 @@ def check_event_data(event_name: str, data: Any) -> None:
     from airflow_provider_taskhub.codec import dumps, loads
 
     what = f"data of event {event_name!r}"
-    if holds_secret(loads(dumps(data, what=what))):
-        raise InputError(
-            f"{what} contains a value that Airflow masks as a secret, and the hub stores events as plain text: "
-            "pass the name of a connection, and read the secret in the activity"
-        )
+    if (place := secret_in(loads(dumps(data, what=what)), what)) is not None:
+        raise InputError(f"{place} {_SECRET.format(what='events')}")
 
 
 def seconds(value: timedelta | float | None) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from airflow_provider_taskhub.engine.tasks import NAME, STANDALONE
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
 from airflow_provider_taskhub.triggers import arguments
+from airflow_provider_taskhub.triggers.arguments import holds_secret
 
 EXAMPLE = Path(__file__).parents[2] / "dags_examples" / "by_function.py"
 
@@ -85,6 +87,52 @@ def test_a_wrong_argument_is_refused_at_parse(given: dict[str, Any], says: str) 
         operator(**given)
     assert str(error.value).startswith("TaskHubOperator 't': ")
     assert says in str(error.value)
+
+
+@pytest.fixture
+def known() -> Iterator[Callable[[str], None]]:
+    """Make a secret known to Airflow's masker."""
+    from airflow.sdk._shared.secrets_masker import _secrets_masker
+
+    yield _secrets_masker().add_mask
+    _secrets_masker().reset_masker()
+
+
+@pytest.mark.parametrize(
+    ("secret", "given"),
+    [
+        ("postgres", {"db": "postgres", "postgres": ["s3://postgres-logs/postgres.cfg", "postgres_2"]}),
+        ("production", "load production"),
+        ("Winter", ["Winter2013", "winter"]),
+        ("flight", {"table": "flights_delays", "password": "none of it", "text": "passwords for flights"}),
+    ],
+)
+def test_a_password_that_is_an_ordinary_word_does_not_forbid_an_input(known, secret: str, given: Any) -> None:
+    known(secret)
+    assert not holds_secret(given)
+
+
+@pytest.mark.parametrize(
+    ("secret", "given", "place"),
+    [
+        ("postgres", {"db": {"password": "postgres"}}, "input.db.password"),
+        ("postgres", {"api_key": {"old": [{"x": "postgres"}]}}, "input.api_key.old[0].x"),
+        ("postgres", ["password=postgres"], "input[0]"),
+        ("postgres", {"url": "postgresql://postgres:postgres@db/a"}, "input.url"),
+        ("winter2013", "load winter2013", "input"),
+        ("s3cret-word", {"a": ["x", "x s3cret-word y"]}, "input.a[1]"),
+        ("correct horse", "correct horse", "input"),
+        ("qkzjxvwpehgbt", "qkzjxvwpehgbt", "input"),
+        ("hUnterPass", {"a": {"hUnterPass": 1}}, "a key of input.a"),
+        ("hUnterPass", {"hUnterPass": "hUnterPass"}, "input.***"),
+    ],
+)
+def test_a_secret_that_is_no_word_or_stands_as_a_secret_forbids_an_input_and_is_named(
+    known, secret: str, given: Any, place: str
+) -> None:
+    known(secret)
+    (problem,) = arguments.problems("o", given, None, "", {})
+    assert problem.startswith(f"{place} contains a value that Airflow masks as a secret, and the hub stores inputs as")
 
 
 def test_templates_and_outputs_of_tasks_are_left_to_the_task() -> None:

@@ -176,7 +176,7 @@ def test_a_secret_is_not_raised(hub: FakeHub) -> None:
     mask_secret("hunter2-of-the-test")
     hub.put("i", Status.RUNNING)
     one = task(TaskHubRaiseEventOperator, event_name="go", data={"password": "is hunter2-of-the-test"})
-    with pytest.raises(AirflowFailException, match="data of event 'go' contains a value that Airflow masks"):
+    with pytest.raises(AirflowFailException, match=r"data of event 'go'\.password contains a value that"):
         one.run(Ti())
     assert not hub.events
 
