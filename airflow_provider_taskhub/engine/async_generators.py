@@ -7,8 +7,10 @@ where no history is kept. Without a hook, Python drops the clean-up at its first
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import AsyncGenerator, Callable
+import threading
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from itertools import count
 from types import AsyncGeneratorType
@@ -16,6 +18,17 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 Generator = AsyncGenerator[Any, Any]
+
+_COLLECTING: set[int] = set()
+"""The threads in which Python is searching for cycles at this moment."""
+
+
+def _note(phase: str, _: Mapping[str, int]) -> None:
+    """Note the beginning and the end of a search for cycles, as ``gc.callbacks`` are called."""
+    (_COLLECTING.add if phase == "start" else _COLLECTING.discard)(threading.get_ident())
+
+
+gc.callbacks.append(_note)
 
 
 class AsyncGenerators:
@@ -26,7 +39,7 @@ class AsyncGenerators:
     :param is_closed: function that returns whether no code runs any more.
     """
 
-    __slots__ = ("_begun", "_close", "_is_closed", "_is_running", "_kept", "_numbers")
+    __slots__ = ("_begun", "_close", "_is_closed", "_is_running", "_kept", "_number_of", "_numbers")
 
     def __init__(
         self, close: Callable[[Generator], None], is_running: Callable[[], bool], is_closed: Callable[[], bool]
@@ -35,8 +48,9 @@ class AsyncGenerators:
         self._is_running = is_running
         self._is_closed = is_closed
         self._numbers = count()
+        self._number_of: dict[int, int] = {}
         self._begun: WeakValueDictionary[int, Generator] = WeakValueDictionary()
-        self._kept: list[Generator] = []
+        self._kept: dict[int, Generator] = {}
 
     def watch(self) -> None:
         """Watch the generators that this thread begins from now on."""
@@ -44,22 +58,24 @@ class AsyncGenerators:
 
     def take_open(self) -> list[Generator]:
         """Return the generators that have begun and not ended, the newest first, without those that code runs now."""
-        kept, self._kept = self._kept, []
-        open_ones = [*kept, *(one for _, one in sorted(self._begun.items()))]
-        return [one for one in reversed(open_ones) if isinstance(one, AsyncGeneratorType) and _is_open(one)]
+        kept, self._kept = self._kept, {}
+        found = sorted((kept | dict(self._begun)).items(), reverse=True)
+        return [one for _, one in found if isinstance(one, AsyncGeneratorType) and _is_open(one)]
 
     def _begin(self, generator: Generator) -> None:
-        self._begun[next(self._numbers)] = generator
+        self._number_of[id(generator)] = number = next(self._numbers)
+        self._begun[number] = generator
 
     def _left(self, generator: Generator) -> None:
         """React to a generator that has not ended and to which nothing refers any more."""
-        if self._is_running():
+        number = self._number_of.pop(id(generator))
+        if self._is_running() and threading.get_ident() not in _COLLECTING:
             self._close(generator)
         elif self._is_closed():
             with suppress(BaseException):  # the code is not needed any more: its first await ends the clean-up
                 generator.aclose().send(None)
         else:  # Python's search for cycles has found it, at another moment than in a replay: close it at the end
-            self._kept.append(generator)
+            self._kept[number] = generator
 
 
 def _is_open(generator: AsyncGeneratorType[Any, Any]) -> bool:

@@ -102,7 +102,6 @@ class Execution:
         """The instance id and the current execution id, which changes with each ``continue_as_new``."""
         return self._instance
 
-    @without_event_loop
     def close(self) -> None:
         """Close the orchestrator function now; its ``finally`` blocks run. The history is kept."""
         if (close := self.release()) is not None:
@@ -118,7 +117,7 @@ class Execution:
         if generation is None:
             return None
         self._custom_status = generation.custom_status
-        return generation.close
+        return without_event_loop(generation.close)
 
     @without_event_loop
     def advance(

@@ -144,6 +144,33 @@ def test_one_that_is_found_in_a_cycle_is_closed_at_the_end() -> None:
         gc.enable()
 
 
+@pytest.mark.parametrize("collects", [False, True])
+def test_a_search_for_cycles_while_the_code_runs_changes_nothing(collects: bool) -> None:
+    async def code(ctx: OrchestrationContext) -> None:
+        found: list[Any] = [pages(ctx, "a")]
+        found.append(found)
+        await anext(found[0])
+        del found
+        later = pages(ctx, "b")
+        await anext(later)
+        if collects:
+            gc.collect()
+        await ctx.call_activity("last")
+
+    gc.collect()
+    gc.disable()
+    try:
+        play, _ = played(code)
+        for _ in range(3):
+            play.answer()
+        play.wait(hours=1)
+        for timer in play.outbound[-2:]:
+            play.take(play.done(timer))
+        assert called(play) == ["a", "b", "last", "clean b", "clean a"]
+    finally:
+        gc.enable()
+
+
 def test_an_error_of_the_clean_up_fails_the_orchestrator() -> None:
     play, _ = played(by_break)
     play.answer("p")

@@ -23,7 +23,7 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.testing import Event, run
-from tests.engine.play import Play
+from tests.engine.play import Play, played
 
 HERE = r"test_beginners\.py:\d+( in \w+: `[^`]*`)?"
 app = App("beginners")
@@ -256,6 +256,21 @@ class Test_a_direct_call_of_an_activity:
         assert play.last.completed is not None
         assert play.last.completed.failure is not None
         assert "activity 'add' was called like a plain function" in play.last.completed.failure.error_message
+
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+    def test_in_the_clean_up_of_an_orchestrator_that_a_worker_evicts(self) -> None:
+        async def cleans(ctx: OrchestrationContext) -> None:
+            try:
+                await ctx.wait_for_external_event("go")
+            finally:
+                add(1)
+
+        ran.clear()
+        play, _ = played(cleans)
+        close = play.live.release()
+        assert close is not None
+        close()
+        assert ran == []
 
     def test_outside_of_an_orchestrator_is_a_plain_call(self) -> None:
         assert (add(1), asyncio.run(add_later(2))) == (2, 3)
