@@ -299,6 +299,15 @@ _VALUES = ("str", "int", "float", "bool", "dict", "list", "bytes")
 def _name_of(function: Callable[..., Any], name: str | None, kind: str) -> str:
     if not callable(function) or isinstance(function, type):
         raise ConfigurationError(f"@app.{kind} decorates {function!r}, which is not a function: put it on a function")
+    if isinstance(function, staticmethod):
+        raise ConfigurationError(
+            f"@app.{kind} of {function.__qualname__!r} stands above @staticmethod: write @staticmethod above it"
+        )
+    if not hasattr(function, "__dict__"):
+        raise ConfigurationError(
+            f"@app.{kind} decorates {function!r}, which cannot carry its declared name: "
+            f"write a function of your own that calls it, and put @app.{kind} on that"
+        )
     found = name if name is not None else getattr(function, "__name__", "")
     if not isinstance(found, str) or not found or found == "<lambda>":
         raise ConfigurationError(f"{kind} {function!r} has no name: give one with name='…'")

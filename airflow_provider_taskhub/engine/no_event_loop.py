@@ -43,6 +43,10 @@ _TASKS = (
 )
 _ACTIVITY = "use an activity, with `ctx.call_activity(...)`"
 _EVENT = "use `ctx.wait_for_external_event(...)`"
+_ORDER = (
+    "do the steps one after the other in one branch, or give `ctx.when_all` a few at a time. Code between two awaits "
+    "is never interrupted"
+)
 _HINTS = {
     **dict.fromkeys(("sleep", "sleep_until", "sleep_forever", "call_later", "call_at"), _TIMER),
     **dict.fromkeys(("wait_for", "timeout", "timeout_at", "Timeout", "fail_after", "move_on_after"), _LIMIT),
@@ -51,6 +55,7 @@ _HINTS = {
     **dict.fromkeys(("to_thread", "run_in_executor", "run", "run_sync", "run_until_complete"), _ACTIVITY),
     **dict.fromkeys(("open_connection", "create_connection", "create_subprocess_exec", "getaddrinfo"), _ACTIVITY),
     **dict.fromkeys(("Event", "Queue", "PriorityQueue", "LifoQueue", "Condition", "create_future"), _EVENT),
+    **dict.fromkeys(("Lock", "Semaphore", "BoundedSemaphore", "Barrier"), _ORDER),
     "time": "use `ctx.current_utc_datetime`",
 }
 """What to use instead, by a part of the name of what was called."""
@@ -98,8 +103,8 @@ def refusal(called: str, where: CallSite | str | None) -> OrchestrationError:
 
 
 def reworded(error: BaseException) -> BaseException:
-    """Return an error of asyncio or anyio about a missing task or loop in our words, and Python's error about an await
-    of a value with a hint; any other error as it is.
+    """Return an error of asyncio or anyio about a missing task or loop in our words, and Python's errors about an await
+    of a value and about arguments of the context's methods with a hint; any other error as it is.
 
     :param error: the error that orchestrator code has raised.
     """
@@ -108,8 +113,11 @@ def reworded(error: BaseException) -> BaseException:
             f"{error}: await only tasks. Await a list with ctx.when_all; ctx.send_event, ctx.set_custom_status and "
             "ctx.continue_as_new are not awaited"
         ).with_traceback(error.__traceback__)
+    if type(error) is TypeError and (hint := _hint_for_arguments(str(error))):
+        where = _line_of(error.__traceback__) or "an unknown line"
+        return TypeError(f"{error} (at {where}). {hint}").with_traceback(error.__traceback__)
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    if not isinstance(error, RuntimeError) or not frames or not _is_library(frames[-1]):
+    if not isinstance(error, RuntimeError | TypeError) or not frames or not _is_library(frames[-1]):
         return error
     called = called_at(frames)[1]
     if not called:
@@ -117,6 +125,17 @@ def reworded(error: BaseException) -> BaseException:
     told = refusal(called, _line_of(error.__traceback__)).with_traceback(error.__traceback__)
     told.__cause__ = error
     return told
+
+
+def _hint_for_arguments(text: str) -> str:
+    """Return what to write instead of a call of a context's method with wrong arguments; "" for another error."""
+    if not text.startswith("OrchestrationContext."):
+        return ""
+    if "'timeout'" in text:
+        return "For a limit, write `async with ctx.timeout(...):` around the await"
+    if text.startswith(("OrchestrationContext.call_", "OrchestrationContext.continue_")) and "positional" in text:
+        return "There is one input: put several values into a list, a dict or a dataclass"
+    return "Its docstring lists the arguments"
 
 
 def without_event_loop(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -173,6 +192,8 @@ def _is_library(frame: FrameType) -> bool:
 def _name_of(frame: FrameType) -> str:
     library = _package_of(frame)
     name = frame.f_code.co_qualname.removesuffix(".__aenter__").removesuffix(".__init__")
+    if name.startswith("_"):  # a private parent of what the code uses, such as that of Lock and Semaphore
+        name = type(frame.f_locals.get("self", frame)).__name__
     return f"{library}.{'timeout' if name == 'Timeout' else name}"
 
 

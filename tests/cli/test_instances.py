@@ -525,6 +525,9 @@ def test_show_tells_the_progress_of_a_recorded_activity_with_times_to_the_second
     assert "2026-11-23T12:00:00Z" in begun
     assert "%" not in fresh
     assert "created       2026-11-23T12:00:00Z" in lines
+    assert "running, not proved" in begun
+    assert lines[-1] == "running on a worker that lives: load #0, load #1"
+    assert "that lives" not in taskhub("show", "i", "--once").stdout
 
 
 def test_wait_tells_the_progress_of_recorded_activities_and_what_else_is_awaited(

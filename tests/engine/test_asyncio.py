@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -46,6 +47,10 @@ async def gather(ctx: OrchestrationContext) -> None:
 
 async def waits(ctx: OrchestrationContext) -> None:
     await asyncio.wait([ctx.call_activity("step")])  # type: ignore[type-var]  # the mistake that is tested
+
+
+async def waits_for_coroutines(ctx: OrchestrationContext) -> None:
+    await asyncio.wait([step(ctx)])  # type: ignore[type-var]
 
 
 async def as_completed(ctx: OrchestrationContext) -> None:
@@ -124,6 +129,7 @@ FORMS = [
     (task_group, "asyncio.TaskGroup", TASKS),
     (gather, "asyncio.gather", TASKS),
     (waits, "asyncio.wait", TASKS),
+    (waits_for_coroutines, "asyncio.wait", TASKS),
     (as_completed, "asyncio.as_completed", TASKS),
     (create_task, "asyncio.create_task", TASKS),
     (ensure_future, "asyncio.ensure_future", TASKS),
@@ -221,6 +227,24 @@ async def test_an_async_generator_that_orchestrator_code_leaves_is_not_closed_on
     play.answer(7)
     assert (play.last.output, play.last.custom_status) == ("7", '"closed"')
     assert asyncio.all_tasks() == before
+
+
+@pytest.mark.parametrize("kind", [asyncio.Lock, asyncio.Semaphore])
+def test_a_lock_for_which_a_branch_would_have_to_wait_is_refused(kind: Callable[[], Any]) -> None:
+    async def work(ctx: OrchestrationContext) -> None:
+        lock = kind()
+
+        async def one() -> None:
+            async with lock:
+                await ctx.call_activity("step")
+
+        await ctx.when_all([ctx.branch(one()), ctx.branch(one())])
+
+    text = failed(work).error_message
+    assert re.search(
+        rf"asyncio\.{kind.__name__} cannot be used .*test_asyncio\.py:\d+ in one: `async with lock:`", text
+    )
+    assert "Do the steps one after the other in one branch" in text
 
 
 def test_the_line_is_of_the_code_that_has_called_and_not_of_its_caller() -> None:

@@ -346,6 +346,22 @@ class Test_a_call:
         run(o, 0, app=chain)
         assert max(numbers) == 30
 
+    WRONG: typing.ClassVar[list[Any]] = [
+        (lambda ctx: ctx.call_activity(add, 1, 2), "There is one input: put several values into a list"),
+        (lambda ctx: ctx.call_sub_orchestrator(child, 1, 2), "There is one input: put several values into a list"),
+        (lambda ctx: ctx.wait_for_external_event("x", timeout=5), "write `async with ctx.timeout"),
+        (lambda ctx: ctx.create_timer(hours=5), "Its docstring lists the arguments"),
+    ]
+
+    @pytest.mark.parametrize(("call", "hint"), WRONG)
+    def test_with_arguments_that_the_method_does_not_have(self, call: Callable[[Any], Any], hint: str) -> None:
+        async def o(ctx: OrchestrationContext) -> Any:
+            return await call(ctx)
+
+        text = failure(o)
+        matches(r"OrchestrationContext\.\w+\(\) .* \(at test_beginners\.py:\d+ in ", text)
+        assert hint in text
+
     @pytest.mark.parametrize("group", ["when_all", "when_any"])
     def test_of_a_group_with_several_arguments(self, group: str) -> None:
         async def o(ctx: OrchestrationContext) -> Any:
@@ -480,6 +496,22 @@ class Test_a_declaration:
 
         with pytest.raises(ConfigurationError, match=r"\*args: .* put @functools\.wraps\(function\) on it"):
             getattr(App("a"), kind)(wrapper)
+
+    def test_of_a_builtin_function(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"function len.*write a function of your own that calls it"):
+            App("builtin").activity(len)
+
+    def test_of_a_static_method(self) -> None:
+        own = App("own")
+        with pytest.raises(
+            ConfigurationError, match=r"Jobs\.load' stands above @staticmethod: write @staticmethod above"
+        ):
+
+            class Jobs:
+                @own.activity
+                @staticmethod
+                def load() -> int:
+                    return 1
 
     def test_of_a_class(self) -> None:
         class Job: ...

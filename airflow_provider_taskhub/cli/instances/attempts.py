@@ -6,7 +6,7 @@ and its activities are numbered anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -98,7 +98,8 @@ async def _logged(client: Client, state: InstanceState) -> list[dict[str, Any]]:
 def print_activities(records: Sequence[ActivityRecord], execution_id: str | None) -> None:
     """Print a table of attempts in the order of their generations, task ids and attempts.
 
-    If the attempts are from several generations, a column names the generation of each attempt.
+    If the attempts are from several generations, a column names the generation of each attempt. The state of an attempt
+    that runs as its record says is "running, not proved", because its worker can be dead.
 
     :param execution_id: the execution id of the instance's current generation.
     """
@@ -116,7 +117,7 @@ def print_activities(records: Sequence[ActivityRecord], execution_id: str | None
                     r.name,
                     r.task_id,
                     r.attempt,
-                    r.state,
+                    f"{r.state}, not proved" if r.runs else r.state,
                     progress_of(r),
                     r.worker,
                     time_text(r.claimed),
@@ -130,11 +131,22 @@ def print_activities(records: Sequence[ActivityRecord], execution_id: str | None
 
 def waiting_again(records: Sequence[ActivityRecord]) -> str:
     """Return the activities whose last attempt was lost with its worker, for example ``nap #1, nap #2``."""
+    return _last(records, lambda record: record.state is RecordState.LOST)
+
+
+def proved_running(records: Sequence[ActivityRecord]) -> str:
+    """Return the activities whose last attempt runs, for example ``nap #1, nap #2``.
+
+    :param records: the records, after it was proved which workers live. Attempts of dead workers are lost.
+    """
+    return _last(records, lambda record: record.runs)
+
+
+def _last(records: Sequence[ActivityRecord], wanted: Callable[[ActivityRecord], bool]) -> str:
     last = {
         (record.instance.execution_id, record.task_id): record for record in sorted(records, key=lambda r: r.attempt)
     }
-    lost = [f"{one.name} #{one.task_id}" for one in last.values() if one.state is RecordState.LOST]
-    return listed(lost, MOST_LOST)
+    return listed([f"{one.name} #{one.task_id}" for one in last.values() if wanted(one)], MOST_LOST)
 
 
 def generations_of(executions: Iterable[str], execution_id: str | None) -> dict[str, str]:

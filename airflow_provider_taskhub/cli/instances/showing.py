@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from airflow_provider_taskhub.cli.instances.attempts import print_activities, waiting_again
+from airflow_provider_taskhub.cli.instances.attempts import print_activities, proved_running, waiting_again
 from airflow_provider_taskhub.cli.instances.options import InstanceId
 from airflow_provider_taskhub.cli.options import AsJson, HubName, with_client
 from airflow_provider_taskhub.cli.output import as_json, console, plain, table, time_text, warn
@@ -40,7 +40,8 @@ def show(
     """Print one instance: state, input and output, recorded activities, history, and what it waits for.
 
     A dead worker stays listed for a while. The command therefore waits until every listed worker has renewed its row,
-    at most 1.5 renewal intervals. If the instance has ended, the command does not wait.
+    at most 1.5 renewal intervals. If the instance has ended, the command does not wait. Until then, the state of an
+    activity is "running, not proved". After the wait, the last lines say which ones run and which ones were lost.
 
     If a part of the history cannot be read, the command lists that part (with --json under "unreadable"). The exit
     status is 0. Such an instance cannot continue: terminate it, then purge it.
@@ -71,6 +72,8 @@ def show(
             console.print(f"waits: {told(waits)}", soft_wrap=True)
         if members is not None:
             activities = await client.instance(instance_id).shown_activities(patience=0.0)
+            if not json and (running := proved_running(activities)):
+                console.print(f"running on a worker that lives: {running}", soft_wrap=True)
         if not json and not state.status.is_final and (lost := waiting_again(activities)):
             console.print(f"lost with its worker, and waits for a free slot: {lost}", soft_wrap=True)
         return state, served, activities, history, waits
