@@ -1,5 +1,7 @@
 """``airflow taskhub …``: the commands of ``taskhub`` in Airflow's command line, on the hub of an Airflow connection.
 
+One command more, ``dags check``, exists only here, because it needs Airflow (:mod:`.dag_check`).
+
 Every start of ``airflow`` imports this module, so everything heavy is imported inside functions: the commands
 themselves import the hub's stores and the worker. For the same reason, Airflow's parser does not know the commands. It
 passes on all arguments unread, and ``taskhub``'s own parser reads them. So the help, the errors and the exit codes are
@@ -63,9 +65,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def command() -> Any:
-    """Return the commands of ``taskhub`` as one command of Click. Commands on a hub have the option ``--conn-id``."""
+    """Return all commands as one command of Click. Those of ``taskhub`` on a hub have the option ``--conn-id``."""
     from typer.main import get_command
 
+    from airflow_provider_taskhub import dag_check
     from airflow_provider_taskhub.cli.main import app
 
     root = get_command(app)
@@ -77,6 +80,7 @@ def command() -> Any:
                 one.help = _HUB
                 leaf.params.append(_connection_option())
                 break
+    root.commands["dags"] = get_command(dag_check.command(settings_of))  # type: ignore[attr-defined]
     return root
 
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from airflow_provider_taskhub.airflow_command import command, get_commands
 from airflow_provider_taskhub.cli.main import app
 from airflow_provider_taskhub.cli.options import source
 from airflow_provider_taskhub.cli.output import Exit
+from airflow_provider_taskhub.client import HubAdmin, Member
 from airflow_provider_taskhub.provider_info import get_provider_info
+from tests.airflow.fake import member
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -105,6 +108,7 @@ def test_every_command_with_a_hub_takes_a_connection_in_airflow_alone() -> None:
 
     plain, inside = commands_of(get_command(app), "taskhub"), commands_of(command(), "taskhub")
     plain.pop("taskhub demo", None)
+    assert inside.pop("taskhub dags check") == {"folder", "--json"}, "each task has its own connection"
     assert len(plain) > 30
     assert inside == {name: options | {"--conn-id"} for name, options in plain.items()}
     assert all("--hub" in options for options in plain.values())
@@ -142,6 +146,81 @@ def test_a_command_leaves_no_connection_behind(airflow: Run) -> None:
     before = source.get()
     airflow("hub", "create", "--conn-id", "sales")
     assert source.get() is before
+
+
+# DAGs and workers
+
+DAGS = """
+print("of the DAG file")
+from airflow.sdk import DAG, task
+from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
+
+with DAG("reports", schedule=None):
+    TaskHubOperator(task_id="right", orchestrator="report", taskhub_conn_id="sales")
+    TaskHubOperator(task_id="misspelt", orchestrator="reprot", taskhub_conn_id="sales")
+    TaskHubOperator(task_id="old", orchestrator="report", version="1", taskhub_conn_id="sales")
+    TaskHubOperator(task_id="later", orchestrator="{{ params.name }}", taskhub_conn_id="sales")
+    TaskHubOperator.partial(task_id="rows", orchestrator="weekly", taskhub_conn_id="sales").expand(input=[1, 2])
+    TaskHubOperator.partial(task_id="names", taskhub_conn_id="sales").expand(orchestrator=["a", "b"])
+    TaskHubOperator(task_id="elsewhere", orchestrator="report", taskhub_conn_id="nobody")
+    task(lambda: 1, task_id="of_airflow")()
+"""
+
+
+@pytest.fixture
+def dags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with DAGs. The hub of the connection ``sales`` has one live worker, and one that has died."""
+    old = member("dead@host/1", "reprot", "weekly", alive=False)
+    live = replace(member("a@host/1", "report", "monthly"), accepts={"report": ("3",)})
+
+    async def workers(self: HubAdmin, *, prove: bool = False) -> tuple[Member, ...]:
+        assert prove, "a dead worker stays in the list for a while"
+        return old, live
+
+    monkeypatch.setattr(HubAdmin, "workers", workers)
+    folder = tmp_path / "dags"
+    folder.mkdir()
+    (folder / "reports.py").write_text(DAGS)
+    return folder
+
+
+def test_names_that_no_live_worker_has_are_found_in_dag_files(airflow: Run, dags: Path) -> None:
+    airflow("hub", "create", "--conn-id", "sales")
+    code, out, _ = airflow("dags", "check", str(dags))
+    *problems, last = out.splitlines()
+    assert code == Exit.FAILED
+    assert problems == [
+        "1 task: connection 'nobody' does not exist: create it with type 'taskhub', or omit the connection id to use "
+        "'taskhub_default'",
+        "task 'misspelt' of DAG 'reports': no live worker has orchestrator 'reprot'. Alive: a@host/1 (flights 3); they "
+        "know: monthly, report. For 'reprot', did you mean 'report'? If not, start a worker with the app that declares "
+        "it: taskhub worker --app MODULE:APP",
+        "task 'old' of DAG 'reports': no live worker has orchestrator 'report' of version '1'. Alive: a@host/1 "
+        "(flights 3). Start a worker whose app has that version, or declares it compatible",
+        "task 'rows' of DAG 'reports': no live worker has orchestrator 'weekly'. Alive: a@host/1 (flights 3); they "
+        "know: monthly, report. Correct the name, or start a worker with the app that declares it: "
+        "taskhub worker --app MODULE:APP",
+    ]
+    assert last == (
+        "5 tasks checked, 4 problems; not checked, because their names are known only when they run: "
+        "task 'later' of DAG 'reports', task 'names' of DAG 'reports'"
+    )
+
+
+def test_a_dag_file_without_a_problem_ends_with_0_and_one_that_is_broken_with_1(airflow: Run, dags: Path) -> None:
+    airflow("hub", "create", "--conn-id", "sales")
+    lines = [line for line in DAGS.splitlines() if not any(f'"{name}"' in line for name in WRONG)]
+    (dags / "reports.py").write_text("\n".join(lines))
+    code, out, _ = airflow("dags", "check", str(dags), "--json")
+    later = ["task 'later' of DAG 'reports'", "task 'names' of DAG 'reports'"]
+    assert (code, json.loads(out)) == (Exit.OK, {"checked": 1, "not_checked": later, "problems": []})
+    (dags / "broken.py").write_text("from airflow.sdk import DAG\nraise ValueError('no config')")
+    code, out, _ = airflow("dags", "check", str(dags))
+    assert code == Exit.FAILED
+    assert "broken.py cannot be imported: ValueError: no config" in out
+
+
+WRONG = ("misspelt", "old", "rows", "elsewhere")
 
 
 # how a command ends

@@ -1,0 +1,183 @@
+"""``airflow taskhub dags check``: compares the names that DAG files give with what the live workers have, for CI.
+
+Only names that are written in the DAG files can be checked. A template or an output of a task is known when the task
+runs. Inputs are not compared: a worker does not publish the types of its functions.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from airflow_provider_taskhub.cli.options import AsJson
+from airflow_provider_taskhub.cli.output import Exit, as_json, console, plural, run
+from airflow_provider_taskhub.client import Client, Member
+from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.fast_dataclass import dataclass
+from airflow_provider_taskhub.hooks.at_parse import is_template
+from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION
+from airflow_provider_taskhub.hub.model import ORCHESTRATOR, Need
+from airflow_provider_taskhub.hub.partitions.capabilities import able, listed
+from airflow_provider_taskhub.hub.waiting.reasons import START_WORKER, described, way_out
+from airflow_provider_taskhub.settings import Settings
+from airflow_provider_taskhub.triggers.arguments import started_name
+
+_NAMED = ("orchestrator", "taskhub_conn_id", "version")
+_MOST_NAMES = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What a task starts.
+
+    :param where: the DAG and the task, for people.
+    :param need: the orchestrator, and the version that the task asks for.
+    :param conn_id: the Airflow connection that names the hub.
+    """
+
+    where: str
+    need: Need
+    conn_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What DAGs start.
+
+    :param starts: the tasks whose names are written in the DAG file.
+    :param unknown: the tasks whose orchestrator, version or connection is known only when they run.
+    """
+
+    starts: tuple[Start, ...]
+    unknown: tuple[str, ...]
+
+
+def starts_of(dags: Iterable[Any]) -> Found:
+    """Return what the tasks of DAGs start. Tasks that start nothing in a hub are left out.
+
+    :param dags: the DAGs, as their files have made them.
+    :raises InputError: a mapped task gives a function that no app has declared.
+    """
+    starts: list[Start] = []
+    unknown: list[str] = []
+    for dag in dags:
+        for task in dag.tasks:
+            if not {*_NAMED} <= {*task.template_fields}:
+                continue
+            where = f"task {task.task_id!r} of DAG {dag.dag_id!r}"
+            names = _names(task, where)
+            if names is None or is_template([*names.values()]):
+                unknown.append(where)
+                continue
+            need = Need(ORCHESTRATOR, names["orchestrator"], names["version"])
+            starts.append(Start(where=where, need=need, conn_id=names["taskhub_conn_id"]))
+    return Found(starts=tuple(starts), unknown=tuple(unknown))
+
+
+def _names(task: Any, where: str) -> Mapping[str, Any] | None:
+    """Return the names that a task gives. None: a mapped task gives one of them for each row."""
+    if (given := getattr(task, "partial_kwargs", None)) is None:
+        return {name: getattr(task, name) or "" for name in _NAMED}
+    if "orchestrator" not in given and "activity" not in given:
+        return None
+    mapped = getattr(task.expand_input, "value", None)
+    if not isinstance(mapped, Mapping) or {*_NAMED, "activity"} & {*mapped}:
+        return None
+    return {
+        "orchestrator": started_name(where, given.get("orchestrator"), given.get("activity")),
+        "taskhub_conn_id": given.get("taskhub_conn_id", DEFAULT_CONNECTION),
+        "version": given.get("version") or "",
+    }
+
+
+def problem(start: Start, members: Sequence[Member]) -> str | None:
+    """Return why the live workers of a hub cannot run what a task starts, and the way out. None: a worker can run it.
+
+    :param members: the workers of the hub.
+    """
+    if able(members, start.need):
+        return None
+    live = [member for member in members if member.alive and ORCHESTRATOR in member.roles]
+    head = f"{start.where}: no live worker has {start.need}"
+    if not live:
+        return f"{head}: no worker that runs orchestrators is alive. {START_WORKER}"
+    alive = listed(map(described, live), _MOST_NAMES)
+    if able(live, Need(ORCHESTRATOR, start.need.name)):
+        return f"{head}. Alive: {alive}. Start a worker whose app has that version, or declares it compatible"
+    names = sorted({name for member in live for name in member.orchestrators})
+    return f"{head}. Alive: {alive}; they know: {listed(names, _MOST_NAMES)}. {way_out([start.need.name], names)}"
+
+
+def command(settings_of: Callable[[str], Settings]) -> typer.Typer:
+    """Return the commands ``dags …``. :param settings_of: returns the settings that an Airflow connection describes."""
+    app = typer.Typer(no_args_is_help=True, help="Check DAG files against the workers.")
+
+    @app.callback()
+    def dags() -> None:
+        """Check DAG files against the workers."""
+
+    @app.command()
+    def check(
+        folder: Annotated[
+            Path | None, typer.Argument(help="A DAG file or a folder. Default: the folder of Airflow's DAGs.")
+        ] = None,
+        json: AsJson = False,
+    ) -> None:
+        """Check that live workers have what DAGs name: orchestrators and standalone activities. Exit status 1: not all.
+
+        Each task is compared with the workers of the hub that its connection names. A DAG file that cannot be imported
+        is a problem too. Names that are templates are not checked.
+
+        Example: airflow taskhub dags check dags/
+        """
+        dags, problems = _parsed(folder)
+        found = starts_of(dags)
+        asked = Counter(start.conn_id for start in found.starts)
+        for conn_id in sorted(asked):
+            try:
+                members = run(_workers(settings_of(conn_id)))
+            except ConfigurationError as error:
+                problems.append(f"{plural(asked[conn_id], 'task')}: {error}")
+                continue
+            wrong = (problem(start, members) for start in found.starts if start.conn_id == conn_id)
+            problems += [text for text in wrong if text is not None]
+        _report(found, problems, json=json)
+
+    return app
+
+
+def _parsed(folder: Path | None) -> tuple[Sequence[Any], list[str]]:
+    """Return the DAGs of a file or folder, and an error text for each file that cannot be imported."""
+    from airflow.dag_processing.dagbag import DagBag
+
+    with redirect_stdout(sys.stderr):  # standard output is for results; Airflow and DAG files print to it too
+        bag = DagBag(dag_folder=folder)
+    errors = [f"{file} cannot be imported: {text.strip().splitlines()[-1]}" for file, text in bag.import_errors.items()]
+    return [*bag.dags.values()], errors
+
+
+async def _workers(settings: Settings) -> tuple[Member, ...]:
+    async with Client.open(settings) as client:
+        return await client.admin.workers(prove=True)
+
+
+def _report(found: Found, problems: Sequence[str], *, json: bool) -> None:
+    if json:
+        as_json({"checked": len(found.starts), "not_checked": found.unknown, "problems": problems})
+    else:
+        for text in problems:
+            console.print(text, soft_wrap=True)
+        left = f"; not checked, because their names are known only when they run: {', '.join(found.unknown)}"
+        console.print(
+            f"{plural(len(found.starts), 'task')} checked, {plural(len(problems), 'problem')}"
+            f"{left if found.unknown else ''}",
+            soft_wrap=True,
+        )
+    if problems:
+        raise typer.Exit(int(Exit.FAILED))
