@@ -157,6 +157,21 @@ class Attempts(Group[Any]):
         self._engine.schedule(self._action, self)
 
 
+class Started(Task[None]):
+    """The task of a child for which its parent does not wait: complete at once, with the result None."""
+
+    __slots__ = ("_owner",)
+
+    def __init__(self, owner: WaitRecorder) -> None:
+        super().__init__()
+        self._owner = owner
+        self.complete(None)
+
+    @property
+    def owner(self) -> object | None:
+        return self._owner
+
+
 class Timer(CancellableTask[None]):
     """The task of a timer. A timer longer than :data:`LONGEST_TIMER` is made of parts, one TimerCreated event each."""
 

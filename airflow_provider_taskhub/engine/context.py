@@ -18,7 +18,7 @@ from uuid import UUID
 
 from airflow_provider_taskhub.codec import Timestamp, check_annotation, decode, dumps, loads
 from airflow_provider_taskhub.engine.actions import MAX_DEPTH, Action, CallSite, child_tags
-from airflow_provider_taskhub.engine.awaitables import Attempts, Timer
+from airflow_provider_taskhub.engine.awaitables import Attempts, Started, Timer
 from airflow_provider_taskhub.engine.direct_calls import original
 from airflow_provider_taskhub.engine.events import EventType, ParentInstance
 from airflow_provider_taskhub.engine.identity import check_instance_id, check_new_instance_id, guid
@@ -368,9 +368,7 @@ class OrchestrationContext:
             policy = _policy(retry, retry_policy, f"orchestrator {name!r}")
             return Attempts(self._generation, action, policy, result_type)
         self._generation.schedule(action, None)
-        done: Task[Any] = Task()
-        done.complete(None)
-        return done
+        return Started(self._generation.wait_changes)
 
     def create_timer(self, fire_at: timedelta | datetime) -> CancellableTask[None]:
         """Make a timer. Awaiting the returned task waits until the timer fires. A timer never fires early.

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Generic
 
 from airflow_provider_taskhub.engine.signatures import T, T_co
-from airflow_provider_taskhub.engine.wait_changes import WaitRecorder
+from airflow_provider_taskhub.engine.wait_changes import NO_PLACE, WaitRecorder
 from airflow_provider_taskhub.errors import TaskFailedError
 
 _PRUNE = 16
@@ -205,10 +205,11 @@ class Task(Generic[T_co]):
         return self is other
 
     def __hash__(self) -> int:
-        # In a set, tasks have the same order in each replay. The address of a task differs.
+        # In a set, tasks have the same order in each replay. The address of a task differs. Tasks without an owner,
+        # such as an empty when_all, share one hash: a set keeps them in the order in which they were added.
         if self._place is None:
             owner = self.owner
-            self._place = owner.next_place() if isinstance(owner, WaitRecorder) else id(self)
+            self._place = owner.next_place() if isinstance(owner, WaitRecorder) else NO_PLACE
         return self._place
 
     __iter__ = __contains__ = __getitem__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse

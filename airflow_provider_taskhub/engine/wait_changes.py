@@ -18,6 +18,10 @@ from airflow_provider_taskhub.fast_dataclass import dataclass
 MOST_TIMERS = 1_000
 """Maximum number of cancelled timers stored for an episode. For waits it is :data:`.pending_waits.MAX_NAMES`."""
 
+NO_PLACE = 1 << 60
+"""The hash of tasks without an owner. All hashes of tasks are so large that none is the hash of a small number, with
+which a task would then be compared."""
+
 
 class BegunWait(Protocol):
     """A wait for an external event that an episode began."""
@@ -81,7 +85,7 @@ class WaitRecorder:
         self._begun: dict[int, BegunWait] = {}
         self._ended: list[BegunWait] = []
         self._timers: list[int] = []
-        self._places = 1 << 60  # no place is the hash of a small number, with which a task would then be compared
+        self._places = NO_PLACE
 
     def next_place(self) -> int:
         """Return the hash of the next task that code of this generation puts into a set or makes a key."""

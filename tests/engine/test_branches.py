@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskhub.app import App, OrchestrationContext, OrchestrationError, TaskFailedError
+from airflow_provider_taskhub.app import App, OrchestrationContext, OrchestrationError, TaskFailedError, when_all
 from airflow_provider_taskhub.engine import driver
 from airflow_provider_taskhub.engine.events import ExecutionResumed, ExecutionSuspended, ExecutionTerminated, Status
 from airflow_provider_taskhub.engine.failures import place_of
@@ -711,6 +711,14 @@ def test_a_set_of_tasks_has_the_same_order_in_each_run() -> None:
     async def seen(ctx: OrchestrationContext) -> bool:
         return 1 in {ctx.create_timer(timedelta(seconds=number)) for number in range(9)}
 
+    @made.orchestrator
+    async def child(ctx: OrchestrationContext) -> None: ...
+
+    async def hashes(ctx: OrchestrationContext) -> list[int]:
+        started = [ctx.call_sub_orchestrator(child, fire_and_forget=True) for _ in range(3)]
+        return [hash(task) for task in (*started, ctx.when_all([]), when_all([]), ctx.when_all(started))]
+
+    assert len({tuple(run(hashes, app=made)) for _ in range(3)}) == 1
     assert run(seen, app=made) is False, "no task has the hash of a small number"
     orders = [run(o, app=made) for _ in range(4)]
     assert orders == [orders[0]] * 4

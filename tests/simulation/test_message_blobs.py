@@ -122,13 +122,21 @@ def test_blobs_that_the_store_refuses_to_delete_are_tried_again_and_their_number
     assert refusals > 3
 
 
-def test_a_message_cannot_make_a_worker_delete_another_blob() -> None:
+OTHERS = [
+    "two/history-0.json.gz",
+    f"two/message-{uuid4().hex}-EventRaised.json.gz",
+    f"one/message-{uuid4().hex}-ExecutionStarted.json.gz",
+]
+
+
+@pytest.mark.parametrize("name", OTHERS, ids=["another-kind", "another-instance", "the-input"])
+def test_a_message_cannot_make_a_worker_delete_another_blob(name: str) -> None:
     async def whole() -> bool:
         async with World(app(), lease=RARE_RENEWALS) as hub:
             names, event = hub.client.hub.names, EventRaised(timestamp=Timestamp(0), name="next")
             target = OrchestrationInstance(instance_id="one")
             forged = Envelope(activity_id=uuid4(), message=TaskMessage(event=event, instance=target))
-            other = PutBlob(container=names.large_messages, name="two/history-0.json.gz", data=Packed(encode(forged)))
+            other = PutBlob(container=names.large_messages, name=name, data=Packed(encode(forged)))
             await hub.store.execute(other)
             wrapper = encode(replace(forged, message=None, blob_name=other.name))
             await hub.store.execute(PutMessage(queue=hub.client.hub.queue_of("one"), text=wrapper))

@@ -257,6 +257,21 @@ def _blob_name(activity_id: UUID, message: TaskMessage) -> str:
     return f"{message_folder(message.instance.instance_id)}/message-{name}-{message.event.event_type.name}.json.gz"
 
 
+def is_blob_of(name: str, message: TaskMessage) -> bool:
+    """Return whether a blob has the name of a blob of this message, so that it can be deleted with the message.
+
+    :param name: name of the blob that the message in the queue names. Anybody who can write to the queue can give any
+        name, such as that of another instance's message or of an input.
+    """
+    folder, _, file = name.rpartition("/")
+    instance_id = message.instance.instance_id
+    return (
+        folder in (message_folder(instance_id), instance_id)
+        and file.startswith("message-")
+        and file.endswith(f"-{message.event.event_type.name}.json.gz")
+    )
+
+
 # --- reading ------------------------------------------------------------------------------------------------------
 
 

@@ -6,13 +6,13 @@ DurableTask keeps these blobs until the instance is purged. An orchestration tha
 from __future__ import annotations
 
 import asyncio
-import re
 
 import structlog
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.engine.events import ExecutionStarted
 from airflow_provider_taskhub.errors import StorageError
+from airflow_provider_taskhub.hub.formats.message_envelope import is_blob_of
 from airflow_provider_taskhub.hub.model import HubNames
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.storage.primitives import MAX_TRANSACTION_OPERATIONS, DeleteBlob, Step, Store, Unit
@@ -24,8 +24,6 @@ QUIET = 600.0
 has put the message twice, and both copies name the same blob. The second copy is received and deleted meanwhile."""
 MAX_WAITING = 10_000
 """The most blobs that wait for their deletion. Of more, the oldest stay until their instance is purged."""
-_PAYLOAD = re.compile(r"/message-[^/]+$")
-"""The names of these blobs. A message that names a blob of another kind does not make a worker delete that blob."""
 RETRY = 60.0
 """Seconds until the next try after the store has failed."""
 
@@ -44,10 +42,11 @@ class MessageBlobs:
     def add(self, held: Delivery) -> None:
         """Note a message that was deleted from its queue.
 
-        The blob of a start stays, because the instance row names it as the input.
+        The blob of a start stays, because the instance row names it as the input. A blob that is not the message's own
+        stays too.
         """
         name = held.envelope.blob_name
-        if name is None or not _PAYLOAD.search(name) or isinstance(held.message.event, ExecutionStarted):
+        if name is None or not is_blob_of(name, held.message) or isinstance(held.message.event, ExecutionStarted):
             return
         self._due.pop(name, None)  # the second copy of a message: the time begins again
         self._due[name] = self._clock.monotonic() + QUIET
