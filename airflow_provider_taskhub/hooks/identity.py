@@ -72,6 +72,14 @@ class TaskIds:
             readable = f"{re.sub(r'[^A-Za-z0-9_.~:+-]', '_', readable)[: _LONGEST - 17]}~{digest}"
         return f"{readable}:g{generation}"
 
+    @classmethod
+    def of_tags(cls, tags: Mapping[str, str] | None) -> TaskIds | None:
+        """Return the task that has started an instance; None: no Airflow task did. :param tags: the instance's tags."""
+        if tags is None or not all(tags.get(name) for name in (DAG_TAG, RUN_TAG, TASK_TAG)):
+            return None
+        index = int(tags.get(MAP_TAG, UNMAPPED))
+        return cls(dag_id=tags[DAG_TAG], run_id=tags[RUN_TAG], task_id=tags[TASK_TAG], map_index=index)
+
     @staticmethod
     def successor(instance_id: str) -> str:
         """Return the instance id of the next generation. :param instance_id: what :meth:`instance_id` has returned."""

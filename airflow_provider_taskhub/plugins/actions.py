@@ -17,10 +17,11 @@ from pydantic import Field
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.errors import InstanceNotFound, InvalidStateError
+from airflow_provider_taskhub.hooks.identity import TaskIds
 from airflow_provider_taskhub.hooks.masking import masked
 from airflow_provider_taskhub.hub.model import InstanceState
 from airflow_provider_taskhub.plugins import access, audit, orders
-from airflow_provider_taskhub.plugins.clearing import Sender, clear, has_task
+from airflow_provider_taskhub.plugins.clearing import Sender, clear
 from airflow_provider_taskhub.plugins.index import Row
 from airflow_provider_taskhub.plugins.shown_hubs import open_hub
 
@@ -99,10 +100,24 @@ async def _resume(instance: "InstanceHandle", order: InstanceOrder, reason: str,
 
 async def _repair(instance: "InstanceHandle", order: InstanceOrder, reason: str, user: Sender) -> str:
     state = await instance.get(payloads=False)
-    if state is None or not has_task(state.tags):
+    task = TaskIds.of_tags(state.tags) if state is not None else None
+    if task is None:
         raise InvalidStateError(f"instance {instance.id!r} has no Airflow task: rewind it")
-    await clear(state.tags or {}, user, reason)
+    if (newer := await _newer(instance, task)) is not None:
+        raise InvalidStateError(
+            f"the task of instance {instance.id!r} was cleared since, and now has instance {newer!r}: repair that one"
+        )
+    await clear(task, user, reason)
     return instance.id
+
+
+async def _newer(instance: "InstanceHandle", task: TaskIds) -> str | None:
+    """Return the id of the instance that a clear of the task has started after this one; None: there is none."""
+    generation = instance.id.rpartition(":g")[2]
+    if not generation.isascii() or not generation.isdigit() or task.instance_id(int(generation)) != instance.id:
+        return None  # its author chose the id, or it is a child
+    newer = TaskIds.successor(instance.id)
+    return newer if await instance.other(newer).get(payloads=False) is not None else None
 
 
 async def _rewind(instance: "InstanceHandle", order: InstanceOrder, reason: str, user: Sender) -> str:
@@ -170,7 +185,7 @@ def actions_of(state: InstanceState | Row) -> tuple[str, ...]:
         return (*names, "restart") if state.restarts else names
     if state.status is not Status.FAILED:
         return ("restart", "purge")
-    return (*(("repair",) if has_task(state.tags) else ()), "rewind", "restart", "purge")
+    return (*(("repair",) if TaskIds.of_tags(state.tags) else ()), "rewind", "restart", "purge")
 
 
 def routes() -> Any:

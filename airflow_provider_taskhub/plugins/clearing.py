@@ -36,32 +36,26 @@ class Sender:
         return cls(user.get_name(), {name: headers[name] for name in _CREDENTIALS if name in headers})
 
 
-def has_task(tags: Mapping[str, str] | None) -> bool:
-    """Return whether an Airflow task has started the instance. :param tags: the tags of the instance."""
-    return tags is not None and all(tags.get(name) for name in (identity.DAG_TAG, identity.RUN_TAG, identity.TASK_TAG))
+async def clear(task: identity.TaskIds, sender: Sender, note: str) -> int:
+    """Clear a failed task, and the failed tasks downstream of it, so that the DAG run goes on.
 
-
-async def clear(tags: Mapping[str, str], sender: Sender, note: str) -> int:
-    """Clear the failed task of an instance, and the failed tasks downstream of it, so that the DAG run goes on.
-
-    :param tags: the tags of the instance, which name its task.
+    :param task: the task.
     :param note: a note that Airflow shows beside the tasks.
     :returns: the number of tasks that were cleared.
     :raises HTTPException: if Airflow refuses it, or the task has not failed.
     """
     from fastapi import HTTPException
 
-    dag_id, task_id = tags[identity.DAG_TAG], tags[identity.TASK_TAG]
-    index = int(tags.get(identity.MAP_TAG, identity.UNMAPPED))
+    task_id, index = task.task_id, task.map_index
     order = {
-        "dag_run_id": tags[identity.RUN_TAG],
+        "dag_run_id": task.run_id,
         "task_ids": [task_id if index < 0 else [task_id, index]],
         "only_failed": True,
         "include_downstream": True,
         "reset_dag_runs": True,
         "note": note[:1000],
     }
-    path = f"/api/v2/dags/{quote(dag_id, safe='')}/clearTaskInstances"
+    path = f"/api/v2/dags/{quote(task.dag_id, safe='')}/clearTaskInstances"
     cleared: list[Any] = []
     for dry_run in (True, False):  # first only look: nothing is cleared if the instance would not go on
         answer = await _post(path, {**order, "dry_run": dry_run}, sender)
@@ -69,8 +63,8 @@ async def clear(tags: Mapping[str, str], sender: Sender, note: str) -> int:
             raise HTTPException(answer.status_code, f"Airflow refuses to clear the task: {_why(answer)}")
         cleared = answer.json()["task_instances"]
         if not any((one["task_id"], one.get("map_index", identity.UNMAPPED)) == (task_id, index) for one in cleared):
-            run_id = tags[identity.RUN_TAG]
-            raise HTTPException(409, f"task {task_id!r} of run {run_id!r} has not failed: there is nothing to repair")
+            run = f"run {task.run_id!r}"
+            raise HTTPException(409, f"task {task_id!r} of {run} has not failed: there is nothing to repair")
     return len(cleared)
 
 

@@ -398,6 +398,9 @@ class FakeInstance(Fake):
         super().__init__(hub)
         self.id = instance_id
 
+    def other(self, instance_id: str) -> FakeInstance:
+        return FakeInstance(self._hub, instance_id)
+
     async def get(self, *, payloads: bool = True) -> InstanceState | None:
         return self._count("get").instances.get(self.id)
 

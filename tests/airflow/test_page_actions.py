@@ -208,6 +208,27 @@ def test_a_repair_that_airflow_refuses_says_why(
     assert told in said["detail"]
 
 
+@pytest.mark.parametrize(
+    ("ids", "status"),
+    [
+        (("flights:hub[3]:r:g1", "flights:hub[3]:r:g2"), 409),
+        (("flights:hub[3]:r:g1",), 200),
+        (("flights:hub[3]:r:g1:00000001", "flights:hub[3]:r:g2"), 200),
+        (("chosen:g1", "chosen:g2"), 200),
+    ],
+)
+def test_a_repair_is_for_the_newest_instance_of_the_task(
+    page: Page, hub: FakeHub, ids: tuple[str, ...], status: int
+) -> None:
+    """A clear of the task would let the newest one go on, and not this one."""
+    for one in ids:
+        hub.put(one, Status.FAILED, tags=TAGS, created=NOW)
+    found, said = page.post("repair", json={"id": ids[0]})
+    assert (found, bool(page.airflow.asked)) == (status, status == 200)
+    if status != 200:
+        assert "was cleared since, and now has instance 'flights:hub[3]:r:g2': repair that one" in said["detail"]
+
+
 def test_credentials_are_in_no_text() -> None:
     assert "secret" not in repr(clearing.Sender("ann", {"authorization": "Bearer secret"}))
 
