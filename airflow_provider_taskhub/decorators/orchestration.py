@@ -72,6 +72,10 @@ class OrchestrationOperator(TaskHubOperator):
         self._stub = stub
         self.input_types = stub.unchecked(values)
 
+    def _input_type(self) -> Any:
+        """Return the annotations of the stub's parameters."""
+        return self._stub.annotations() if self._stub.names else None
+
     def _request(self, context: Context) -> Any:  # as the operator: the request to start an instance
         request = super()._request(context)
         try:

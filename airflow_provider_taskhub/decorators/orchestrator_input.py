@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, time, timedelta
@@ -23,13 +22,13 @@ from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks.at_parse import is_template
 from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.triggers.arguments import orchestrator_name
+from airflow_provider_taskhub.triggers.input_fields import fields_of, input_parameter, members_of, type_of_input
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.decorators.stub import Stub
 
 _NO_OBJECTS = (str, bytes, int, float, Sequence, set, frozenset, date, time, timedelta, Decimal, UUID, Enum)
 """Types that no JSON object can be decoded to."""
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,12 +54,8 @@ class OrchestratorInput:
         :raises InputError: if no app has declared the function, or if the annotation uses a name that the function's
             module does not have.
         """
-        from airflow_provider_taskhub.engine.registry import annotation_of
-
         name = orchestrator_name(DECORATOR, function)
-        positional = [one.name for one in inspect.signature(function).parameters.values() if one.kind in _POSITIONAL]
-        parameter = positional[1] if len(positional) > 1 else None
-        return cls(function, name, parameter, annotation_of(function, parameter))
+        return cls(function, name, input_parameter(function), type_of_input(function))
 
     def check_names(self, stub: Stub) -> None:
         """Check what does not depend on arguments: whether the stub makes an input that the orchestrator takes.
@@ -150,54 +145,6 @@ class OrchestratorInput:
         return inspect.formatannotation(self.annotation) if self.annotation is not None else "Any"
 
 
-def fields_of(annotation: Any) -> dict[str, tuple[Any, bool]]:
-    """Return the fields of a dataclass, TypedDict or pydantic model: by name, the type and whether it is required.
-
-    The result is empty for other types, and for types that decide themselves what they do with keys (with aliases, a
-    pydantic configuration or validators): only a worker's decoding can check these.
-    """
-    from pydantic import BaseModel
-    from typing_extensions import get_type_hints, is_typeddict
-
-    kinds = [*_members(annotation)]
-    if len(kinds) != 1 or hasattr(kinds[0], "__pydantic_config__"):
-        return {}
-    kind = kinds[0]
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        decorated = kind.__pydantic_decorators__.model_validators
-        aliased = any(field.alias or field.validation_alias for field in kind.model_fields.values())
-        if decorated or kind.model_config or aliased:
-            return {}
-        return {name: (field.annotation, field.is_required()) for name, field in kind.model_fields.items()}
-    try:
-        hints = get_type_hints(kind, include_extras=True)
-    except (NameError, AttributeError, TypeError):
-        return {}
-    if is_typeddict(kind):
-        # __required_keys__ misses NotRequired where annotations are texts
-        return {name: _of_key(hint, name in kind.__required_keys__) for name, hint in hints.items()}
-    if not dataclasses.is_dataclass(kind) or hasattr(kind, "__pydantic_decorators__"):
-        return {}
-    if any(isinstance(hint, dataclasses.InitVar) for hint in hints.values()):
-        return {}
-    return {
-        one.name: (
-            hints.get(one.name),
-            one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING,
-        )
-        for one in dataclasses.fields(kind)
-        if one.init
-    }
-
-
-def _of_key(hint: Any, required: bool) -> tuple[Any, bool]:
-    """Return the type of a TypedDict's key, and whether the key is required."""
-    origin = typing.get_origin(hint)
-    if origin in (typing.Required, typing.NotRequired):
-        return typing.get_args(hint)[0], origin is typing.Required
-    return hint, required
-
-
 def _annotation(stub: Stub) -> Any:
     from airflow_provider_taskhub.engine.registry import annotation_of
 
@@ -206,17 +153,5 @@ def _annotation(stub: Stub) -> Any:
 
 def _no_object(annotation: Any) -> bool:
     """Return whether no JSON object can be decoded to a type."""
-    kinds = [typing.get_origin(kind) or kind for kind in _members(annotation)]
+    kinds = [typing.get_origin(kind) or kind for kind in members_of(annotation)]
     return bool(kinds) and all(isinstance(kind, type) and issubclass(kind, _NO_OBJECTS) for kind in kinds)
-
-
-def _members(annotation: Any) -> Iterator[Any]:
-    """Yield the types of a union except None, each without ``Annotated``. A type that is no union yields itself."""
-    origin = typing.get_origin(annotation)
-    if origin is typing.Annotated:
-        yield from _members(typing.get_args(annotation)[0])
-    elif origin in (typing.Union, types.UnionType):
-        for member in typing.get_args(annotation):
-            yield from _members(member)
-    elif annotation is not None and annotation is not type(None):
-        yield annotation

@@ -141,6 +141,13 @@ class Stub:
         types = {name: written(one) for name, one in found.items() if not _takes(one, values[name])}
         return {"" if self.alone else name: form for name, form in types.items()}
 
+    def annotations(self) -> Any:
+        """Return the annotation of the parameter that is the input itself, or those of all parameters by name."""
+        from airflow_provider_taskhub.engine.registry import annotation_of
+
+        found = {name: annotation_of(self.function, name) for name in self.names}
+        return found[self.names[0]] if self.alone else found
+
     def _way_out(self, name: str, value: Any) -> str:
         annotation = self.signature.parameters[name].annotation
         if isinstance(value, str):

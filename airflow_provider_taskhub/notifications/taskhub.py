@@ -14,6 +14,7 @@ from airflow.sdk import BaseNotifier
 from airflow_provider_taskhub.hooks.at_parse import check_name, is_template
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.triggers.arguments import check_event_data
+from airflow_provider_taskhub.triggers.rendering import TextRendering
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["TaskHubRaiseEventNotifier"]
 
 
-class TaskHubRaiseEventNotifier(BaseNotifier):  # type: ignore[misc]  # Airflow is not followed by mypy
+class TaskHubRaiseEventNotifier(TextRendering, BaseNotifier):  # type: ignore[misc]  # Airflow is not followed by mypy
     """Raises an external event in an instance, which receives it with ``ctx.wait_for_external_event(event_name)``.
 
     Give it as ``on_failure_callback``, ``on_success_callback`` and so on of a task or a DAG, or to ``AsyncCallback`` as

@@ -25,6 +25,7 @@ from airflow_provider_taskhub.operators.giving_up import terminate
 from airflow_provider_taskhub.triggers.arguments import check_waiting, duration
 from airflow_provider_taskhub.triggers.deferral import deferral_timeout
 from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, error_class
+from airflow_provider_taskhub.triggers.rendering import TextRendering
 from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, OWNER_KEY
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 from airflow_provider_taskhub.triggers.worker_reasons import needs_worker
@@ -86,7 +87,7 @@ class NotYet(Exception):
         self.wait = wait
 
 
-class ActingOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not followed by mypy
+class ActingOperator(TextRendering, BaseOperator):  # type: ignore[misc]  # Airflow is not followed by mypy
     """Acts on one instance. A subclass says how in :meth:`_act`."""
 
     template_fields: Sequence[str] = ("instance_id", "taskhub_conn_id")

@@ -173,6 +173,7 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
         super().__init__(**kwargs)
         where = f"{self.operator_name} {self.task_id!r}"
         self.orchestrator = started_name(where, orchestrator, activity)
+        self._function = orchestrator if callable(orchestrator) else None
         self.input = input
         self.taskhub_conn_id = taskhub_conn_id
         self.instance_id = instance_id
@@ -214,6 +215,12 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
             short_wait=self.short_wait,
             openlineage_inject_parent_job_info=self.openlineage_inject_parent_job_info,
         )
+
+    def _input_type(self) -> Any:
+        """Return the annotation of the orchestrator's input, if the orchestrator is given as a function."""
+        from airflow_provider_taskhub.triggers.input_fields import type_of_input
+
+        return None if self._function is None else type_of_input(self._function)
 
     def execute(self, context: Context) -> Any:
         """Start the instance or attach to it. If it ends at once, return its output; else defer to the triggerer.

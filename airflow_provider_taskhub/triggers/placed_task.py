@@ -6,6 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskhub.triggers.mapping import TaskHubPartial, row_placement
+from airflow_provider_taskhub.triggers.rendering import TextRendering
 from airflow_provider_taskhub.triggers.start_from_trigger import StartFromTrigger, StartTriggerArguments
 from airflow_provider_taskhub.triggers.task_end import place_of
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.triggers.start_from_trigger import FirstTrigger
 
 
-class PlacedTask:
+class PlacedTask(TextRendering):
     """Base of the operator and of the sensor, beside Airflow's own base class, which must be the second one."""
 
     start_from_trigger = StartFromTrigger()

@@ -34,6 +34,8 @@ def request_of(
     :param on_clear: what the first try after a clear does with such an instance.
     :raises InputError: if an argument is wrong. A retry would not help.
     """
+    if arguments._python_text is not None:
+        raise InputError(arguments._python_text)
     version, tags = arguments.version or "", arguments.tags or {}
     for problem in problems(arguments.orchestrator, given, arguments.instance_id, version, tags):
         raise InputError(problem)

@@ -17,6 +17,7 @@ from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink, page_in_dag
 from airflow_provider_taskhub.triggers.airflow_tasks import index_of
 from airflow_provider_taskhub.triggers.mapped_row import row_of
+from airflow_provider_taskhub.triggers.rendering import python_text
 from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, WORKER_STARTS, place_of
 from airflow_provider_taskhub.triggers.upstream_outputs import put_outputs
 
@@ -60,6 +61,7 @@ class StartingTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not foll
         self.outputs = list(outputs)
         self._context: Context | None = None
         self._unrendered: Exception | None = None
+        self._python_text: str | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the path of this class and the arguments from which Airflow creates the trigger again."""
@@ -91,7 +93,9 @@ class StartingTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not foll
         self._context = context
         try:
             self._take_row()
+            given = getattr(self, "input", None)
             super().render_template_fields(context, jinja_env)
+            self._python_text = python_text(given, getattr(self, "input", None))
         except Exception as error:
             self._unrendered = error
 

@@ -495,6 +495,11 @@ def test_a_run_that_was_deleted_and_created_again_gets_a_new_generation(hub: Fak
         ({"orchestrator": "{{ params.empty }}"}, "orchestrator is ''"),
         ({"version": "{{ params.long }}"}, "version of orchestrator 'flights_delays' is"),
         ({"start_at": "{{ params.seconds }}"}, "start_at is '60': give a datetime"),
+        ({"input": {"c": "{{ dag_run.conf }}"}}, "input.c is '{{ dag_run.conf }}', which makes Python text of a dict"),
+        (
+            {"expand": {"input": ["{{ dag_run.conf }}"]}, "index": 0},
+            "input is '{{ dag_run.conf }}', which makes Python text of a dict",
+        ),
         ({"instance_id": "taken"}, "Taken: instance id 'taken' belongs to another run"),
     ],
 )

@@ -19,11 +19,11 @@ from pydantic import BaseModel, Field
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.decorators.orchestration import orchestration_task
-from airflow_provider_taskhub.decorators.orchestrator_input import fields_of
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
 from airflow_provider_taskhub.provider_info import get_provider_info
+from airflow_provider_taskhub.triggers.input_fields import fields_of
 from tests.airflow.conftest import Task, Ti
 
 EXAMPLES = Path(__file__).parents[2] / "dags_examples"

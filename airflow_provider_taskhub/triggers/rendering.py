@@ -1,0 +1,146 @@
+"""Renders templates so that texts stay texts, and finds Python text that a template has made of a dict.
+
+With ``render_template_as_native_obj``, a DAG gets Python objects in place of texts: Jinja makes the number 20260101 of
+``{{ ds_nodash }}``. That is wrong for an id, for a tag, and for a part of an input that is declared as a ``str``.
+Without it, Jinja makes Python text of a dict: ``{'a': 1}``, which is no JSON, and which no orchestrator expects.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, get_args, get_origin
+
+from airflow_provider_taskhub.triggers.input_fields import fields_of, members_of
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+    from jinja2 import Environment
+
+_VALUES = frozenset(("input", "data", "start_at", "statuses", "op_args", "op_kwargs"))
+"""Templated arguments that may be other values than texts."""
+_TYPES: Mapping[str, Any] = {"tags": dict[str, str]}
+
+
+class TextRendering:
+    """Base of operators, sensors and notifiers, beside Airflow's own base class, which must come after this one.
+
+    :ivar _python_text: the error about Python text in the rendered ``input``; None: there is none.
+    """
+
+    _python_text: str | None = None
+    _should_render_native: Callable[[Any], bool]
+
+    def _input_type(self) -> Any:
+        """Return the annotation of the input, or a dict of the annotations of its keys; None: it is not known."""
+        return None
+
+    def _do_render_template_fields(
+        self, parent: Any, template_fields: Any, context: Context, jinja_env: Environment, seen_oids: set[int]
+    ) -> None:
+        """Render templated arguments. Airflow calls this for all tasks, also for the rows of mapped ones."""
+        render: Any = super()._do_render_template_fields  # type: ignore[misc]  # of Airflow's base class
+        if parent is not self:
+            render(parent, template_fields, context, jinja_env, seen_oids)
+            return
+        dag = context.get("dag") or getattr(self, "get_dag", lambda: None)()  # a notifier has no get_dag
+        if dag is not None and self._should_render_native(dag):
+            self._render_texts(template_fields, context, dag.get_template_env(force_sandboxed=True), seen_oids)
+        given = getattr(self, "input", None)
+        render(parent, template_fields, context, jinja_env, seen_oids)
+        self._python_text = python_text(given, getattr(self, "input", None))
+
+    def _render_texts(self, names: Any, context: Context, texts: Environment, seen: Collection[int]) -> None:
+        """Render what must stay a text, before Airflow renders the rest. :param texts: an environment for texts."""
+        from airflow.sdk.definitions._internal.templater import LiteralValue
+        from airflow.sdk.definitions.context import render_template_to_string
+
+        def rendered(template: str) -> LiteralValue:
+            return LiteralValue(render_template_to_string(texts.from_string(template), context))
+
+        for name in names:
+            kind = self._input_type() if name == "input" else None if name in _VALUES else _TYPES.get(name, str)
+            setattr(self, name, with_texts(getattr(self, name), kind, rendered, seen))
+
+
+def with_texts(value: Any, kind: Any, render: Callable[[str], Any], seen: Collection[int] = ()) -> Any:
+    """Return a value with rendered texts in place of the templates that must give a ``str``.
+
+    :param value: an argument with templates.
+    :param kind: its annotation, or a dict of the annotations of its keys; None: any value.
+    :param render: renders a template as a text.
+    :param seen: ids of objects that contain no templates, because another task has made them.
+    """
+    if id(value) in seen:
+        return value
+    if isinstance(value, str):
+        return render(value) if [*_kinds(kind)] == [str] else value  # Jinja makes a number also of the plain text "7"
+    if type(value) is dict:
+        return {key: with_texts(item, _of_key(kind, key), render, seen) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(with_texts(item, _of_items(kind), render, seen) for item in value)
+    return value
+
+
+def python_text(given: Any, rendered: Any, path: str = "input") -> str | None:
+    """Return the error about a template that has made Python text of a dict or list; None: there is no such template.
+
+    :param given: the input before its templates were rendered.
+    :param rendered: the input after that.
+    :param path: the name of the input, for the error.
+    """
+    if isinstance(given, str) and isinstance(rendered, str):
+        template = given.strip()
+        if not (template.startswith("{{") and template.endswith("}}")) or not _is_python(rendered.strip()):
+            return None
+        json_text = f"{template[2:-2].strip()} | tojson" if template.count("{{") == 1 else "... | tojson"
+        return (
+            f"{path} is {template!r}, which makes Python text of a dict or list, and no JSON. Give the output of a "
+            f"task itself (an XComArg), write {{{{ {json_text} }}}} for a text of JSON, or set "
+            "render_template_as_native_obj=True in the DAG for the value itself"
+        )
+    return next(filter(None, (python_text(*pair) for pair in _pairs(given, rendered, path))), None)
+
+
+def _pairs(given: Any, rendered: Any, path: str) -> Iterator[tuple[Any, Any, str]]:
+    if isinstance(given, Mapping) and isinstance(rendered, Mapping):
+        yield from ((item, rendered.get(key), f"{path}.{key}") for key, item in given.items())
+    elif isinstance(given, list | tuple) and isinstance(rendered, list | tuple):
+        both = enumerate(zip(given, rendered, strict=False))
+        yield from ((one, other, f"{path}[{number}]") for number, (one, other) in both)
+
+
+def _is_python(text: str) -> bool:
+    """Return whether a text is a dict or a list as Python writes it, and no JSON."""
+    if not text.startswith(("{", "[")):
+        return False
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    else:
+        return False
+    try:
+        tree = ast.parse(text, mode="eval").body
+        if isinstance(tree, ast.Dict):
+            return bool(tree.keys) and all(isinstance(key, ast.Constant) for key in tree.keys)
+        return isinstance(ast.literal_eval(tree), list)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return False
+
+
+def _kinds(kind: Any) -> Iterator[Any]:
+    return iter(()) if isinstance(kind, Mapping) else members_of(kind)
+
+
+def _of_key(kind: Any, key: Any) -> Any:
+    if isinstance(kind, Mapping):
+        return kind.get(key)
+    found = [one for one in _kinds(kind) if get_origin(one) in (dict, Mapping)]
+    return get_args(found[0])[1] if found else fields_of(kind).get(key, (None, False))[0]
+
+
+def _of_items(kind: Any) -> Any:
+    found = [one for one in _kinds(kind) if get_origin(one) in (list, tuple) and get_args(one)]
+    return get_args(found[0])[0] if found else None
