@@ -1,30 +1,35 @@
-"""``airflow taskhub dags check``: compares the names that DAG files give with what the live workers have, for CI.
+"""``airflow taskhub dags check``: compares what DAG files give with what the live workers have, for CI.
 
-Only names that are written in the DAG files can be checked. A template or an output of a task is known when the task
-runs. Inputs are not compared: a worker does not publish the types of its functions.
+Only names and inputs that are written in the DAG files can be checked. A template or an output of a task is known when
+the task runs. A worker publishes the names of its functions and not their types, which may be too large for its row. So
+inputs are compared with apps that the command imports, which CI has beside the DAG files.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from airflow_provider_taskhub.app import App, load_app
 from airflow_provider_taskhub.cli.options import AsJson
-from airflow_provider_taskhub.cli.output import Exit, as_json, console, plural, run
+from airflow_provider_taskhub.cli.output import Exit, as_json, console, fail, plural, run
 from airflow_provider_taskhub.client import Client, Member
-from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.codec import dumps, loads
+from airflow_provider_taskhub.engine.inputs import input_arguments
+from airflow_provider_taskhub.errors import ConfigurationError, InputError
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hooks.at_parse import is_template
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION
 from airflow_provider_taskhub.hub.model import ORCHESTRATOR, Need
 from airflow_provider_taskhub.hub.partitions.capabilities import able, listed
 from airflow_provider_taskhub.hub.waiting.reasons import START_WORKER, described, way_out
+from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.triggers.arguments import started_name
 
@@ -39,11 +44,14 @@ class Start:
     :param where: the DAG and the task, for people.
     :param need: the orchestrator, and the version that the task asks for.
     :param conn_id: the Airflow connection that names the hub.
+    :param inputs: the inputs that are written in the DAG file: one, or one for each row of a mapped task. ``NO_INPUT``:
+        the task gives none.
     """
 
     where: str
     need: Need
     conn_id: str
+    inputs: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +84,7 @@ def starts_of(dags: Iterable[Any]) -> Found:
                 unknown.append(where)
                 continue
             need = Need(ORCHESTRATOR, names["orchestrator"], names["version"])
-            starts.append(Start(where=where, need=need, conn_id=names["taskhub_conn_id"]))
+            starts.append(Start(where=where, need=need, conn_id=names["taskhub_conn_id"], inputs=_inputs(task)))
     return Found(starts=tuple(starts), unknown=tuple(unknown))
 
 
@@ -94,6 +102,36 @@ def _names(task: Any, where: str) -> Mapping[str, Any] | None:
         "taskhub_conn_id": given.get("taskhub_conn_id", DEFAULT_CONNECTION),
         "version": given.get("version") or "",
     }
+
+
+def _inputs(task: Any) -> tuple[Any, ...]:
+    """Return the inputs of a task, or of its rows, as far as they are written in the DAG file."""
+    if (given := getattr(task, "partial_kwargs", None)) is None:
+        found: Sequence[Any] = [task.input]
+    else:
+        rows = task.expand_input.value.get("input", [given["input"]] if "input" in given else [])
+        found = rows if isinstance(rows, list | tuple) else []
+    return tuple(one for one in found if not is_template(one))
+
+
+def input_problems(start: Start, apps: Iterable[App]) -> Iterator[str]:
+    """Yield an error text for each input of a task that the function does not take.
+
+    :param apps: apps. A function that none of them declares is not compared.
+    """
+    name = start.need.name
+    for app in apps:
+        definition = app.activities.get(name) or app.orchestrators.get(name)  # an activity that is started by itself
+        if name not in app.orchestrators or definition is None or definition.parameter is None:
+            continue
+        for given in start.inputs:
+            what = f"{start.where}: input of {name!r}"
+            try:
+                plain = given if given is NO_INPUT else loads(dumps(given, what=what))
+                parameter, annotation = definition.parameter, definition.input_annotation
+                input_arguments(definition.function, parameter, annotation, plain, what=what)
+            except InputError as error:
+                yield f"{error}. Correct the input in the DAG file"
 
 
 def problem(start: Start, members: Sequence[Member]) -> str | None:
@@ -127,17 +165,24 @@ def command(settings_of: Callable[[str], Settings]) -> typer.Typer:
         folder: Annotated[
             Path | None, typer.Argument(help="A DAG file or a folder. Default: the folder of Airflow's DAGs.")
         ] = None,
+        app: Annotated[
+            list[str] | None,
+            typer.Option("--app", help="Compare inputs with this app: MODULE:ATTRIBUTE. May be repeated."),
+        ] = None,
         json: AsJson = False,
     ) -> None:
         """Check that live workers have what DAGs name: orchestrators and standalone activities. Exit status 1: not all.
 
         Each task is compared with the workers of the hub that its connection names. A DAG file that cannot be imported
-        is a problem too. Names that are templates are not checked.
+        is a problem too. With --app, inputs are compared with what the functions of the app take. Templates are not
+        checked.
 
-        Example: airflow taskhub dags check dags/
+        Example: airflow taskhub dags check dags/ --app flights_app:app
         """
+        apps = _loaded(app or ())
         dags, problems = _parsed(folder)
         found = starts_of(dags)
+        problems += [text for start in found.starts for text in input_problems(start, apps)]
         asked = Counter(start.conn_id for start in found.starts)
         for conn_id in sorted(asked):
             try:
@@ -150,6 +195,15 @@ def command(settings_of: Callable[[str], Settings]) -> typer.Typer:
         _report(found, problems, json=json)
 
     return app
+
+
+def _loaded(paths: Iterable[str]) -> list[App]:
+    """Import apps. A path that names no app ends the command."""
+    try:
+        with redirect_stdout(sys.stderr):
+            return [load_app(path) for path in paths]
+    except ConfigurationError as error:
+        fail(str(error), Exit.USAGE)
 
 
 def _parsed(folder: Path | None) -> tuple[Sequence[Any], list[str]]:

@@ -108,7 +108,7 @@ def test_every_command_with_a_hub_takes_a_connection_in_airflow_alone() -> None:
 
     plain, inside = commands_of(get_command(app), "taskhub"), commands_of(command(), "taskhub")
     plain.pop("taskhub demo", None)
-    assert inside.pop("taskhub dags check") == {"folder", "--json"}, "each task has its own connection"
+    assert inside.pop("taskhub dags check") == {"folder", "--app", "--json"}, "each task has its own connection"
     assert len(plain) > 30
     assert inside == {name: options | {"--conn-id"} for name, options in plain.items()}
     assert all("--hub" in options for options in plain.values())
@@ -218,6 +218,63 @@ def test_a_dag_file_without_a_problem_ends_with_0_and_one_that_is_broken_with_1(
     code, out, _ = airflow("dags", "check", str(dags))
     assert code == Exit.FAILED
     assert "broken.py cannot be imported: ValueError: no config" in out
+
+
+APP = """
+from dataclasses import dataclass
+from airflow_provider_taskhub.app import App
+
+app = App("flights")
+
+@dataclass
+class Month:
+    year: int
+    month: int = 1
+
+@app.orchestrator
+async def report(ctx, month: Month): ...
+
+@app.orchestrator
+async def nothing(ctx): ...
+
+@app.activity(standalone=True)
+def monthly(rows: list[int]): ...
+"""
+
+INPUTS = """
+from airflow.sdk import DAG
+from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
+
+given = {"taskhub_conn_id": "sales"}
+with DAG("inputs", schedule=None):
+    TaskHubOperator(task_id="right", orchestrator="report", input={"year": 2026}, **given)
+    TaskHubOperator(task_id="later", orchestrator="report", input={"yeer": "{{ ds }}"}, **given)
+    TaskHubOperator(task_id="key", orchestrator="report", input={"year": 1, "mont": 2}, **given)
+    TaskHubOperator(task_id="none", orchestrator="report", **given)
+    TaskHubOperator(task_id="of_activity", activity="monthly", input=["x"], **given)
+    TaskHubOperator.partial(task_id="rows", activity="monthly", **given).expand(input=[[1], 2, "{{ ds }}"])
+"""
+
+
+def test_inputs_that_an_app_does_not_take_are_found_in_dag_files(
+    airflow: Run, dags: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    airflow("hub", "create", "--conn-id", "sales")
+    (dags / "reports.py").write_text(INPUTS)
+    (dags.parent / "checked_app.py").write_text(APP)
+    monkeypatch.syspath_prepend(str(dags.parent))
+    code, out, _ = airflow("dags", "check", str(dags), "--app", "checked_app:app")
+    *problems, last = out.splitlines()
+    assert (code, last) == (Exit.FAILED, "6 tasks checked, 4 problems")
+    assert [text.split(":")[0] for text in problems] == [
+        f"task {name!r} of DAG 'inputs'" for name in ("key", "none", "of_activity", "rows")
+    ]
+    assert "unknown key 'mont', did you mean 'month'?" in problems[0]
+    assert "input of 'monthly' does not fit" in problems[2]
+    assert all(text.endswith(". Correct the input in the DAG file") for text in problems)
+    assert airflow("dags", "check", str(dags))[0] == Exit.OK, "without --app, inputs are not compared"
+    code, _, error = airflow("dags", "check", str(dags), "--app", "checked_app:nothing")
+    assert (code, "has no App named 'nothing'" in error) == (Exit.USAGE, True)
 
 
 WRONG = ("misspelt", "old", "rows", "elsewhere")
