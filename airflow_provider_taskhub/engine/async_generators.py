@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import gc
 import sys
+from _thread import get_ident
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
-from contextvars import ContextVar
 from itertools import count
 from types import AsyncGeneratorType
 from typing import Any
@@ -19,13 +19,14 @@ from weakref import WeakValueDictionary
 
 Generator = AsyncGenerator[Any, Any]
 
-_COLLECTING = ContextVar("_COLLECTING", default=False)
-"""Whether Python is searching for cycles in this thread at this moment."""
+_COLLECTING: set[int] = set()
+"""The threads in which Python is searching for cycles at this moment. A context variable would not do: a search may
+begin while Python copies a context, and Python crashes if the context changes then."""
 
 
 def _note(phase: str, _: Mapping[str, int]) -> None:
     """Note the beginning and the end of a search for cycles, as ``gc.callbacks`` are called."""
-    _COLLECTING.set(phase == "start")
+    (_COLLECTING.add if phase == "start" else _COLLECTING.discard)(get_ident())
 
 
 gc.callbacks.append(_note)
@@ -69,7 +70,7 @@ class AsyncGenerators:
     def _left(self, generator: Generator) -> None:
         """React to a generator that has not ended and to which nothing refers any more."""
         number = self._number_of.pop(id(generator))
-        if self._is_running() and not _COLLECTING.get():
+        if self._is_running() and get_ident() not in _COLLECTING:
             self._close(generator)
         elif self._is_closed():
             with suppress(BaseException):  # the code is not needed any more: its first await ends the clean-up
