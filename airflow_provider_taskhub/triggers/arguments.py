@@ -74,36 +74,38 @@ def orchestrator_name(where: str, orchestrator: Any) -> Any:
     :param orchestrator: a name, a template, or a function that ``@app.orchestrator`` has declared.
     :raises InputError: if it is a function that no app has declared.
     """
-    if not callable(orchestrator) or is_template(orchestrator):
-        return orchestrator
-    name = getattr(orchestrator, _NAME, None)
-    if not isinstance(name, str):
-        shown = getattr(orchestrator, "__qualname__", repr(orchestrator))
-        raise InputError(
-            f"{where}: orchestrator is {shown}, which no App has declared: decorate it with @app.orchestrator, "
-            "or give the name of an orchestrator"
-        )
-    return name
+    return _declared_name(where, "orchestrator", orchestrator, "@app.orchestrator")
 
 
 def standalone_name(where: str, activity: Any) -> Any:
     """Return the name of an activity that is given as a function. Return every other value unchanged.
 
     :param where: the operator and its task id, or the decorator, for the error.
-    :param activity: a name, or a function that ``@app.activity`` or ``@app.spark_activity`` has declared.
+    :param activity: a name, a template, or a function that ``@app.activity`` or ``@app.spark_activity`` has declared.
     :raises InputError: if no app has declared the function, or it cannot be started by itself.
     """
-    if not callable(activity):
-        return activity
-    name = getattr(activity, _NAME, None)
-    if not isinstance(name, str):
-        shown = getattr(activity, "__qualname__", repr(activity))
-        raise InputError(
-            f"{where}: activity is {shown}, which no App has declared: decorate it with @app.activity(standalone=True) "
-            "or @app.spark_activity(standalone=True), or give the name of an activity"
-        )
-    if not getattr(activity, _STANDALONE, False):
+    decorators = "@app.activity(standalone=True) or @app.spark_activity(standalone=True)"
+    name = _declared_name(where, "activity", activity, decorators)
+    if name is not activity and not getattr(activity, _STANDALONE, False):
         raise InputError(f"{where}: activity {name!r} cannot be started by itself: declare it with standalone=True")
+    return name
+
+
+def _declared_name(where: str, kind: str, given: Any, decorators: str) -> Any:
+    """Return the name of a declared function. Return every other value unchanged.
+
+    :param kind: ``orchestrator`` or ``activity``, for the error.
+    :param decorators: how a function of this kind is declared, for the error.
+    """
+    if not callable(given) or is_template(given):
+        return given
+    name = getattr(given, _NAME, None)
+    if not isinstance(name, str):
+        shown = getattr(given, "__qualname__", repr(given))
+        raise InputError(
+            f"{where}: {kind} is {shown}, which no App has declared: decorate it with {decorators}, "
+            f"or give the name of an {kind}"
+        )
     return name
 
 

@@ -31,8 +31,8 @@ WORKER_STARTS = "start"
 STARTED = "started"
 """Reason of the event with which :mod:`.start` lets a worker end a task that does not wait for its instance."""
 LARGEST_OUTPUT = 256 * 1024
-"""Characters of the largest output that the triggerer pushes whole as an XCom. All triggers of a triggerer share one
-process, so a task with a larger output ends in an Airflow worker."""
+"""Characters of the largest output that the triggerer pushes whole as an XCom, or reads as an input. All triggers of a
+triggerer share one process, so a task with a larger output ends, or starts, in an Airflow worker."""
 
 
 class TaskEnd:

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import ConfigurationError
-from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, FunctionKind, Need
-from airflow_provider_taskhub.hub.partitions.capabilities import able, agree
+from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, FunctionKind
+from airflow_provider_taskhub.hub.partitions.capabilities import agree
 from airflow_provider_taskhub.hub.waiting.reasons import LACKING, Reason
-from airflow_provider_taskhub.triggers.task_log import lacking, no_worker, served_by
+from airflow_provider_taskhub.triggers.task_log import known, lacking, no_worker, served_by
 from airflow_provider_taskhub.triggers.watcher import WatchedInstance
 
 AGREED = 10.0
@@ -79,16 +79,16 @@ class UnusableTime:
         if seen.members is None or seen.trouble or not self._orchestrator or starts_later:
             self._last_known = now
             return None
-        known = bool(able(seen.members, Need(ORCHESTRATOR, self._orchestrator)))
-        if known and lacking(seen.whys, 0) is None:
+        is_known = known(seen.members, self._orchestrator)
+        if is_known and lacking(seen.whys, 0) is None:
             self._last_known = now
             return None
         if self._patient or not self._agree(seen):
             self._last_different = now
         if now - self._last_known >= self._limit:
-            return self._lack(seen, self._limit, known=known)
+            return self._lack(seen, self._limit, is_known=is_known)
         if now - max(self._last_known, self._last_different) >= AGREED:
-            return f"{self._lack(seen, AGREED, known=known)}. {_PATIENCE}"
+            return f"{self._lack(seen, AGREED, is_known=is_known)}. {_PATIENCE}"
         return None
 
     def _agree(self, seen: WatchedInstance) -> bool:
@@ -98,7 +98,7 @@ class UnusableTime:
         live, lately = seen.members or (), (*(seen.members or ()), *seen.gone)
         return Reason.NOT_OWNER not in lacks and all(agree(live, kind) and agree(lately, kind) for kind in kinds)
 
-    def _lack(self, seen: WatchedInstance, seconds: float, *, known: bool) -> str:
-        """Return the error text. :param known: whether a live worker knows the orchestrator."""
-        lacks = lacking(seen.whys, seconds) if known else None
+    def _lack(self, seen: WatchedInstance, seconds: float, *, is_known: bool) -> str:
+        """Return the error text. :param is_known: whether a live worker knows the orchestrator."""
+        lacks = lacking(seen.whys, seconds) if is_known else None
         return lacks or no_worker(seen.members or (), self._orchestrator, seconds)

@@ -15,9 +15,7 @@ from airflow.sdk.definitions.xcom_arg import PlainXComArg
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks.identity import UNMAPPED
 from airflow_provider_taskhub.hooks.outputs import reference_in
-
-LARGEST = 256 * 1024
-"""Characters of the largest output, as JSON, that the triggerer passes on. A worker starts a task that gets more."""
+from airflow_provider_taskhub.triggers.task_end import LARGEST_OUTPUT
 
 
 def only_worker_reads(output: XComArg) -> str | None:
@@ -69,20 +67,16 @@ async def put_outputs(trigger: Any, places: Sequence[Mapping[str, Any]], place_o
     from airflow.sdk.execution_time.xcom import XCom
 
     read: dict[tuple[str, str], Any] = {}
-    for at, task_id, key in _places(places):
+    for place in places:
+        task_id, key = place["task_id"], place["key"]
         if (task_id, key) not in read:
             where = {**place_of_task, "task_id": task_id, "map_index": UNMAPPED}
             read[task_id, key] = _passed_on(task_id, key, await XCom.aget_one(key=key, **where))
-        _put(trigger, at, read[task_id, key])
-
-
-def _places(places: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[str | int], str, str]]:
-    for place in places:
-        yield place["at"], place["task_id"], place["key"]
+        _put(trigger, place["at"], read[task_id, key])
 
 
 def _passed_on(task_id: str, key: str, output: Any) -> Any:
-    """Check an output as far as a worker would do something else with it. :raises InputError: if it would."""
+    """Return an output that a worker would pass on unchanged too. :raises InputError: if a worker must read it."""
     from airflow.sdk.bases.xcom import BaseXCom
 
     from airflow_provider_taskhub.codec import dumps
@@ -90,8 +84,8 @@ def _passed_on(task_id: str, key: str, output: Any) -> Any:
     what = f"output {key!r} of task {task_id!r}"
     if output is None and key != BaseXCom.XCOM_RETURN_KEY:
         raise InputError(f"{what} is None or missing, and only a worker can tell which")
-    if len(dumps(output, what=what)) > LARGEST:
-        raise InputError(f"{what} is longer than {LARGEST:,} characters")
+    if len(dumps(output, what=what)) > LARGEST_OUTPUT:
+        raise InputError(f"{what} is longer than {LARGEST_OUTPUT:,} characters")
     if any(reference_in(part) is not None for part in _parts(output)):
         raise InputError(f"{what} has a part that is in a task hub, and only a worker reads it from there")
     return output

@@ -25,8 +25,8 @@ from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
 from airflow_provider_taskhub.triggers.start import TaskHubStartTrigger
 from airflow_provider_taskhub.triggers.start_or_attach import launch
+from airflow_provider_taskhub.triggers.task_end import LARGEST_OUTPUT
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
-from airflow_provider_taskhub.triggers.upstream_outputs import LARGEST
 from airflow_provider_taskhub.triggers.watcher import IN_TURN
 from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from tests.airflow.conftest import Store, Task, Ti
@@ -226,7 +226,7 @@ def test_an_explicit_none_is_the_input_of_the_instance(
 ROWS = {"rows": [1, None, {"x": 2.5}]}
 KEPT = {"taskhub_output": {"taskhub_conn_id": "c", "instance_id": "i", "execution_id": "e", "size": 300_000}}
 NESTED = [{"a": ROWS, "b": "r"}, ROWS]
-OUTPUTS = {"return_value": ROWS, "id": "chosen", "kept": {"a": [KEPT]}, "long": "x" * LARGEST, "odd": object()}
+OUTPUTS = {"return_value": ROWS, "id": "chosen", "kept": {"a": [KEPT]}, "long": "x" * LARGEST_OUTPUT, "odd": object()}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, Callable
 from datetime import timedelta
 from typing import Any
@@ -169,6 +171,26 @@ def test_a_search_for_cycles_while_the_code_runs_changes_nothing(collects: bool)
         assert called(play) == ["a", "b", "last", "clean b", "clean a"]
     finally:
         gc.enable()
+
+
+CONTEXTS = """
+import contextvars, gc
+from airflow_provider_taskhub.engine import async_generators
+
+variables = [contextvars.ContextVar(str(number), default=0) for number in range(50)]
+gc.set_threshold(1)
+for round in range(300):
+    for variable in variables:
+        variable.set(round)
+        contextvars.copy_context()
+"""
+
+
+@pytest.mark.process
+def test_a_search_for_cycles_may_begin_while_python_copies_a_context() -> None:
+    """A search that changed a context variable made Python crash."""
+    done = subprocess.run([sys.executable, "-c", CONTEXTS], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_error_of_the_clean_up_fails_the_orchestrator() -> None:
