@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import importlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
 
-from airflow_provider_taskhub.errors import ConfigurationError, StorageError
+from airflow_provider_taskhub.errors import ConfigurationError, HubError, StorageError
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -98,15 +98,16 @@ class TaskHubHook(BaseHook):  # type: ignore[misc]  # Airflow is not followed by
         """Call an async function with an open client, from synchronous code.
 
         :param use: the function. It is awaited once, on a new event loop.
-        :param create: True: create an embedded hub that does not exist, so that a DAG may run before the first worker
-            starts.
+        :param create: see :func:`open_client`.
         :returns: the result of the function.
+        :raises HubError: if the hub does not exist and is not created. The text names the connection.
         """
         settings = self.settings()
 
         async def call() -> R:
-            async with open_client(settings, create=create and settings.embedded) as client:
-                return await use(client)
+            with naming(self.taskhub_conn_id):
+                async with open_client(settings, create=create) as client:
+                    return await use(client)
 
         return run_async(call)
 
@@ -156,12 +157,38 @@ async def open_client(settings: Settings, *, create: bool = False) -> AsyncItera
     The import of the client and of a storage SDK takes about a second. The import runs in a thread, so that it does not
     block the event loop.
 
-    :param create: True: create the hub if it does not exist. False: raise HubError.
-    :raises HubError: if the hub does not exist and ``create`` is False.
+    :param create: True: if the hub does not exist and is this machine's own, create it, so that a DAG may run before
+        the first worker starts. The machine's own hub is the embedded one that TaskHub's settings name without an
+        Airflow connection. Every other name was written into a connection, where it may be misspelt.
+    :raises HubError: if the hub does not exist and is not created.
     """
     module = await asyncio.to_thread(importlib.import_module, "airflow_provider_taskhub.client")
-    async with module.Client.open(settings, create=create) as client:
+    async with module.Client.open(settings, create=create and _is_machines_own(settings)) as client:
         yield client
+
+
+@contextmanager
+def naming(taskhub_conn_id: str) -> Iterator[None]:
+    """Add the connection to the text of a HubError that the block raises, because the connection may be wrong.
+
+    :param taskhub_conn_id: the Airflow connection that names the hub.
+    """
+    try:
+        yield
+    except HubError as error:
+        raise HubError(f"connection {taskhub_conn_id!r}: {error}") from None
+
+
+def _is_machines_own(settings: Settings) -> bool:
+    from airflow_provider_taskhub.settings import load_settings
+
+    if not settings.embedded:
+        return False
+    try:
+        own = load_settings()
+    except ConfigurationError:
+        return False
+    return (settings.hub, served_at(settings)) == (own.hub, served_at(own))
 
 
 def settings_without_connection(taskhub_conn_id: str, **arguments: object) -> Settings:

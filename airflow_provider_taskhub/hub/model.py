@@ -25,6 +25,8 @@ client that has seen the end of an instance waits for as long, and then knows th
 FORMAT_VERSION = 1
 """Version of the tables and columns that TaskHub has and DurableTask does not have. This package refuses to open a hub
 with a higher version."""
+CONTROLS = "Controls"
+"""The end of the name of the table that says how many partitions a hub has. Each hub has one, and nothing else has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class HubNames:
 
     @property
     def controls(self) -> str:
-        return f"{self.hub}Controls"
+        return f"{self.hub}{CONTROLS}"
 
     @property
     def activities(self) -> str:

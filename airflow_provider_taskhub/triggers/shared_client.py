@@ -42,7 +42,7 @@ async def shared_client(settings: Settings, *, create: bool = False) -> AsyncIte
     stays open until its other users have ended.
 
     :param settings: the hub's name and storage.
-    :param create: True: if a client must be opened and the hub does not exist, create the hub.
+    :param create: for a client that must be opened: see :func:`.open_client`.
     :raises TaskHubError: if no client can be opened. The next use tries again.
     """
     async with _hub(settings).client(settings, create=create).use() as client:

@@ -21,7 +21,7 @@ from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from airflow_provider_taskhub.errors import ConfigurationError, InputError
 from airflow_provider_taskhub.hooks.identity import TaskIdentity
-from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION
+from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, naming
 from airflow_provider_taskhub.no_input import NO_INPUT, restored, storable
 from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.supervision import Supervisor
@@ -170,8 +170,9 @@ class TaskHubStartTrigger(StartingTrigger):
 
     async def _launch_once(self, request: StartRequest) -> Launched:
         settings = await shared_settings(self.taskhub_conn_id)
-        async with starting_client(settings, create=settings.embedded) as client:
-            return await self._start_or_attach(client, request)
+        with naming(self.taskhub_conn_id):
+            async with starting_client(settings, create=True) as client:
+                return await self._start_or_attach(client, request)
 
     async def _start_or_attach(self, client: Client, request: StartRequest) -> Launched:
         """Start the instance, or attach to the instance that this try has started in another triggerer.

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from airflow.sdk import Connection
 
+from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.errors import ConfigurationError, HubError, Unavailable
 from airflow_provider_taskhub.hooks.masking import masked
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook, served_at, settings_of
-from airflow_provider_taskhub.settings import home
+from airflow_provider_taskhub.settings import home, load_settings
 from tests.airflow.fake import FakeHub, member
 
 ACCOUNT = "https://reports.blob.core.windows.net"
@@ -109,7 +112,7 @@ def test_the_test_button_says_which_worker_serves_the_hub_or_what_is_wrong(hub: 
     hub.workers = (replace(member("a triggerer"), roles=("watcher",)),)
     assert TaskHubHook().test_connection() == (True, "Hub with 4 partitions, served by no worker now.")
     hub.down = HubError("there is no hub 'TaskHub': taskhub hub create")
-    assert TaskHubHook().test_connection() == (False, "there is no hub 'TaskHub': taskhub hub create")
+    assert TaskHubHook().test_connection() == (False, "this connection: there is no hub 'TaskHub': taskhub hub create")
 
 
 @pytest.mark.parametrize(
@@ -180,3 +183,49 @@ def test_texts_for_airflow_are_without_the_secrets_that_the_package_knows_in_jso
     text: str | None, shown: str
 ) -> None:
     assert masked(text) == shown
+
+
+def _first_operator(monkeypatch: pytest.MonkeyPatch, folder: Path, **extra: str) -> TaskHubHook:
+    """Return a hook as the first task of a new machine has it. ``extra``: the fields of a connection, or nothing."""
+    monkeypatch.setenv("TASKHUB_HOME", str(folder / "own"))
+    if extra:
+        value = json.dumps({"conn_type": "taskhub", "extra": extra})
+        monkeypatch.setenv("AIRFLOW_CONN_TASKHUB_DEFAULT", value)
+    return TaskHubHook()
+
+
+async def _name(client: Client) -> str:
+    return client.hub.names.hub
+
+
+def test_the_machines_own_hub_is_created_before_the_first_worker_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert _first_operator(monkeypatch, tmp_path).run(_name, create=True) == "TaskHub"
+    assert _first_operator(monkeypatch, tmp_path, hub="TaskHub").run(_name, create=True) == "TaskHub", "the same hub"
+
+
+@pytest.mark.parametrize(
+    ("extra", "text"),
+    [
+        ({"hub": "Meters", "path": "{folder}/nowhere/hub.db"}, "there is no hub 'Meters' at .*/nowhere/hub.db"),
+        ({"hub": "Meters", "path": "{folder}/meter.db"}, "there is no hub 'Meters' at .*/meter.db"),
+        ({"hub": "Metres", "path": "{folder}/hub.db"}, r"there is no hub 'Metres' at .*: did you mean 'Meters'\?"),
+    ],
+    ids=["folder", "file", "hub"],
+)
+def test_a_misspelt_connection_creates_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, extra: dict[str, str], text: str
+) -> None:
+    async def create() -> None:
+        async with Client.open(load_settings(hub="Meters", connection=f"sqlite://{tmp_path}/hub.db"), create=True):
+            pass
+
+    asyncio.run(create())
+    before = (tmp_path / "hub.db").read_bytes()
+    hook = _first_operator(
+        monkeypatch, tmp_path, **{name: value.format(folder=tmp_path) for name, value in extra.items()}
+    )
+    with pytest.raises(HubError, match=f"connection 'taskhub_default': {text}.*[Cc]reate it with `taskhub hub create`"):
+        hook.run(_name, create=True)
+    assert ([file.name for file in tmp_path.iterdir()], (tmp_path / "hub.db").read_bytes()) == (["hub.db"], before)

@@ -31,12 +31,13 @@ from airflow_provider_taskhub.errors import (
     Throttled,
     Unavailable,
 )
-from airflow_provider_taskhub.hub.model import BLOB, FORMAT_VERSION, TABLE, HubInfo, HubNames, PartitionState
+from airflow_provider_taskhub.hub.model import BLOB, CONTROLS, FORMAT_VERSION, TABLE, HubInfo, HubNames, PartitionState
 from airflow_provider_taskhub.hub.partitions.app_lease import SECONDS
 from airflow_provider_taskhub.hub.partitions.dead_workers import app_lease_freed
 from airflow_provider_taskhub.hub.partitions.lease import NOBODY, Lease
 from airflow_provider_taskhub.hub.partitions.lease_stores import insert_row, leases_of
 from airflow_provider_taskhub.hub.partitions.observer import LeaseObserver
+from airflow_provider_taskhub.near_names import did_you_mean
 from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.storage.primitives import (
     Entity,
@@ -103,9 +104,10 @@ async def read_hub(
             raise HubError(
                 f"hub {names.hub!r} at {store.describe()} was made by DurableTask: adopt it with `taskhub hub create`"
             )
+        meant = did_you_mean(names.hub, await _hubs(store))
         raise HubError(
-            f"there is no hub {names.hub!r} at {store.describe()}: create it with `taskhub hub create`, or set "
-            "TASKHUB_HUB and TASKHUB_CONNECTION to the one you mean"
+            f"there is no hub {names.hub!r} at {store.describe()}: {meant and meant + ' '}Create it with "
+            "`taskhub hub create`, start a worker for it, or name the hub and the storage that you mean"
         )
     _check(info, names, partitions, lease_store)
     if not info.ready:
@@ -253,6 +255,11 @@ async def _hub_row(store: Store, names: HubNames, *, deleting: bool = False) -> 
         format_version=int(version),
         ready=columns.get("State") == "ready",
     )
+
+
+async def _hubs(store: Store) -> list[str]:
+    """Return the names of all hubs of the store."""
+    return [table.removesuffix(CONTROLS) for table in await store.list_tables() if table.endswith(CONTROLS)]
 
 
 def _entity(info: HubInfo, clock: Clock) -> Entity:
