@@ -1,7 +1,7 @@
 """Runs the tests on two cores: what computes beside what waits for real processes. ``make test`` and ``make test-all``.
 
-Both groups of tests run at once, each on two processes of pytest. The output of the first group is shown when both have
-ended. The last lines are the 15 slowest tests, and one line with the numbers of all tests.
+Both groups of tests run at once, on two and three processes of pytest. The output of the first group is shown when both
+have ended. The last lines are the 15 slowest tests, and one line with the numbers of all tests.
 
 Usage: ``python -m tests.run [--all]``. Without ``--all``, the tests of ``tests/extra.toml`` are left out.
 """
@@ -27,10 +27,11 @@ SUMMARY = ROOT / ".tests.summary"
 """The last line is also here, for ``.ci/run``."""
 SLOWEST = 15
 GROUPS = {
-    "computing": ("-m", "not process", "--dist", "worksteal"),
-    "processes": ("-m", "process", "--dist", "loadfile"),
+    "computing": ("-m", "not process", "--dist", "worksteal", "--numprocesses", "2"),
+    "processes": ("-m", "process", "--dist", "loadfile", "--numprocesses", "3"),
 }
-"""The groups of tests, with options of pytest. The output of the last one is shown while it runs."""
+"""The groups of tests, with options of pytest. The output of the last one is shown while it runs. Its tests wait more
+than they compute, so it has more processes than there are cores."""
 
 
 def command(group: str, *, everything: bool, report: Path) -> list[str]:
@@ -41,7 +42,7 @@ def command(group: str, *, everything: bool, report: Path) -> list[str]:
     """
     mark, expression, *more = GROUPS[group]
     chosen = expression if everything else f"{expression} and not extra"
-    pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--numprocesses", "2"]
+    pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
     return [*pytest, mark, chosen, *more, f"--junitxml={report}"]
 
 
