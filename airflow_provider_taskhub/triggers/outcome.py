@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import islice
+import re
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
@@ -11,7 +12,7 @@ from airflow_provider_taskhub.hooks.outputs import plain
 from airflow_provider_taskhub.tags import OWNER_TAG
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from airflow_provider_taskhub.client import Client
     from airflow_provider_taskhub.engine.events import FailureDetails
@@ -24,6 +25,8 @@ UNUSABLE = "unusable"
 """Reason of the event with which a wait ends whose connection or arguments are wrong."""
 LOG_LINES = 50
 """Lines of the failed attempt's log that the task's log shows."""
+_FRAME = re.compile(r"\s+at [\w.$/<>]+\(")
+"""A frame of one of Java's stack traces."""
 
 
 def overdue_sensor(state: InstanceState | None) -> str:
@@ -96,7 +99,18 @@ async def failed_log(client: Client, instance_id: str) -> tuple[str, list[str]] 
     if attempt is None:
         return None
     title = f"{attempt.name} #{attempt.task_id}, attempt {attempt.attempt}"
-    return title, (await client.instance(instance_id).log(attempt.log, last=LOG_LINES)).splitlines()
+    text = await client.instance(instance_id).log(attempt.log)
+    return title, _without_java_stacks(text.splitlines())[-LOG_LINES:]
+
+
+def _without_java_stacks(lines: Iterable[str]) -> list[str]:
+    """Leave out the frames of Java's stack traces. Spark writes hundreds of them, and the lines of the user's code
+    would not be among the last ones."""
+    kept: list[str] = []
+    for is_frame, group in groupby(lines, key=lambda line: _FRAME.match(line) is not None):
+        found = list(group)
+        kept += [f"\t... {len(found)} lines of Java's stack trace"] if is_frame and len(found) > 1 else found
+    return kept
 
 
 async def log_failure(client: Client, state: InstanceState, log: Any) -> None:

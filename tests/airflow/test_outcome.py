@@ -74,6 +74,26 @@ def test_the_newest_attempt_of_the_activity_that_failed_last() -> None:
     play(scenario)
 
 
+def test_javas_stack_traces_do_not_hide_the_lines_of_the_user() -> None:
+    frames = [f"\tat org.apache.spark.scheduler.Task.run(Task.scala:{number})" for number in range(120)]
+
+    async def scenario(story: Story) -> None:
+        await story.past(scheduled(0, "load"), failed(0))
+        await story.wrote(0, 1, "my own line", "\tat home", "WARN TaskSetManager: Lost task 0.0", *frames, "Driver end")
+        assert await story.log() == (
+            "load #0, attempt 1",
+            [
+                "my own line",
+                "\tat home",
+                "WARN TaskSetManager: Lost task 0.0",
+                "\t... 120 lines of Java's stack trace",
+                "Driver end",
+            ],
+        )
+
+    play(scenario)
+
+
 def test_failures_of_an_older_generation_do_not_count() -> None:
     async def scenario(story: Story) -> None:
         await story.past(scheduled(0, "load"))

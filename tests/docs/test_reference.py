@@ -128,3 +128,16 @@ def _column_names() -> list[str]:
             pattern = r"[A-Z][A-Za-z]+" if isinstance(node, ast.Dict) else r"TaskHub[A-Z][A-Za-z]+"
             found |= {text for text in texts if re.fullmatch(pattern, text)}
     return sorted(found - NESTED)
+
+
+REASON = re.compile(r'Reason\(f?"([^"]*)"')
+
+
+def test_a_page_names_each_option_for_which_a_task_needs_a_worker() -> None:
+    """The log gives such a reason, and the user looks for its name in the page."""
+    triggers = ROOT / "airflow_provider_taskhub" / "triggers"
+    texts = [text for file in triggers.glob("*.py") for text in REASON.findall(file.read_text(encoding="utf-8"))]
+    names = {name for text in texts for name in re.findall(r"[a-z]+(?:_[a-z]+)+", text)}
+    assert {"map_index_template", "openlineage_inject_parent_job_info", "on_success_callback"} <= names
+    page = (ROOT / "docs" / "how-to" / "no-worker.md").read_text(encoding="utf-8")
+    assert {name for name in names if name not in page} == set()
