@@ -279,9 +279,9 @@ class EventWait(CancellableTask[Any]):
         super()._notify_groups()
 
     def join(self, group: Group[Any]) -> None:
+        super().join(group)
         if self._done:
             self._told.append(group)
-        super().join(group)
 
     def claim(self) -> None:
         self._claim(self)
@@ -293,11 +293,8 @@ class EventWait(CancellableTask[Any]):
 
     @property
     def is_left_unfinished(self) -> bool:
-        """Whether only ``when_all`` that need other tasks too know of the event, and the code has left them behind."""
-        groups = self._told
-        if not groups or self.is_known or not all(group.combines and group.needs_all for group in groups):
-            return False
-        return all(not group._done and group.is_left_behind() for group in groups)
+        """Whether only groups that the code has left behind know of the event, because they need other tasks too."""
+        return bool(self._told) and not self.is_known and all(group.left_unfinished(self) for group in self._told)
 
     def give_back(self, place: int) -> None:
         """Wait again, because the event is for another wait. :param place: the place among the waits."""
@@ -305,7 +302,7 @@ class EventWait(CancellableTask[Any]):
         self._groups, self._told = self._told, []
         self.left_place = place
         for group in self._groups:
-            group.unsettled()
+            group.unsettled(self)
 
     def raised(self, input: str | None) -> None:
         what = f"data of event {self.name!r}"

@@ -318,8 +318,15 @@ class Group(Task[T_co]):
         """
         raise NotImplementedError
 
-    def unsettled(self) -> None:
-        """Forget the end of one of the group's tasks, because the task waits again. Only ``when_all`` counts ends."""
+    def left_unfinished(self, child: Task[Any]) -> bool:
+        """Return whether the code has left the group behind, and learns nothing of the task's end by it.
+
+        :param child: one of the group's tasks, which has a result.
+        """
+        return False
+
+    def unsettled(self, child: Task[Any]) -> None:
+        """Forget the end of one of the group's tasks. :param child: the task, which waits again."""
 
 
 class _Combined(Group[T_co]):
@@ -394,7 +401,10 @@ class WhenAll(_Combined[list[Any]]):
         elif self._open == 0 and not self._done:
             self.complete(self._children, lambda children: [child.get_result() for child in children])
 
-    def unsettled(self) -> None:
+    def left_unfinished(self, child: Task[Any]) -> bool:
+        return not self._done and self.is_left_behind()
+
+    def unsettled(self, child: Task[Any]) -> None:
         self._open += 1
 
     def look(self) -> None:
@@ -410,18 +420,47 @@ class WhenAll(_Combined[list[Any]]):
 class WhenAny(_Combined[Task[Any]]):
     """The task of ``when_any``: it gives the first task with a result or an error, and does not fail with that task."""
 
-    __slots__ = ()
+    __slots__ = ("_told",)
 
     def named(self) -> str:
         return f"when_any of {len(self._children)} tasks"
 
     def __init__(self, children: Sequence[Task[Any]]) -> None:
         super().__init__(children)
+        self._told: list[Group[Any]] = []  # the groups that know of the winner
         for child in children:
             child.join(self)
 
     def settled(self, child: Task[Any]) -> None:
         self.complete(child)
+
+    def _notify_groups(self) -> None:
+        self._told = self._groups or []
+        super()._notify_groups()
+
+    def join(self, group: Group[Any]) -> None:
+        super().join(group)
+        if self._done:
+            self._told.append(group)
+
+    def left_unfinished(self, child: Task[Any]) -> bool:
+        if self._result is not child:  # the code learns of another task
+            return True
+        return bool(self._told) and not self._taken and all(group.left_unfinished(self) for group in self._told)
+
+    def unsettled(self, child: Task[Any]) -> None:
+        if self._result is not child:
+            return
+        self._result = next((other for other in self._children if other._done), None)
+        if self._result is not None:
+            return
+        self._done = False
+        self._groups, self._told = self._told, []
+        for other in self._children:
+            if self not in (other._groups or ()):
+                other._groups = [*(other._groups or ()), self]
+        for group in self._groups:
+            group.unsettled(self)
 
     def take(self) -> None:  # a task that has lost is not taken, although it may be complete
         self._taken = True

@@ -58,13 +58,42 @@ async def remind_both(ctx: OrchestrationContext, done: int) -> str:
     return "nobody"
 
 
-@pytest.mark.parametrize("function", [remind, remind_cancel, remind_both])
+async def remind_either(ctx: OrchestrationContext, done: int) -> str:
+    """The wait is in a ``when_any``, which is in a ``when_all``."""
+    for round in range(4):
+        answer = ctx.when_any([ctx.wait_for_external_event("approve"), ctx.wait_for_external_event("reject")])
+        both = ctx.when_all([answer, ctx.wait_for_external_event("pay")])
+        if await ctx.when_any([both, ctx.create_timer(HOUR)]) is both:
+            return f"round {round}: {both.get_result()[0].get_result()}"
+    return "nobody"
+
+
+@pytest.mark.parametrize("function", [remind, remind_cancel, remind_both, remind_either])
 def test_an_event_ends_the_round_of_a_reminder_loop_in_which_it_comes(function: Callable[..., Any]) -> None:
     play = played(function)
     fire(play)
     fire(play)
     play.take(play.raised("approve", "yes"), play.raised("pay", 7))
     assert play.last.output == '"round 2: yes"'
+
+
+@pytest.mark.parametrize("first", ["approve", "reject"])
+def test_the_first_of_two_events_is_kept_for_the_next_round(first: str) -> None:
+    play = played(remind_either)
+    play.take(play.raised(first, f"first {first}"))
+    fire(play)
+    fire(play)
+    assert [one.name for one in play.last.awaits.events] == ["pay"]
+    play.take(play.raised("pay", 7))
+    assert play.last.output == f'"round 2: first {first}"'
+
+
+def test_both_of_two_events_are_kept_for_the_next_round() -> None:
+    play = played(remind_either)
+    play.take(play.raised("reject", "no"), play.raised("approve", "yes"))
+    fire(play)
+    play.take(play.raised("pay", 7))
+    assert play.last.output == '"round 1: yes"', "the first wait of the round takes its event first"
 
 
 def test_events_of_one_round_that_come_in_several_rounds_are_all_taken() -> None:
