@@ -1,5 +1,5 @@
-"""Functions for use inside an activity: read data about its call, report progress, declare the data that it reads and
-writes, publish its output once, and ask whether it must stop.
+"""Functions for use inside an activity: read data about its call, report progress, keep a state for the attempt after a
+crash, declare the data that it reads and writes, publish its output once, and ask whether it must stop.
 
 ::
 
@@ -11,8 +11,9 @@ writes, publish its output once, and ask whether it must stop.
         progress(0.5, "uploaded")
         ...
 
-Outside of an activity (in a unit test that calls the function itself) ``progress`` does nothing, ``inlet`` and
-``outlet`` only check the URI, ``cancelled`` returns False, each ``publish`` is a commit, and ``activity_info`` and
+Outside of an activity (in a unit test that calls the function itself) ``progress`` does nothing, ``save_state`` only
+checks the value, ``saved_state`` returns None, ``inlet`` and ``outlet`` only check the URI, ``cancelled`` returns
+False, each ``publish`` is a commit, and ``activity_info`` and
 ``output_path`` raise an error. The code that runs an activity makes an :class:`Attempt` and enters it around the call
 of the user's function. This module knows nothing of processes, hubs or Spark.
 """
@@ -27,6 +28,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_provider_taskhub.codec import dumps, loads
 from airflow_provider_taskhub.engine.references import Reference
 from airflow_provider_taskhub.errors import InputError, PublishSuperseded, TaskHubError
 from airflow_provider_taskhub.lineage import DeclaredLineage, checked_uri
@@ -45,9 +47,13 @@ __all__ = [
     "output_path",
     "progress",
     "publish",
+    "save_state",
+    "saved_state",
 ]
 
 _attempt: ContextVar[Attempt] = ContextVar("taskhub_attempt")
+LONGEST_STATE = 30_000
+"""The largest number of characters of a saved state as JSON. A column of Azure holds 32,768."""
 
 
 class ActivityCancelled(BaseException):
@@ -89,7 +95,7 @@ class ActivityInfo:
     trace_state: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Attempt:
     """One run of an activity's function. The code that runs the activity makes it and passes it to :func:`entered`.
 
@@ -99,6 +105,8 @@ class Attempt:
     :param cancelled: set when the activity is asked to stop.
     :param recorded: whether the call has an activity record. Only a record gives each attempt a number of
         its own, by which :func:`publish` shuts out earlier attempts.
+    :param saved: the state that this attempt or an earlier one has saved, as JSON text; None: there is none.
+    :param save: writes a state into the activity record, and returns when it is there. None: there is no record.
     """
 
     info: ActivityInfo
@@ -106,6 +114,8 @@ class Attempt:
     lineage: DeclaredLineage = field(default_factory=DeclaredLineage)
     cancelled: threading.Event = field(default_factory=threading.Event)
     recorded: bool = True
+    saved: str | None = None
+    save: Callable[[str], None] | None = None
 
 
 @contextmanager
@@ -144,6 +154,48 @@ def progress(fraction: float | None = None, message: str | None = None) -> None:
     if attempt is not None:
         clipped = None if fraction is None else min(1.0, max(0.0, float(fraction)))
         attempt.report(clipped, None if message is None else str(message)[:500])
+
+
+def save_state(value: Any) -> None:
+    """Keep a value for the next attempt of this call, and return when it is stored.
+
+    If the worker dies, the next attempt reads the value with :func:`saved_state`. So an activity that has started a job
+    in another system saves the job's id, and the next attempt waits for this job instead of starting another one. A
+    value replaces the one before. A retry by a ``RetryPolicy`` is a new call, which begins without a value.
+
+    In an ``async`` activity, write ``await asyncio.to_thread(save_state, value)``: the call waits for the store.
+
+    :param value: a value that JSON can express, of at most :data:`LONGEST_STATE` characters as JSON.
+    :raises InputError: if the value cannot be stored, or the activity has no record: a Spark activity has one, another
+        activity has one if it is declared with ``record=True``.
+    :raises TaskHubError: if it is called on the event loop.
+    :raises ActivityCancelled: if the activity is asked to stop before the value is stored.
+    """
+    text = dumps(value, what="the value of save_state()")
+    if len(text) > LONGEST_STATE:
+        raise InputError(
+            f"save_state(): the value has {len(text):,} characters as JSON, at most {LONGEST_STATE:,}: store the data "
+            "elsewhere and save where they are"
+        )
+    attempt = _attempt.get(None)
+    if attempt is None:
+        return
+    if not attempt.recorded or attempt.save is None:
+        raise InputError(
+            "save_state(): this activity has no record that could keep the value: declare it with "
+            "@app.activity(record=True)"
+        )
+    attempt.save(text)
+    attempt.saved = text
+
+
+def saved_state() -> Any:
+    """Return the value that this call has last saved with :func:`save_state`, in this attempt or an earlier one.
+
+    :returns: the value as plain JSON has it; None if nothing was saved.
+    """
+    attempt = _attempt.get(None)
+    return None if attempt is None or attempt.saved is None else loads(attempt.saved, what="the saved state")
 
 
 def inlet(uri: str) -> None:

@@ -230,7 +230,13 @@ class InProcess:
         pause: Pause | None = None,
     ) -> ActivityOutcome:
         recorded = request.name in self._replaced or self.registry.activity(request.name).record
-        attempt = Attempt(info=_info(request), report=lambda fraction, message: None, recorded=recorded)
+        attempt = Attempt(
+            info=_info(request),
+            report=lambda fraction, message: None,
+            recorded=recorded,
+            saved=request.saved,
+            save=lambda state: None,
+        )
         try:
             with entered(attempt):
                 value = self._call(request)

@@ -304,6 +304,7 @@ class ActivityRecord:
     :param result: JSON text; None if there is no result, or if the result is stored in a blob.
     :param failure: why the attempt failed.
     :param lineage: the data that the attempt has declared with ``inlet`` and ``outlet``, if it has succeeded.
+    :param saved: the state that this attempt or an earlier one has saved with ``save_state``, as JSON text.
     """
 
     instance: OrchestrationInstance
@@ -327,6 +328,7 @@ class ActivityRecord:
     result: str | None = None
     failure: FailureDetails | None = None
     lineage: Lineage = NO_LINEAGE
+    saved: str | None = None
 
     @property
     def runs(self) -> bool:

@@ -102,6 +102,14 @@ def seen_in_spark(fraction: float, message: str) -> None:
     listener(ActivityProgress(executor="spark-1.1", fraction=fraction, message=message, observed=True))
 
 
+async def saves(state: str) -> None:
+    """Save a state of the calling attempt, as ``save_state`` does in an executor."""
+    listener, stored = _listener.get(), asyncio.Event()
+    assert listener is not None
+    listener(ActivityProgress(executor="plain-1.1", saved=state, confirm=stored.set))
+    await stored.wait()
+
+
 class Standing(Generic[T]):
     """A coroutine that runs no step while a pause is on, as a stopped process."""
 

@@ -16,7 +16,16 @@ from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from datetime import date
 
-from airflow_provider_taskhub.activity import activity_info, cancelled, check_cancelled, inlet, outlet, progress
+from airflow_provider_taskhub.activity import (
+    activity_info,
+    cancelled,
+    check_cancelled,
+    inlet,
+    outlet,
+    progress,
+    save_state,
+    saved_state,
+)
 from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.errors import OrchestrationError
 
@@ -38,6 +47,32 @@ class Refused(Exception):
 @app.activity
 def greet(name: str) -> str:
     return f"Hello, {name}!"
+
+
+@app.activity(record=True)
+def keeps(values: list[object]) -> list[object]:
+    """What was saved before each value was, and after the last one."""
+    seen = [saved_state()]
+    for value in values:
+        save_state(value)
+        seen.append(saved_state())
+    return seen
+
+
+@app.activity
+def keeps_without_a_record(value: int) -> None:
+    save_state(value)
+
+
+@app.activity(record=True)
+async def keeps_on_the_loop(value: int) -> None:
+    save_state(value)
+
+
+@app.activity(record=True)
+async def keeps_in_a_thread(value: int) -> object:
+    await asyncio.to_thread(save_state, value)
+    return saved_state()
 
 
 @app.activity

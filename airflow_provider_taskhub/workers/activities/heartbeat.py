@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
@@ -84,6 +84,7 @@ class RecordedAttempt:
         self._ended = False
         self._renewed, self._longest_pause = renewed, longest_pause
         self._pause = Pause()
+        self._unconfirmed: list[Callable[[], None]] = []
 
     async def run(self, runner: Runner, request: ActivityRequest) -> ActivityOutcome:
         """Run the attempt and renew its record meanwhile; return the outcome.
@@ -96,6 +97,8 @@ class RecordedAttempt:
 
         def progress(news: ActivityProgress) -> None:
             self.record = news.onto(self.record)
+            if news.confirm is not None:
+                self._unconfirmed.append(news.confirm)
             if not news.observed:
                 self._changed.set()
 
@@ -250,6 +253,16 @@ class RecordedAttempt:
 
     async def _write(self) -> None:
         self.record = replace(self.record, renewed=self._hub.clock.utc_now())
+        confirmed, self._unconfirmed = self._unconfirmed, []
+        try:
+            await self._replace_row()
+        except BaseException:
+            self._unconfirmed = confirmed + self._unconfirmed
+            raise
+        for confirm in confirmed:
+            confirm()
+
+    async def _replace_row(self) -> None:
         try:
             etags = await self._hub.store.execute(self.becomes(self.record))
         except Conflict:

@@ -158,6 +158,7 @@ class RecordedActivities:
                 request_of(held, event, definition, attempt=record.attempt, crashes=crashes, begin_by=begin_by),
                 spark_session=record.spark_session,
                 left_sessions=attempt.left_sessions,
+                saved=record.saved,
             )
             try:
                 crashes = await self._run(held, event, attempt, request, crashes)
@@ -284,7 +285,7 @@ class RecordedActivities:
                     continue
                 await self._refuse(held, event, permit.fate, _left_sessions(found))
                 return None
-            claim = self._new_record(held, event, definition, last[0].attempt + 1 if last else 1)
+            claim = self._new_record(held, event, definition, last[0] if last else None)
             asked, etag = hub.clock.monotonic(), None
             self._live[_key(claim)] += 1
             try:
@@ -386,9 +387,9 @@ class RecordedActivities:
         return LOCAL_SPARK_PAUSE if self._spark_master.startswith("local") else 0.0
 
     def _new_record(
-        self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition, number: int
+        self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition, last: ActivityRecord | None
     ) -> ActivityRecord:
-        instance = held.message.instance
+        instance, number = held.message.instance, last.attempt + 1 if last else 1
         action = action_of(held, event)
         server = self._spark_server if definition.spark else None
         return ActivityRecord(
@@ -406,6 +407,7 @@ class RecordedActivities:
             # Spark Connect server, and the worker of the next attempt finds and ends it by this name.
             spark_session=server.new_session() if server else None,
             log=log_name(instance, event.event_id, number),
+            saved=last.saved if last is not None and _is_of(last, event) else None,
         )
 
     async def _cancelled(self, held: Delivery, attempt: RecordedAttempt) -> None:

@@ -7,7 +7,7 @@ runs together with others once more. If an activity then loses a second executor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from datetime import timedelta
 
@@ -52,6 +52,7 @@ class ActivityRequest:
     :param watched: True if an Airflow task waits for the instance, whose log follows the log of the attempt.
     :param begin_by: monotonic time of this machine, in seconds, after which the executor must not begin the attempt.
         None: no limit.
+    :param saved: the state that an earlier attempt of the call has saved, as JSON text; None: there is none.
     """
 
     name: str
@@ -72,6 +73,7 @@ class ActivityRequest:
     left_sessions: tuple[str, ...] = ()
     watched: bool = False
     begin_by: float | None = None
+    saved: str | None = None
 
 
 def tag_of(action_id: str, attempt: int) -> str:
@@ -91,6 +93,8 @@ class ActivityProgress:
     :param spark_ui: URL of Spark's UI; None if there is no UI.
     :param observed: True: the last change was seen in Spark, so nobody waits for it: it is written with the next
         renewal of the record. False: the activity has reported it.
+    :param saved: the state that the activity has saved last, as JSON text; None: it has saved none.
+    :param confirm: to be called when ``saved`` is in the record, because the activity waits for it; None: it does not.
     """
 
     executor: str
@@ -100,10 +104,12 @@ class ActivityProgress:
     job_group: str | None = None
     spark_ui: str | None = None
     observed: bool = False
+    saved: str | None = None
+    confirm: Callable[[], None] | None = None
 
     def onto(self, record: ActivityRecord) -> ActivityRecord:
         """Return a copy of the activity record with this progress. A field that is None keeps the record's value."""
-        known = {name: value for name, value in asdict(self).items() if value is not None}
+        known = {name: value for name, value in asdict(replace(self, confirm=None)).items() if value is not None}
         del known["observed"]
         if "fraction" in known:
             known["progress"] = known.pop("fraction")

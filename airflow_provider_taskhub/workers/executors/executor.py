@@ -34,6 +34,8 @@ from airflow_provider_taskhub.workers.executors.protocol import (
     Pong,
     Progress,
     Ready,
+    Save,
+    Saved,
     StartFailed,
 )
 from airflow_provider_taskhub.workers.executors.reaper import Reaper
@@ -271,10 +273,13 @@ class Executor:
                 self._attempts[number].output.add(body)
             case Progress(number=number) if number in self._attempts:
                 self._attempts[number].report(message.fraction, message.message, observed=message.observed)
+            case Save(number=number, save=save, body=body) if number in self._attempts:
+                confirm = partial(self._process.post, Saved(number=number, save=save))
+                self._attempts[number].save(body.decode(), confirm)
             case Done(number=number) | Failed(number=number) if number in self._attempts:
                 self._attempts[number].end(message)
-            case Pong() | Log() | Progress() | Done() | Failed():
-                pass  # Log, Progress, Done and Failed arrive here if nobody waits for their attempt any more
+            case Pong() | Log() | Progress() | Save() | Done() | Failed():
+                pass  # all but Pong arrive here if nobody waits for their attempt any more
             case _:
                 raise InputError(f"an executor must not send a {type(message).__name__} message to its host")
 

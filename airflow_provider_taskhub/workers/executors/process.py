@@ -117,13 +117,18 @@ class ExecutorProcess:
         No error is raised if the process has ended: :meth:`Observer.gone` reports that. If the process does not read,
         this call or the next one waits for room in the socket's buffer.
         """
+        self.post(message)
+        assert self._child is not None
+        with contextlib.suppress(ConnectionError):
+            await self._child.writer.drain()
+
+    def post(self, message: ExecutorMessage) -> None:
+        """Do the same as :meth:`send` for a small message, but do not wait for room in the socket's buffer."""
         assert self._child is not None
         frame = encode(message)
         if not self._frames:
             asyncio.get_running_loop().call_soon(self._flush, self._child)
         self._frames.extend(frame)
-        with contextlib.suppress(ConnectionError):
-            await self._child.writer.drain()
 
     def _flush(self, child: ChildProcess) -> None:
         """Write all frames of one turn of the event loop together, because each separate write wakes the process."""

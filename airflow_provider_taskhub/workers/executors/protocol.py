@@ -85,6 +85,7 @@ class Run(ExecutorMessage):
     :param trace_parent: W3C ``traceparent`` of the attempt; None: the attempt is not traced.
     :param trace_state: W3C ``tracestate`` of the attempt; None: there is no such value.
     :param begin_by: monotonic time of the machine, in seconds, after which the attempt must not begin; None: no limit.
+    :param saved: the state that an earlier attempt of the call has saved, as JSON text; None: there is none.
     """
 
     number: int
@@ -102,6 +103,18 @@ class Run(ExecutorMessage):
     trace_parent: str | None = None
     trace_state: str | None = None
     begin_by: float | None = None
+    saved: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved(ExecutorMessage):
+    """The answer to :class:`Save`: the state is in the activity record.
+
+    :param save: number of the state among those of the attempt.
+    """
+
+    number: int
+    save: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +190,17 @@ class Progress(ExecutorMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Save(ExecutorMessage):
+    """An attempt wants to keep a state for the attempts after it, and waits for the answer. The body is JSON text.
+
+    :param save: number of the state among those of the attempt, from 1.
+    """
+
+    number: int
+    save: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Done(ExecutorMessage):
     """An attempt has succeeded. The body is its result as JSON text.
 
@@ -209,7 +233,10 @@ class Pong(ExecutorMessage):
 
 _KINDS: dict[str, type[ExecutorMessage]] = {
     kind.__name__: kind
-    for kind in (Configure, Run, Cancel, Ping, Ready, StartFailed, Dying, Log, Progress, Done, Failed, Pong)
+    for kind in (
+        *(Configure, Run, Cancel, Ping, Saved),
+        *(Ready, StartFailed, Dying, Log, Progress, Save, Done, Failed, Pong),
+    )
 }
 _HEADERS = {
     kind: tuple(field.name for field in dataclasses.fields(kind) if field.name != "body") for kind in _KINDS.values()

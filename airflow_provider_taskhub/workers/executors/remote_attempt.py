@@ -66,6 +66,7 @@ class RemoteAttempt:
             trace_parent=request.trace.trace_parent if request.trace else None,
             trace_state=request.trace.trace_state if request.trace else None,
             begin_by=request.begin_by,
+            saved=request.saved,
             body=(request.input or "").encode(),
         )
 
@@ -83,6 +84,16 @@ class RemoteAttempt:
             observed=observed,
         )
         self.announce()
+
+    def save(self, state: str, confirm: Callable[[], None]) -> None:
+        """Note the state that the activity saves, and pass it to the listener.
+
+        :param state: JSON text.
+        :param confirm: called when the state is in the activity record.
+        """
+        self.state = replace(self.state, saved=state, confirm=confirm, observed=False)
+        self.announce()
+        self.state = replace(self.state, confirm=None)
 
     def announce(self) -> None:
         """Call the listener with the newest progress. An error of the listener is logged and never ends the attempt."""

@@ -14,7 +14,7 @@ from airflow_provider_taskhub.engine.events import OrchestrationInstance, TraceC
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.lineage import NO_LINEAGE, Lineage
 from airflow_provider_taskhub.settings import SparkSettings
-from airflow_provider_taskhub.workers.executors.attempt_values import ActivityProgress
+from airflow_provider_taskhub.workers.executors.attempt_values import ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorPool
 from airflow_provider_taskhub.workers.executors.process import ExecutorProcess
 from tests.breaking import Breaker
@@ -96,6 +96,62 @@ async def test_a_wrong_declaration_fails_the_activity(pool: ExecutorPool) -> Non
         assert failure is not None
         assert (failure.error_type, failure.is_non_retriable) == ("InputError", True)
         assert text in failure.error_message
+
+
+async def test_an_activity_waits_until_its_state_is_stored(pool: ExecutorPool) -> None:
+    stored: list[ActivityProgress] = []
+
+    def heard(news: ActivityProgress) -> None:
+        if news.confirm is not None:
+            stored.append(news)
+            if news.saved != '"second"':
+                news.confirm()
+
+    run = asyncio.create_task(pool.run(request("keeps", [{"job": 7}, "second", None], saved="[1]"), progress=heard))
+    await until_async("the second state is asked for", lambda: len(stored) == 2)
+    assert not run.done(), "it waits for the second answer"
+    assert stored[1].confirm is not None
+    stored[1].confirm()
+    outcome = await run
+    assert json.loads(outcome.result or "") == [[1], {"job": 7}, "second", None]
+    assert [news.saved for news in stored] == ['{"job":7}', '"second"', "null"]
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (request("keeps_without_a_record", 1), "save_state(): this activity has no record that could keep the value"),
+        (request("keeps_on_the_loop", 1), "write await asyncio.to_thread(save_state, value)"),
+        (request("keeps", ["x" * 30_001]), "the value has 30,003 characters as JSON, at most 30,000"),
+    ],
+    ids=["record", "loop", "size"],
+)
+async def test_a_state_that_cannot_be_stored_fails_the_activity(
+    pool: ExecutorPool, call: ActivityRequest, text: str
+) -> None:
+    failure = (await pool.run(call)).failure
+    assert failure is not None
+    assert text in failure.error_message
+
+
+async def test_an_async_activity_saves_its_state_in_a_thread(pool: ExecutorPool) -> None:
+    def heard(news: ActivityProgress) -> None:
+        if news.confirm is not None:
+            news.confirm()
+
+    assert (await pool.run(request("keeps_in_a_thread", 5), progress=heard)).result == "5"
+
+
+async def test_an_activity_that_waits_for_its_state_can_be_cancelled(pool: ExecutorPool) -> None:
+    asked = asyncio.Event()
+    run = asyncio.create_task(
+        pool.run(request("keeps", ["never stored"]), progress=lambda news: asked.set() if news.confirm else None)
+    )
+    await asked.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert (await pool.run(request("greet", "Ann"))).result == '"Hello, Ann!"', "its executor was not killed"
 
 
 async def test_a_listener_that_fails_costs_nothing(pool: ExecutorPool) -> None:

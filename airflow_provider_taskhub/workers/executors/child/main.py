@@ -55,6 +55,8 @@ from airflow_provider_taskhub.workers.executors.protocol import (
     Progress,
     Ready,
     Run,
+    Save,
+    Saved,
     StartFailed,
     encode,
     joined,
@@ -66,6 +68,8 @@ _PROGRESS_EVERY = 0.25
 A report that comes earlier is sent with the attempt's next report, or when the host pings."""
 
 
+_LOOK = 1.0
+"""Seconds between two looks whether an activity that waits for the record was asked to stop."""
 _SPARK_EVERY = 1.0
 """Seconds between two looks at the progress of Spark's jobs."""
 _NO_RECORD = "this activity has no record that could keep the URI: declare it with @app.activity(record=True)"
@@ -147,6 +151,7 @@ class RunningActivity:
         self._reported = -_PROGRESS_EVERY
         self._tells_itself = False
         self._seen: SparkWork | None = None
+        self._saves: dict[int, threading.Event] = {}
         self.public = activity.Attempt(
             info=activity.ActivityInfo(
                 name=run.name,
@@ -162,6 +167,8 @@ class RunningActivity:
             report=self._report,
             lineage=DeclaredLineage(None if definition.record else _NO_RECORD),
             recorded=definition.record,
+            saved=run.saved,
+            save=self._save,
         )
 
     @contextlib.contextmanager
@@ -206,6 +213,23 @@ class RunningActivity:
             self._reported = SYSTEM_CLOCK.monotonic()
         if pending is not None:
             self._link.send(Progress(number=self.run.number, fraction=pending[0], message=pending[1], observed=False))
+
+    def _save(self, state: str) -> None:
+        with contextlib.suppress(RuntimeError):
+            asyncio.get_running_loop()
+            raise TaskHubError(
+                "save_state() waits for the store and would hold up all async activities of this process: write "
+                "await asyncio.to_thread(save_state, value)"
+            )
+        number, written = len(self._saves) + 1, threading.Event()
+        self._saves[number] = written
+        self._link.send(Save(number=self.run.number, save=number, body=state.encode()))
+        while not written.wait(_LOOK):
+            activity.check_cancelled()
+
+    def saved(self, number: int) -> None:
+        """Let the activity go on, because its state is in the record. :param number: number of the state."""
+        self._saves[number].set()
 
     def look_at_spark(self) -> None:
         """Send the progress of the attempt's Spark job, unless the activity reports its progress itself."""
@@ -318,6 +342,9 @@ class ChildExecutor:
                 self._begin(message)
             case Cancel(number=number):
                 self._cancel(number)
+            case Saved(number=number, save=save):
+                if (attempt := self._attempts.get(number)) is not None:
+                    attempt.saved(save)
             case Ping():
                 for attempt in tuple(self._attempts.values()):
                     attempt.flush()

@@ -1,0 +1,155 @@
+"""An app with one activity, ``spark_submit``, which submits a Spark application and waits for its end.
+
+A worker takes it beside its own app: ``taskhub worker --app jobs:app --app airflow_provider_taskhub.spark_submit:app``.
+An orchestrator calls it by its name, and so does a task of Airflow, which then needs no Airflow worker::
+
+    TaskHubOperator(
+        task_id="load",
+        activity="spark_submit",
+        input={"application": "/jobs/load.py", "application_args": ["{{ ds }}"], "deploy_mode": "cluster"},
+    )
+
+The work is done by ``SparkSubmitOperator`` of the package apache-airflow-providers-apache-spark. In cluster mode the
+driver runs on the cluster and outlives this worker. So the id of the driver, application or pod is kept in the activity
+record before anybody waits for it, and the next attempt after a death waits for the same application again. In client
+mode the driver is a process of the executor and dies with it, so the next attempt submits the application again.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_taskhub.activity import cancelled, check_cancelled, progress, save_state, saved_state
+from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.errors import ConfigurationError, InputError, TaskHubError
+from airflow_provider_taskhub.near_names import did_you_mean
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection
+
+__all__ = ["app", "spark_submit"]
+
+app = App("spark_submit")
+
+_OWN = frozenset({"self", "kwargs", "durable", "reconnect_on_retry", "yarn_rm_auth"})
+"""Parameters of the operator that are no arguments of the activity."""
+_POLLED = {"yarn": "yarn_track_via_rm_api", "k8s": "track_driver_via_k8s_api"}
+"""By the beginning of the master, the parameter without which ``spark-submit`` itself waits for the end in cluster
+mode. Then the application could not be found again after a death."""
+_LOOK = 0.5
+"""Seconds between two looks whether the activity was asked to stop."""
+
+
+class SparkJobFailed(TaskHubError):
+    """A Spark application that an earlier attempt has submitted has failed, was killed, or is not known any more."""
+
+
+@app.activity(name="spark_submit", record=True, standalone=True)
+def spark_submit(arguments: dict[str, Any]) -> str | None:
+    """Submit a Spark application and wait for its end. If the activity is cancelled, so is the application.
+
+    :param arguments: parameters of ``SparkSubmitOperator``: ``application``, ``application_args``, ``conf``,
+        ``deploy_mode``, ``conn_id`` and others. ``conn_id`` (``spark_default`` unless given) is an Airflow connection
+        of the type Spark, which this worker has as the variable ``AIRFLOW_CONN_...``.
+    :returns: the id of the driver on a standalone cluster, of the application on YARN, or of the pod on Kubernetes;
+        None in client mode.
+    :raises InputError: if an argument is wrong.
+    :raises ConfigurationError: if the package or the connection is missing.
+    :raises SparkJobFailed: if the application of an earlier attempt has not succeeded.
+    :raises airflow.exceptions.AirflowException: if the submission or the application fails.
+    """
+    operator = _operator(arguments)
+    state = _State()
+    context = {"task_state_store": state}
+    with _killed_when_cancelled(operator):
+        _check_earlier(operator, state, context)
+        type(operator).execute.__wrapped__(operator, context)
+    check_cancelled()
+    job = state.get(operator.external_id_key)
+    return None if job is None else str(job)
+
+
+class _State:
+    """What the operator uses as Airflow's task state store. It is kept in the activity record."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return (saved_state() or {}).get(key, default)
+
+    def set(self, key: str, value: Any, **_: object) -> None:
+        save_state({**(saved_state() or {}), key: value})
+        progress(message=f"{key}: {value}")
+
+
+def _operator(arguments: Mapping[str, Any]) -> Any:
+    try:
+        from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"spark_submit needs the package {error.name}, which this worker does not have: "
+            "pip install 'airflow-provider-taskhub[airflow]'"
+        ) from None
+    known = inspect.signature(SparkSubmitOperator.__init__).parameters.keys() - _OWN
+    for name in sorted(arguments.keys() - known):
+        hint = did_you_mean(name, known)
+        raise InputError(f"spark_submit: {name!r} is no argument of SparkSubmitOperator{hint and ': ' + hint}")
+    if not arguments.get("application"):
+        raise InputError("spark_submit: give the argument 'application', the path of a .py or .jar file")
+    given = dict(arguments)
+    connection = _connection(given.setdefault("conn_id", "spark_default"))
+    mode = given.get("deploy_mode") or connection.extra_dejson.get("deploy-mode")
+    if mode not in (None, "client", "cluster"):
+        raise InputError(f"spark_submit: 'deploy_mode' is {mode!r}: give 'client' or 'cluster'")
+    if mode == "cluster":
+        master = f"{connection.conn_type} {connection.host}"
+        given = {polled: True for kind, polled in _POLLED.items() if kind in master} | given
+    return SparkSubmitOperator(task_id="spark_submit", durable=True, **given)
+
+
+def _connection(conn_id: str) -> Connection:
+    from airflow.sdk import BaseHook
+    from airflow.sdk.exceptions import AirflowException
+
+    try:
+        connection: Connection = BaseHook.get_connection(conn_id)
+    except (AirflowException, ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"spark_submit: this worker has no Airflow connection {conn_id!r}: set AIRFLOW_CONN_{conn_id.upper()} "
+            f'in its environment, such as \'{{"conn_type": "spark", "host": "spark://HOST", "port": 7077}}\' ({error})'
+        ) from None
+    return connection
+
+
+def _check_earlier(operator: Any, state: _State, context: dict[str, Any]) -> None:
+    """Raise an error if the application of an earlier attempt has ended without success. The operator would submit it
+    again, but the retry policy of the call decides that."""
+    job = state.get(operator.external_id_key)
+    if job is None:
+        return
+    status = operator.get_job_status(job, context)
+    if not operator.is_job_active(status) and not operator.is_job_succeeded(status):
+        raise SparkJobFailed(f"Spark application {job}, which an earlier attempt has submitted, is {status}")
+
+
+@contextmanager
+def _killed_when_cancelled(operator: Any) -> Iterator[None]:
+    """Kill the application if the activity is asked to stop during the block."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_LOOK):
+            if cancelled():
+                operator.on_kill()
+                return
+
+    thread = threading.Thread(target=copy_context().run, args=(watch,), name="spark_submit-cancel", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
