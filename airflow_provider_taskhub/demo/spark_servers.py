@@ -116,7 +116,7 @@ def standalone(folder: Path) -> SparkSetup:
             *("--host", HOST, "--port", str(port), "--webui-port", str(ui), "--properties-file", str(properties)),
         ),
         memory="256m",
-        ports=(port, ui),
+        ports=(port, ui, rest),
         page=f"http://{HOST}:{ui}",
     )
     conf = {

@@ -27,10 +27,12 @@ class Servers:
     """The servers of a setup, each in a session of its own, with its log in a file.
 
     :ivar master: what TaskHub's setting ``spark.master`` must be. :ivar page: of the first server.
+    :ivar ports: of the first server; a master has one for applications, one for its page, one for its REST server.
     """
 
     def __init__(self, setup: SparkSetup, folder: pathlib.Path) -> None:
         self.master, self.conf, self.page = setup.master, dict(setup.conf), setup.servers[0].page
+        self.ports = setup.servers[0].ports
         self._setup, self._folder = setup, folder
         self._environment = dict(os.environ)  # a server that a test starts again belongs to the fixture
         self._processes: list[subprocess.Popen[bytes]] = []

@@ -1,0 +1,114 @@
+"""The activity ``spark_submit`` in cluster mode on a real standalone cluster: the driver outlives the executor."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import pathlib
+import textwrap
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import pytest
+
+from airflow_provider_taskhub.settings import SparkSettings
+from airflow_provider_taskhub.workers.executors.attempt_values import ActivityProgress, ActivityRequest
+from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorPool, ExecutorTimes
+from tests.spark.servers import Servers, get
+from tests.waiting import PATIENCE, until_async
+from tests.workers.conftest import Logs, request
+
+pytestmark = pytest.mark.process
+
+PYSPARK = importlib.util.find_spec("pyspark")
+assert PYSPARK is not None
+assert PYSPARK.origin is not None
+JAR = next(pathlib.Path(PYSPARK.origin).parent.glob("jars/spark-core_*.jar"))
+"""On a standalone cluster, cluster mode takes jars only. This one has Spark's own runner of Python files."""
+JOB = """
+    import pathlib, sys, time
+    folder = pathlib.Path(sys.argv[1])
+    with (folder / "runs").open("a") as runs:
+        runs.write("run\\n")
+    while not (folder / "go").exists():
+        time.sleep(0.1)
+    (folder / "done").touch()
+"""
+
+
+def driver(cluster: Servers, job: str) -> str:
+    """The state of a driver, as the master's REST server says."""
+    status = get(f"http://127.0.0.1:{cluster.ports[2]}/v1/submissions/status/{job}")
+    return str(status.get("driverState"))
+
+
+class Heard:
+    """Stores what the activity saves, as a worker does it. :ivar saved: the newest state."""
+
+    def __init__(self) -> None:
+        self.saved: str | None = None
+
+    def __call__(self, news: ActivityProgress) -> None:
+        if news.confirm is not None:
+            self.saved = news.saved
+            news.confirm()
+
+    @property
+    def job(self) -> str:
+        return str(json.loads(self.saved or "{}").get("spark_job_id", ""))
+
+
+@pytest.fixture
+async def pool(cluster: Servers, tmp_path: pathlib.Path) -> AsyncIterator[ExecutorPool]:
+    extra = {"deploy-mode": "cluster", "rest-port": cluster.ports[2]}
+    connection = {"conn_type": "spark", "host": cluster.master, "extra": extra}
+    own = {"AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(connection), "AIRFLOW_HOME": str(tmp_path / "airflow")}
+    app = "airflow_provider_taskhub.spark_submit:app"
+    config = ExecutorConfig(apps=(app,), spark=SparkSettings(), environment={**os.environ, **own})
+    times = ExecutorTimes(grace=timedelta(seconds=PATIENCE))
+    pool = ExecutorPool(config, size=2, processes=1, logs=Logs(), name="submit", times=times)
+    await pool.start()
+    yield pool
+    await pool.stop(timedelta(0))
+
+
+def submit(folder: pathlib.Path, **more: str | None) -> ActivityRequest:
+    job = folder / "job.py"
+    job.write_text(textwrap.dedent(JOB))
+    arguments = {
+        "application": str(JAR),
+        "java_class": "org.apache.spark.deploy.PythonRunner",
+        "application_args": [str(job), "", str(folder)],
+        "driver_memory": "300m",
+    }
+    return request("spark_submit", arguments, **more)
+
+
+async def test_the_attempt_after_a_death_waits_for_the_same_driver(
+    pool: ExecutorPool, cluster: Servers, tmp_path: pathlib.Path
+) -> None:
+    heard = Heard()
+    first = asyncio.create_task(pool.run(submit(tmp_path), progress=heard))
+    await until_async("the driver works", lambda: (tmp_path / "runs").exists() and heard.job)
+    for seat in pool._seats:
+        if seat.executor is not None:
+            await seat.executor.kill("is killed by the test")
+    assert (await first).crashed
+    assert driver(cluster, heard.job) == "RUNNING", "the driver has outlived the executor"
+    second = asyncio.create_task(pool.run(submit(tmp_path, saved=heard.saved), progress=heard))
+    (tmp_path / "go").touch()
+    outcome = await second
+    assert (outcome.failure, json.loads(outcome.result or "")) == (None, heard.job)
+    assert ((tmp_path / "runs").read_text(), (tmp_path / "done").exists()) == ("run\n", True)
+
+
+async def test_a_cancel_ends_the_driver(pool: ExecutorPool, cluster: Servers, tmp_path: pathlib.Path) -> None:
+    heard = Heard()
+    run = asyncio.create_task(pool.run(submit(tmp_path), progress=heard))
+    await until_async("the driver works", lambda: (tmp_path / "runs").exists() and heard.job)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert driver(cluster, heard.job) == "KILLED"
