@@ -84,12 +84,13 @@ with DAG("told", schedule=None, default_args=AT_ONCE):
 with DAG("open", schedule=None, max_active_runs=100, default_args=AT_ONCE):
     TaskHubOperator(task_id="hub", orchestrator="waits", start_on="worker")
 
-with DAG("wide", schedule=None, default_args=AT_ONCE):
-    TaskHubOperator.partial(task_id="hub", orchestrator="pause", max_active_tis_per_dag=100).expand(
-        input=[number % 8 for number in range(100)]
-    )
-
 BY_WORKERS = {"start_on": "worker", "complete_on": "worker"}
+
+for name, more in {"wide": {}, "wide_by_workers": BY_WORKERS}.items():
+    with DAG(name, schedule=None, default_args=AT_ONCE):
+        TaskHubOperator.partial(task_id="hub", orchestrator="pause", **more).expand(
+            input=[number % 8 for number in range(100)]
+        )
 
 with DAG("by_workers", schedule=None, default_args=AT_ONCE):
     TaskHubOperator(task_id="hub", orchestrator="told", **BY_WORKERS)
