@@ -15,7 +15,7 @@ from typing import Any
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine import events
 from airflow_provider_taskhub.engine.events import FailureDetails, HistoryEvent
-from airflow_provider_taskhub.engine.failures import headline
+from airflow_provider_taskhub.engine.failures import headline, place_of
 from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hooks.outputs import plain
 from airflow_provider_taskhub.hub.history.pages import HistoryPage
@@ -220,6 +220,7 @@ def failure(details: FailureDetails | None, show: Show) -> dict[str, Any] | None
         "headline": show(headline(details))[:_LONGEST],
         "type": details.error_type,
         "message": show(details.error_message)[:_LONGEST],
+        "at": show(at)[:_LONGEST] if (at := place_of(details)) else None,
         "stack": show(details.stack_trace)[:_LONGEST] if details.stack_trace else None,
         "retryable": not details.is_non_retriable,
     }

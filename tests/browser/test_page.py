@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import struct
 from collections.abc import Callable
@@ -284,6 +285,7 @@ def test_a_wait_for_an_event_has_a_bar_and_stands_in_now(login: Login, real: Rea
 def test_a_failed_instance_shows_its_error_and_the_failed_log(login: Login, runs: Runs) -> None:
     page = login("admin", f"/taskhub/page/instance?id={quote(f'fails:hub:{runs.fails}:g1', safe='')}")
     expect(page.locator(".note.bad")).to_contain_text("41 of 8,760 rows rejected")
+    expect(page.locator(".note.bad")).to_contain_text(re.compile(r"failed at \S*hub_app\.py:\d+, in broken"))
     page.locator("svg .pick").first.click()
     expect(page.locator("#detail .pairs")).to_contain_text("broken line 79")
     expect(page.locator("#detail .pairs")).to_contain_text("ValueError: 41 of 8,760 rows rejected")

@@ -122,6 +122,7 @@ function paint() {
   const alone = last.triggerer ? [el("div", { class: "note" }, last.triggerer)] : [];
   const standstill = () => waits(last, (name) => raise(last, again, name));
   redraw(parts.note, ...broken, ...alone, ...(instance.failure ? [el("div", { class: "note bad" }, el("b", {}, instance.failure.headline), instance.failure.retryable ? "" : el("span", { class: "mute" }, " (no retries)"),
+    instance.failure.at ? el("div", { class: "small" }, `failed at ${instance.failure.at}`) : "",
     instance.failure.stack ? el("details", { "data-key": "stack" }, el("summary", { class: "small", "data-key": "stack trace" }, "stack trace"), el("pre", { "data-key": "trace" }, instance.failure.stack)) : "")]
     : live ? standstill() : instance.now ? [el("div", { class: `note ${instance.status === "Failed" ? "bad" : ""}` }, instance.now)] : []));
   paintTimeline(live);
