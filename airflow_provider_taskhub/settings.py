@@ -18,6 +18,7 @@ from typing import Any, Literal, Self
 
 from pydantic import (
     BaseModel,
+    ByteSize,
     ConfigDict,
     Field,
     SecretStr,
@@ -212,6 +213,12 @@ class Settings(BaseSettings):
     executor_timeout: timedelta = Field(default=timedelta(minutes=5), gt=_ZERO)
     """How long an activity waits for an executor that does not start, for example because Spark finds no Java. After
     this time the activity fails. Until then, the worker repeats the start."""
+    executor_max_activities: int = Field(default=0, ge=0)
+    """After this many activities another executor takes the place of an executor, for example because a library loses
+    memory. The new one is ready before. 0: executors are not replaced for this reason."""
+    executor_max_memory: ByteSize | None = Field(default=None, ge=64 * 1024 * 1024)
+    """Another executor takes the place of an executor whose processes have more resident memory than this when an
+    activity has ended, such as ``4GiB``. For a Spark executor, the memory of Java counts too. None: any size."""
     withheld: str = ""
     """Environment variables of the worker that activities do not get: names separated by commas, where ``*`` stands for
     any characters (``DB_PASSWORD,AWS_*``). Activities never get TaskHub's own variables or those that open the hub."""

@@ -39,7 +39,7 @@ from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.workers.activities.log_growth import AnnouncingRunner, LogGrowth
 from airflow_provider_taskhub.workers.backend import POLLS_MISSED, Backend
 from airflow_provider_taskhub.workers.executors.environment import child_environment
-from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorPool, ExecutorTimes
+from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorLimits, ExecutorPool, ExecutorTimes
 from airflow_provider_taskhub.workers.health import Health, listen
 from airflow_provider_taskhub.workers.orchestrations.coroutine_closer import CoroutineCloser
 from airflow_provider_taskhub.workers.orchestrations.stuck_instances import quarantine_stuck
@@ -241,6 +241,7 @@ class Host:
             name=incarnation.identity.name,
             warm=options.warm,
             times=ExecutorTimes(patience=settings.executor_timeout),
+            limits=ExecutorLimits(activities=settings.executor_max_activities, memory=settings.executor_max_memory),
         )
         if ACTIVITY in options.roles:
             await pool.start()

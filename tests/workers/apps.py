@@ -75,6 +75,14 @@ async def keeps_in_a_thread(value: int) -> object:
     return saved_state()
 
 
+_KEPT: list[bytearray] = []
+
+
+@app.activity
+def keeps_memory(mebibytes: int) -> None:
+    _KEPT.append(bytearray(os.urandom(1024)) * (1024 * mebibytes))
+
+
 @app.activity
 def nothing() -> None:
     return None

@@ -40,6 +40,7 @@ class Seat:
 
     :param lane: the kind of executor: plain or Spark.
     :ivar wanted: set while an executor is to run in this seat.
+    :ivar worn: set when another executor is to take the place of the one in this seat.
     :ivar broken: True if the last start of an executor in this seat failed.
     :ivar starts: number of executors that were started in this seat.
     :ivar failures: number of deaths and failed starts of executors in a row. The count returns to 0 when an activity
@@ -50,6 +51,7 @@ class Seat:
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
         self.wanted = asyncio.Event()
+        self.worn = asyncio.Event()
         self.broken = False
         self.starts = 0
         self.failures = 0
@@ -146,6 +148,7 @@ class Assignment:
                 continue  # the task that waited for the executor was just cancelled, so the request needs none
             self.busy += 1
             executor.load += 1
+            executor.unloaded.clear()
             executor.alone = alone
             ticket.executor.set_result(executor)
 
@@ -160,6 +163,8 @@ class Assignment:
         """Note that a request has ended in its executor, and give the free room to a waiting request."""
         self.busy -= 1
         executor.load -= 1
+        if not executor.load:
+            executor.unloaded.set()
         self.settle()
 
     def settle(self) -> None:

@@ -71,6 +71,8 @@ class Executor:
     :ivar ready: the message by which the process said that it was ready; None before.
     :ivar ended: set when the process and all its children have ended.
     :ivar load: number of attempts that are assigned to this executor. ``Assignment`` counts them.
+    :ivar unloaded: set when the last assigned attempt has ended, by ``Assignment`` too.
+    :ivar begun: number of attempts that this executor has begun.
     :ivar alone: True if the newest attempt must run without other attempts. ``Assignment`` sets the value.
     """
 
@@ -90,6 +92,8 @@ class Executor:
         self.ready: Ready | None = None
         self.ended = asyncio.Event()
         self.load = 0
+        self.unloaded = asyncio.Event()
+        self.begun = 0
         self.alone = False
         self._configure, self._logs, self._clock, self._times = configure, logs, clock, times
         self._process = ExecutorProcess(configure.name, self, reaper=reaper, times=times, clock=clock)
@@ -207,7 +211,7 @@ class Executor:
     def _take(self, request: ActivityRequest, listener: ProgressListener | None) -> RemoteAttempt:
         ready = self.ready
         assert ready is not None, "an executor runs nothing before it is ready"
-        number = next(self._numbers)
+        number = self.begun = next(self._numbers)
         # The name of Spark's job group contains `number`, so that it is new each time: Spark refuses all later jobs of
         # a cancelled group, and the same attempt can run in this executor a second time.
         # A tag needs no number, because each run has its own Spark Connect session.

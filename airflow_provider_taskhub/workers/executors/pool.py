@@ -26,6 +26,7 @@ from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.settings import MAX_RESULT, SparkSettings
 from airflow_provider_taskhub.spark_connect import connect_server
 from airflow_provider_taskhub.supervision import Supervisor, first, owned
+from airflow_provider_taskhub.workers.executors import process_session
 from airflow_provider_taskhub.workers.executors.assignment import Assignment, Seat, Ticket
 from airflow_provider_taskhub.workers.executors.attempt_log import LogSink
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
@@ -44,6 +45,7 @@ __all__ = [
     "ActivityProgress",
     "ActivityRequest",
     "ExecutorConfig",
+    "ExecutorLimits",
     "ExecutorPool",
     "ExecutorTimes",
 ]
@@ -77,6 +79,24 @@ class ExecutorConfig:
     environment: Mapping[str, str] | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorLimits:
+    """When a new executor takes the place of one that still works, for example because its libraries lose memory.
+
+    The new one is ready before the old one gets no more attempts, and the attempts of the old one run to their end.
+
+    :param activities: number of attempts that one executor may begin; 0: any number.
+    :param memory: resident memory of all processes of an executor, in bytes, above which it is replaced when an attempt
+        has ended; None: any size.
+    """
+
+    activities: int = 0
+    memory: int | None = None
+
+
+UNLIMITED = ExecutorLimits()
+
+
 class ExecutorPool:
     """Runs activities in child processes. All calls must come from the same event loop.
 
@@ -88,6 +108,7 @@ class ExecutorPool:
         activity starts it.
     :param processes: number of plain executors. None: one for each core, but not more than ``size``.
     :param times: time limits of executors; None: the defaults.
+    :param limits: when an executor is replaced.
     """
 
     def __init__(
@@ -100,9 +121,11 @@ class ExecutorPool:
         warm: bool = False,
         processes: int | None = None,
         times: ExecutorTimes | None = None,
+        limits: ExecutorLimits = UNLIMITED,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._config, self._logs, self._clock = config, logs, clock
+        self._config, self._logs, self._clock, self._limits = config, logs, clock, limits
+        self._retiring: set[Executor] = set()
         self._name, self._warm, self._times = name, warm, times or ExecutorTimes()
         plain = processes or max(1, min(size, os.cpu_count() or 1))
         self._seats = [*(Seat(Lane.PLAIN) for _ in range(plain)), Seat(Lane.SPARK)]
@@ -181,7 +204,7 @@ class ExecutorPool:
         if not self._assignment.idle.is_set():
             _log.warning("executors_killed_busy", running=self._assignment.busy)
         await self.supervisor.close()
-        alive = [seat.executor for seat in self._seats if seat.executor is not None]
+        alive = [*self._retiring, *(seat.executor for seat in self._seats if seat.executor is not None)]
         await asyncio.gather(*(executor.kill(_stopped(executor)) for executor in alive))
         await self._reaper.close()
 
@@ -231,6 +254,7 @@ class ExecutorPool:
                 await self._left.end_own(request.spark_session, once=lost)
         if not outcome.crashed:
             self._reset_failures(executor)
+            self._look_at_wear(executor)
         return outcome
 
     async def end_sessions(self, sessions: Sequence[str]) -> None:
@@ -257,6 +281,16 @@ class ExecutorPool:
             if seat.executor is executor:
                 seat.failures = 0
 
+    def _look_at_wear(self, executor: Executor) -> None:
+        """Let another executor take the place of one that has reached a limit."""
+        seat = next((seat for seat in self._seats if seat.executor is executor), None)
+        if seat is None or executor.pid is None:
+            return
+        used = process_session.memory(executor.pid) if self._limits.memory else 0
+        if 0 < self._limits.activities <= executor.begun or used > (self._limits.memory or used):
+            _log.info("executor_worn", executor=executor.name, activities=executor.begun, memory=used or None)
+            seat.worn.set()
+
     async def _keep(self, seat: Seat) -> None:
         """Keep an executor running in a seat (the place of one executor) while ``seat.wanted`` is set.
 
@@ -269,12 +303,35 @@ class ExecutorPool:
                 await self._fill(seat)
             if seat.executor is not None:
                 self._assignment.assign()
-                await seat.executor.ended.wait()
+                await first(seat.executor.ended.wait(), seat.worn.wait())
+                if seat.worn.is_set() and not seat.executor.ended.is_set():
+                    await self._replace(seat, seat.executor)
+                    continue
+                seat.worn.clear()
                 # If an activity ran alone (a suspect), that activity has ended the executor. Its crashes have their own
                 # limit (attempt_values.Crashes), so they do not make the pauses before new starts longer.
                 if not seat.executor.alone:
                     seat.failures += 1
                 seat.executor = None
+
+    async def _replace(self, seat: Seat, old: Executor) -> None:
+        """Start another executor in a seat. The old one stays if the start fails; its next attempts try again."""
+        try:
+            await self._start_executor(seat)
+        except ExecutorError as error:
+            _log.warning("executor_not_replaced", executor=old.name, error=str(error)[:_MAX_SHOWN])
+        else:
+            self._retiring.add(old)
+            self.supervisor.spawn(self._retire(old), name=f"retire {old.name}")
+        finally:
+            seat.worn.clear()
+
+    async def _retire(self, old: Executor) -> None:
+        """End an executor that has lost its seat, after its last attempt."""
+        if old.load:
+            await first(old.unloaded.wait(), old.ended.wait())
+        await old.kill("ended, because another executor has taken its place")
+        self._retiring.discard(old)
 
     async def _fill(self, seat: Seat) -> None:
         try:

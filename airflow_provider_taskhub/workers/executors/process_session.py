@@ -33,6 +33,15 @@ def _is_member(pid: int, session: int) -> bool:
         return False
 
 
+def memory(session: int) -> int:
+    """Return the resident memory of all processes of a session, in bytes. Memory that several share counts for each."""
+    total = 0
+    for pid in members(session):
+        with contextlib.suppress(psutil.Error):
+            total += psutil.Process(pid).memory_info().rss
+    return total
+
+
 def stop(session: int) -> None:
     """Let every process of a session stand still (SIGSTOP), also those that start while this function runs.
 

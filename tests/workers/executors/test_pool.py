@@ -8,6 +8,7 @@ import pathlib
 from datetime import timedelta
 
 import pytest
+from structlog.testing import capture_logs
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.engine.events import OrchestrationInstance, TraceContext
@@ -15,11 +16,13 @@ from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.lineage import NO_LINEAGE, Lineage
 from airflow_provider_taskhub.settings import SparkSettings
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityProgress, ActivityRequest
-from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorPool
+from airflow_provider_taskhub.workers.executors.executor import Executor, ExecutorError
+from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorLimits, ExecutorPool
 from airflow_provider_taskhub.workers.executors.process import ExecutorProcess
+from airflow_provider_taskhub.workers.executors.scheduling import Lane
 from tests.breaking import Breaker
 from tests.waiting import PATIENCE, until_async
-from tests.workers.conftest import Logs, PoolMaker, request, started
+from tests.workers.conftest import Logs, PoolMaker, alive, request, started
 
 
 async def test_results_travel_as_json(pool: ExecutorPool) -> None:
@@ -209,6 +212,54 @@ async def test_a_result_above_the_maximum_fails_at_once(make_pool: PoolMaker) ->
 async def test_an_input_and_a_result_of_5_mb_arrive_whole(pool: ExecutorPool) -> None:
     outcome = await pool.run(request("greet", "x" * 5_000_000))
     assert len(outcome.result or "") == 5_000_000 + len('"Hello, !"')
+
+
+async def test_another_executor_takes_the_place_of_one_that_has_begun_enough(
+    make_pool: PoolMaker, tmp_path: pathlib.Path
+) -> None:
+    pool = await make_pool(limits=ExecutorLimits(activities=2))
+    long = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "long"])))
+    await until_async("it has begun", lambda: started(tmp_path, "long"))
+    old = int(started(tmp_path, "long") or "")
+
+    async def pid() -> int:
+        return int(json.loads((await pool.run(request("info"))).result or "")["pid"])
+
+    assert await pid() == old
+    await until_async("another one is ready", lambda: pool._seats[0].executor and pool._seats[0].executor.pid != old)
+    new = await pid()
+    assert new != old
+    assert alive(old), "an activity runs in it"
+    (tmp_path / "long.go").touch()
+    assert (await long).failure is None
+    await until_async("the old one has ended", lambda: not alive(old))
+    assert await pid() == new, "the second attempt of the new one"
+
+
+async def test_another_executor_takes_the_place_of_one_that_has_too_much_memory(make_pool: PoolMaker) -> None:
+    pool = await make_pool(limits=ExecutorLimits(memory=400 * 1024 * 1024))
+    (seat,) = [seat for seat in pool._seats if seat.lane is Lane.PLAIN]
+    assert seat.executor is not None
+    old = seat.executor.pid
+    assert (await pool.run(request("greet", "Ann"))).failure is None
+    assert not seat.worn.is_set()
+    assert (await pool.run(request("keeps_memory", 400))).failure is None
+    await until_async("another one is ready", lambda: seat.executor and seat.executor.pid != old)
+    assert (await pool.run(request("greet", "Ann"))).failure is None
+
+
+async def test_an_executor_stays_if_no_other_one_starts(make_pool: PoolMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start(self: Executor, environment: object) -> None:
+        raise ExecutorError("no room")
+
+    pool = await make_pool(limits=ExecutorLimits(activities=1))
+    executor = pool._seats[0].executor
+    monkeypatch.setattr(Executor, "start", start)
+    with capture_logs() as logs:
+        assert (await pool.run(request("greet", "Ann"))).failure is None
+        await until_async("the start has failed", lambda: "executor_not_replaced" in [one["event"] for one in logs])
+    assert (await pool.run(request("greet", "Eve"))).result == '"Hello, Eve!"'
+    assert pool._seats[0].executor is executor
 
 
 async def test_output_goes_to_the_log_of_its_attempt(pool: ExecutorPool, logs: Logs, tmp_path: pathlib.Path) -> None:
