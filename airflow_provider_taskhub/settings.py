@@ -183,7 +183,10 @@ class Settings(BaseSettings):
     weight: int = Field(default=1, ge=1, le=100)
     """Share of this worker in the partitions: a worker of weight 2 gets twice as many as a worker of weight 1."""
     activities: int = Field(default=4, ge=1, le=1000)
-    """Largest number of activities that run at the same time in a worker."""
+    """Largest number of activities without Spark that run at the same time in a worker."""
+    spark_activities: int | None = Field(default=None, ge=1, le=1000)
+    """Largest number of Spark activities that run at the same time in a worker, beside the others. None: the same
+    number as ``activities``."""
     orchestrations: int = Field(default=100, ge=1, le=10_000)
     """Largest number of episodes (runs of an orchestrator over new events) at the same time in a worker."""
     buffer: int = Field(default=64, ge=1, le=10_000)

@@ -389,7 +389,9 @@ async def _waits(client: Client, instance_id: str, events: tuple[Event, ...]) ->
 async def _last_activities(client: Client, clock: virtual_time.VirtualClock) -> None:
     """Let the activities run that the orchestration has started and not awaited, for at most :data:`_LAST`."""
     until = clock.monotonic() + _LAST.total_seconds()
-    while clock.monotonic() < until and await client.hub.store.count(client.hub.names.work_items):
+    store, names = client.hub.store, client.hub.names
+    queues = (names.work_items, names.spark_work_items)
+    while clock.monotonic() < until and any([await store.count(queue) for queue in queues]):
         await clock.sleep(1.0)
 
 

@@ -35,7 +35,17 @@ def worker(
         typer.Option(
             min=1,
             max=1000,
-            help=f"Activities that run at a time. Default: the setting activities ({_DEFAULTS['activities'].default}).",
+            help="Activities without Spark that run at a time. "
+            f"Default: the setting activities ({_DEFAULTS['activities'].default}).",
+        ),
+    ] = None,
+    spark_activities: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1000,
+            help="Spark activities that run at a time, beside the others. "
+            "Default: the setting spark_activities, or the number of the others.",
         ),
     ] = None,
     drain_timeout: Annotated[
@@ -75,7 +85,9 @@ def worker(
     if health_host and health_port is None:
         raise typer.BadParameter("give a port too, such as --health-port 8080", param_hint="--health-host")
     telemetry.configure(as_json=log_json, verbose=verbose)
-    settings = settings_of(hub=hub, activities=activities, drain_timeout=drain_timeout)
+    settings = settings_of(
+        hub=hub, activities=activities, spark_activities=spark_activities, drain_timeout=drain_timeout
+    )
     options = Options(
         apps=tuple(app),
         name=name,

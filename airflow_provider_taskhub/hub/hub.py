@@ -194,14 +194,22 @@ class Hub:
 
     # Methods that build a checkpoint:
 
-    def outbound(self, episode: Episode, claims: Callable[[str], tuple[int, timedelta]]) -> tuple[OutboundMessage, ...]:
+    def outbound(
+        self, episode: Episode, claims: Callable[[str], tuple[int, timedelta]], spark: Collection[str] = ()
+    ) -> tuple[OutboundMessage, ...]:
         """Encode the messages that an episode sends.
 
         :param claims: returns, for the name of a queue, how many more messages this worker may hand over in memory, and
             for how long these messages are hidden from other workers.
+        :param spark: names of the activities that use Spark.
         """
         routing = Routing(
-            names=self.names, control=self.queue_of, claims=claims, process=self.process, sequence=self.sequence
+            names=self.names,
+            control=self.queue_of,
+            claims=claims,
+            process=self.process,
+            sequence=self.sequence,
+            spark=spark,
         )
         return outbound_messages(episode, routing, self.clock.utc_now())
 

@@ -86,7 +86,12 @@ class HubNames:
     def app_lease_info(self) -> str:
         return f"{self.hub.lower()}-appleaseinfo"
 
-    # DurableTask does not have the following tables and containers.
+    # DurableTask does not have the following queue, tables and containers.
+
+    @property
+    def spark_work_items(self) -> str:
+        """The queue of Spark activities. They have slots of their own, so that no other activity waits behind them."""
+        return f"{self.hub.lower()}-workitems-spark"
 
     @property
     def controls(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 import structlog
@@ -57,6 +58,15 @@ def _close_at_once(instance_id: str, close: Callable[[], None]) -> None:
     close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """What runs one kind of activities: those with Spark, or the others."""
+
+    items: WorkItems
+    activities: Activities
+    dispatcher: Dispatcher
+
+
 class Backend:
     """Does all work of a worker on its event loop. It implements :class:`TenureListener`."""
 
@@ -91,9 +101,11 @@ class Backend:
         self.draining = False
         self.supervisor = Supervisor(hub.clock)
         self.message_blobs = MessageBlobs(hub.store, hub.names, hub.clock)
-        self.work_items = self._work_items(registry.activities)
+        self.work_items = self._work_items(hub.names.work_items, settings.activities, registry.activities)
+        spark_slots = settings.spark_activities or settings.activities
+        self.spark_items = self._work_items(hub.names.spark_work_items, spark_slots, registry.activities)
         self.queues = LocalQueues(
-            self.work_items,
+            (self.work_items, self.spark_items),
             takes_work=ACTIVITY in self.roles,
             settings=settings,
             clock=hub.clock,
@@ -114,37 +126,50 @@ class Backend:
             kept_generations=settings.kept_generations,
         )
         self.orchestrations = Dispatcher("orchestrations", self.processor, settings.orchestrations)
-        responses = Responses(hub, self.work_items, self.queues)
-        begins = Begins(hub, self.work_items, responses)
-        self._work = Activities(
-            hub=hub,
-            registry=registry,
-            runner=runner,
-            times=times,
-            work_items=self.work_items,
-            begins=begins,
-            responses=responses,
-            recorded=RecordedActivities(
+
+        def activities(work_items: WorkItems) -> Activities:
+            responses = Responses(hub, work_items, self.queues)
+            begins = Begins(hub, work_items, responses)
+            recorded = RecordedActivities(
                 hub=hub,
                 runner=runner,
                 me=me,
                 times=times,
                 peers=peers,
-                work_items=self.work_items,
+                work_items=work_items,
                 begins=begins,
                 responses=responses,
                 spark_master=settings.spark.master,
                 embedded=settings.embedded,
-            ),
-            absences=self.absences,
-        )
-        self.activities = Dispatcher("activities", self._work, settings.activities + SETTLING)
+            )
+            return Activities(
+                hub=hub,
+                registry=registry,
+                runner=runner,
+                times=times,
+                work_items=work_items,
+                begins=begins,
+                responses=responses,
+                recorded=recorded,
+                absences=self.absences,
+            )
 
-    def _work_items(self, activities: Collection[str]) -> WorkItems:
-        slots = Slots(self._settings.activities, self.hub.clock)
+        # Light work never waits behind Spark: each kind has its own queue, slots and dispatcher.
+        self._lanes = tuple(
+            _Lane(items, work := activities(items), Dispatcher(name, work, items.slots.limit + SETTLING))
+            for name, items in (("activities", self.work_items), ("spark activities", self.spark_items))
+        )
+
+    @property
+    def running(self) -> int:
+        """The number of activities that run in this worker."""
+        return sum(lane.items.slots.busy for lane in self._lanes)
+
+    def _work_items(self, queue: str, limit: int, activities: Collection[str]) -> WorkItems:
+        slots = Slots(limit, self.hub.clock)
         reader = Reader(
             self._reader_context(),
-            queue=self.hub.names.work_items,
+            queue=queue,
             carries=WORK_EVENTS,
             runs=lambda held: getattr(held.message.event, "name", None) in activities,
             room=lambda: 0 if reader.stopping else slots.room,
@@ -193,10 +218,12 @@ class Backend:
             self.supervisor.keep("backlog", self._watch_backlog)
             self.supervisor.keep("waiting events", self._end_waits)
         if ACTIVITY in self.roles:
-            self.supervisor.keep("activities", self.activities.run)
-            self.supervisor.keep("overdue", self.work_items.return_overdue)
-            self.supervisor.keep("plain activities", self._work.watch)
-            self.supervisor.keep(self.work_items.reader.queue, self.work_items.reader.run)
+            for lane in self._lanes:
+                name, reader = lane.dispatcher.name, lane.items.reader
+                self.supervisor.keep(name, lane.dispatcher.run)
+                self.supervisor.keep(f"overdue {name}", lane.items.return_overdue)
+                self.supervisor.keep(f"unrecorded {name}", lane.activities.watch)
+                self.supervisor.keep(reader.queue, reader.run)
 
     async def drain(self, timeout: float) -> None:
         """Stop taking work items, give back those whose activity has not begun, and wait for the running activities.
@@ -205,16 +232,20 @@ class Backend:
         """
         self.draining = True
         if ACTIVITY in self.roles:
-            await self.work_items.reader.stop()
-            self.supervisor.end("activities")
-            await self.work_items.return_waiting()
-            await self.activities.drain(timeout)
+            await asyncio.gather(*(self._drain(lane, timeout) for lane in self._lanes))
+
+    async def _drain(self, lane: _Lane, timeout: float) -> None:
+        await lane.items.reader.stop()
+        self.supervisor.end(lane.dispatcher.name)
+        await lane.items.return_waiting()
+        await lane.dispatcher.drain(timeout)
 
     async def stop(self) -> None:
         """End all loops. Call this method after the partitions were given up."""
         self.processor.stopping = True
         await self.orchestrations.drain(1.0)
-        await self.activities.drain(1.0)
+        for lane in self._lanes:
+            await lane.dispatcher.drain(1.0)
         await self.supervisor.close(STOP_PATIENCE)
 
     # partitions (the methods of TenureListener, called on this event loop)

@@ -75,9 +75,7 @@ class Health:
             "taskhub_lease_age_seconds_max", "Age of the oldest lease of this worker's partitions.", age
         )
         yield from _leases(metrics)
-        yield GaugeMetricFamily(
-            "taskhub_activities_running", "Activities that run in this worker.", backend.work_items.slots.busy
-        )
+        yield GaugeMetricFamily("taskhub_activities_running", "Activities that run in this worker.", backend.running)
         yield GaugeMetricFamily(
             "taskhub_episodes_running", "Episodes that run in this worker.", backend.orchestrations.running
         )

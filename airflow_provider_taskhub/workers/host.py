@@ -169,7 +169,7 @@ class Host:
                 me=me,
                 listener=LeaseEventBridge(asyncio.get_running_loop(), backend),
                 predecessors=incarnation.predecessors,
-                member=lambda: replace(member, running=backend.work_items.slots.busy, backlog=backend.backlog),
+                member=lambda: replace(member, running=backend.running, backlog=backend.backlog),
                 services=backend.services,
                 longest_unpolled=POLLS_MISSED * settings.max_polling + settings.request_timeout,
                 watchers=hub.awaited.update,
@@ -237,6 +237,7 @@ class Host:
         pool = ExecutorPool(
             config,
             size=settings.activities,
+            spark_size=settings.spark_activities,
             logs=growth.append,
             name=incarnation.identity.name,
             warm=options.warm,

@@ -174,7 +174,11 @@ async def delete_hub(
             )
     if info is not None:
         await _mark(store, names, "deleting", clock)
-    for queue in [*(name for name, _ in await _control_queues(store, names)), names.work_items]:
+    for queue in [
+        *(name for name, _ in await _control_queues(store, names)),
+        names.work_items,
+        names.spark_work_items,
+    ]:
         await _gone(store.delete_queue(queue))
     for container in (names.leases, names.large_messages, names.logs):
         await _gone(store.delete_container(container))
@@ -345,11 +349,12 @@ async def _make_everything(store: Store, names: HubNames, made: HubInfo, clock: 
     async def container(name: str) -> None:
         await _retried(lambda: store.create_container(name), f"container {name}", clock)
 
-    async def work_items() -> None:
-        await _retried(lambda: store.create_queue(names.work_items), f"queue {names.work_items}", clock)
+    async def work_items(queue: str) -> None:
+        await _retried(lambda: store.create_queue(queue), f"queue {queue}", clock)
 
     works: list[Callable[[], Awaitable[None]]] = [
-        work_items,
+        partial(work_items, names.work_items),
+        partial(work_items, names.spark_work_items),
         partial(container, names.logs),
         # DurableTask creates this container with the first large payload. It is created here, so that no checkpoint has
         # to create it.

@@ -5,7 +5,7 @@ docs/concepts/checkpoint.md says in which order the messages are put.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID, uuid4
@@ -84,6 +84,7 @@ class Routing:
         visibility timeout of such a claim.
     :param process: id of this process.
     :param sequence: returns the next sequence number of this process.
+    :param spark: names of the activities that use Spark, as far as this worker knows them.
     """
 
     names: HubNames
@@ -91,6 +92,11 @@ class Routing:
     claims: Callable[[str], tuple[int, timedelta]]
     process: str
     sequence: Callable[[], int]
+    spark: Collection[str] = ()
+
+    def work_items(self, activity: str) -> str:
+        """Return the queue of an activity. :param activity: its name."""
+        return self.names.spark_work_items if activity in self.spark else self.names.work_items
 
 
 def _delay(event: HistoryEvent, now: Timestamp) -> timedelta:
@@ -167,8 +173,10 @@ def outbound_messages(episode: Episode, routing: Routing, now: Timestamp) -> tup
     found: list[OutboundMessage] = []
     for outbound in episode.outbound:
         event = outbound.event
-        is_activity = isinstance(event, TaskScheduled)
-        queue = routing.names.work_items if is_activity else routing.control(outbound.target.instance_id)
+        if isinstance(event, TaskScheduled):
+            queue = routing.work_items(event.name)
+        else:
+            queue = routing.control(outbound.target.instance_id)
         limit, claim = routing.claims(queue)
         number, after = routing.sequence(), None
         if isinstance(event, EventRaised):  # a store may put the messages of one checkpoint in any order

@@ -11,8 +11,9 @@ leaves the work item in the queue until the response is in the history.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
 
 from airflow_provider_taskhub.clock import Clock
@@ -32,23 +33,24 @@ another quarter of the timeout at most."""
 
 
 class LocalQueues:
-    """Has the readers of all queues that this worker reads: its partitions' control queues and the work-item queue.
+    """Has the readers of all queues that this worker reads: its partitions' control queues and those of work items.
 
-    :param work_items: the work items that this worker has claimed.
+    :param work_items: for each queue of work items, those that this worker has claimed.
     :param takes_work: True if this worker runs activities.
     :param supervisor: runs the task that gives messages back.
     """
 
     def __init__(
         self,
-        work_items: WorkItems,
+        work_items: Sequence[WorkItems],
         *,
         takes_work: bool,
         settings: Settings,
         clock: Clock,
         supervisor: Supervisor,
     ) -> None:
-        self._work_items, self._takes_work = work_items, takes_work
+        self._work_items = {items.reader.queue: items for items in work_items}
+        self._visibility, self._takes_work = work_items[0].visibility, takes_work
         self._limit, self._limit_bytes = settings.buffer, settings.buffer_bytes
         self._clock, self._supervisor = clock, supervisor
         self._readers: dict[str, ControlReader] = {}
@@ -105,18 +107,20 @@ class LocalQueues:
 
     def claimable(self, queue: str) -> tuple[int, timedelta]:
         """Return how many messages this worker may claim when it puts them into ``queue``, and for how long."""
-        if queue == self._work_items.reader.queue:
-            return self._work_items.claimable if self._takes_work else 0, self._work_items.visibility
+        if (items := self._work_items.get(queue)) is not None:
+            return items.claimable if self._takes_work else 0, self._visibility
         reader = self._readers.get(queue)
         if reader is None or reader.stopping or reader.starved:
-            return 0, self._work_items.visibility
-        return max(0, self._limit - reader.buffered), self._work_items.visibility
+            return 0, self._visibility
+        return max(0, self._limit - reader.buffered), self._visibility
 
-    def reserved(self, messages: Sequence[OutboundMessage]) -> AbstractContextManager[None]:
+    def reserved(self, messages: Sequence[OutboundMessage]) -> AbstractContextManager[object]:
         """Keep room for the messages that a commit claims, until the end of the ``with`` block."""
-        queue = self._work_items.reader.queue
-        claimed = [made for made in messages if made.claim is not None and made.queue == queue]
-        return self._work_items.reserved(len(claimed)) if claimed else nullcontext()
+        claimed = Counter(made.queue for made in messages if made.claim is not None and made.queue in self._work_items)
+        stack = ExitStack()
+        for queue, count in claimed.items():
+            stack.enter_context(self._work_items[queue].reserved(count))
+        return stack
 
     def hand_over(self, claimed: Sequence[Delivery]) -> None:
         """Give claimed messages to their readers after the commit.
@@ -127,7 +131,7 @@ class LocalQueues:
         them back, and nothing happens.
         """
         back = []
-        oldest = self._clock.monotonic() - self._work_items.visibility.total_seconds() * FRESH
+        oldest = self._clock.monotonic() - self._visibility.total_seconds() * FRESH
         for held in claimed:
             reader = self._reader_for(held)
             if reader is None or reader.stopping or held.claimed < oldest:
@@ -135,12 +139,13 @@ class LocalQueues:
             else:
                 reader.adopt(held)
         if back:
-            self._supervisor.spawn(self._work_items.reader.give_back(back, begun=False), name="give back")
+            any_reader = next(iter(self._work_items.values())).reader
+            self._supervisor.spawn(any_reader.give_back(back, begun=False), name="give back")
 
     def _reader_for(self, held: Delivery) -> Reader | None:
-        if held.queue == self._work_items.reader.queue:
+        if (items := self._work_items.get(held.queue)) is not None:
             # The slot may have been taken since the claim.
-            return self._work_items.reader if self._work_items.slots.free > 0 else None
+            return items.reader if items.slots.free > 0 else None
         return self._readers.get(held.queue)
 
     def offer(self, response: LocalResponse) -> bool:

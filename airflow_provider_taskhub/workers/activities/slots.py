@@ -32,7 +32,7 @@ class Slots:
     """
 
     def __init__(self, limit: int, clock: Clock) -> None:
-        self._limit, self._clock = limit, clock
+        self.limit, self._clock = limit, clock
         self._running: set[Delivery] = set()
         self._waiting: deque[tuple[float, Delivery]] = deque()
         self._ended: deque[float] = deque(maxlen=MAX_AHEAD)
@@ -53,7 +53,7 @@ class Slots:
         while self._ended and self._ended[0] < since:
             self._ended.popleft()
         taken = len(self._running) + len(self._waiting) + self._reserved
-        return max(0, self._limit + len(self._ended) - taken)
+        return max(0, self.limit + len(self._ended) - taken)
 
     @contextmanager
     def reserved(self, count: int) -> Iterator[None]:
@@ -75,7 +75,7 @@ class Slots:
         items, because receiving a few costs about as much as receiving many.
         """
         free = self.free
-        enough = min(MAX_RECEIVE, self._limit + len(self._ended)) // 2
+        enough = min(MAX_RECEIVE, self.limit + len(self._ended)) // 2
         return 0 if self._waiting and free < enough else free
 
     def put(self, held: Delivery) -> None:
@@ -86,7 +86,7 @@ class Slots:
 
     async def take(self) -> Delivery:
         """Wait for a work item and a free slot. Return the work item, which keeps the slot until :meth:`leave`."""
-        while not self._waiting or len(self._running) + self._paused >= self._limit:
+        while not self._waiting or len(self._running) + self._paused >= self.limit:
             self._changed.clear()
             await self._changed.wait()
         _, held = self._waiting.popleft()
@@ -113,7 +113,7 @@ class Slots:
         """Wait for a slot for a paused work item. Paused work items get slots before work items that are new."""
         self._paused += 1
         try:
-            while len(self._running) >= self._limit:
+            while len(self._running) >= self.limit:
                 self._changed.clear()
                 await self._changed.wait()
             self._running.add(held)

@@ -6,7 +6,8 @@ The module holds the queue of the requests, and the seats: the places of the exe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.retries import Retries
@@ -82,23 +83,28 @@ class Assignment:
     """Gives waiting requests to the executors of a pool.
 
     :param seats: the places of all executors of the pool.
-    :param size: largest number of activities that run at the same time.
-    :ivar busy: number of requests that have an executor now.
+    :param sizes: for each lane the largest number of activities that run at the same time.
+    :ivar loads: for each lane the number of requests that have an executor now.
     :ivar idle: set while no request has or waits for an executor.
     """
 
-    def __init__(self, seats: Sequence[Seat], size: int, clock: Clock) -> None:
-        self._seats, self._size, self._clock = seats, size, clock
+    def __init__(self, seats: Sequence[Seat], sizes: Mapping[Lane, int], clock: Clock) -> None:
+        self._seats, self._sizes, self._clock = seats, sizes, clock
         self._queues: dict[bool, FairQueue[Ticket]] = {True: FairQueue(), False: FairQueue()}
         """Two queues: True has the suspects (activities that may cause crashes and run alone), False all others."""
-        self.busy = 0
+        self.loads = Counter[Lane]()
         self.idle = asyncio.Event()
         self.idle.set()
 
     @property
+    def busy(self) -> int:
+        """The number of requests that have an executor now."""
+        return self.loads.total()
+
+    @property
     def free(self) -> int:
-        """Number of further requests that could start now, without waiting for other requests to end."""
-        return max(0, self._size - self.busy - self._waiting)
+        """Number of further plain requests that could start now, without waiting for other requests to end."""
+        return max(0, self._sizes[Lane.PLAIN] - self.loads[Lane.PLAIN] - self._waiting)
 
     @property
     def _waiting(self) -> int:
@@ -128,7 +134,7 @@ class Assignment:
             if ticket.executor.done() and not ticket.executor.cancelled() and ticket.executor.exception() is None:
                 # The request got an executor, but the task that waits here was cancelled before it could go on: give
                 # the executor's free place back.
-                self.release(ticket.executor.result())
+                self.release(ticket.executor.result(), ticket.lane)
             else:
                 self.settle()
             raise
@@ -140,17 +146,18 @@ class Assignment:
 
     def _serve(self, *, alone: bool) -> None:
         queue = self._queues[alone]
-        while self.busy < self._size and (
-            ticket := queue.take(lambda lane: self._place(lane, alone=alone) is not None)
-        ):
+        while ticket := queue.take(lambda lane: self._has_room(lane) and self._place(lane, alone=alone) is not None):
             executor = self._place(ticket.lane, alone=alone)
             if ticket.executor.done() or executor is None:
                 continue  # the task that waited for the executor was just cancelled, so the request needs none
-            self.busy += 1
+            self.loads[ticket.lane] += 1
             executor.load += 1
             executor.unloaded.clear()
             executor.alone = alone
             ticket.executor.set_result(executor)
+
+    def _has_room(self, lane: Lane) -> bool:
+        return self.loads[lane] < self._sizes[lane]
 
     def _place(self, lane: Lane, *, alone: bool) -> Executor | None:
         """Return the executor that takes the next attempt of this lane; None if no executor can take an attempt now."""
@@ -159,9 +166,9 @@ class Assignment:
         seat = choose(seats, alone=alone, suspects=alone or self._queues[True].has(lane))
         return seat.executor if seat is not None else None
 
-    def release(self, executor: Executor) -> None:
+    def release(self, executor: Executor, lane: Lane) -> None:
         """Note that a request has ended in its executor, and give the free room to a waiting request."""
-        self.busy -= 1
+        self.loads[lane] -= 1
         executor.load -= 1
         if not executor.load:
             executor.unloaded.set()

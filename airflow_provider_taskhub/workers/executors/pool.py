@@ -101,7 +101,8 @@ class ExecutorPool:
     """Runs activities in child processes. All calls must come from the same event loop.
 
     :param config: the configuration that all executors share.
-    :param size: largest number of activities that run at the same time.
+    :param size: largest number of plain activities that run at the same time.
+    :param spark_size: largest number of Spark activities that run at the same time; None: as ``size``.
     :param logs: function that appends bytes to a named log.
     :param name: name of the worker. The log of an executor itself is named ``executors/NAME/EXECUTOR.log``.
     :param warm: True: :meth:`start` also starts the Spark executor, if any activity needs it. False: the first Spark
@@ -116,6 +117,7 @@ class ExecutorPool:
         config: ExecutorConfig,
         *,
         size: int,
+        spark_size: int | None = None,
         logs: LogSink,
         name: str = "worker",
         warm: bool = False,
@@ -129,7 +131,8 @@ class ExecutorPool:
         self._name, self._warm, self._times = name, warm, times or ExecutorTimes()
         plain = processes or max(1, min(size, os.cpu_count() or 1))
         self._seats = [*(Seat(Lane.PLAIN) for _ in range(plain)), Seat(Lane.SPARK)]
-        self._assignment = Assignment(self._seats, size, clock)
+        sizes = {Lane.PLAIN: size, Lane.SPARK: size if spark_size is None else spark_size}
+        self._assignment = Assignment(self._seats, sizes, clock)
         self._activities: Mapping[str, bool] = {}
         self.supervisor = Supervisor(clock)
         self._stopped = False
@@ -147,7 +150,7 @@ class ExecutorPool:
 
     @property
     def free(self) -> int:
-        """Number of further activities that could start now, without waiting for another activity to end."""
+        """Number of further plain activities that could start now, without waiting for another activity to end."""
         return self._assignment.free
 
     async def start(self) -> None:
@@ -249,7 +252,7 @@ class ExecutorPool:
             outcome = await executor.run(request, progress, pause)
             lost = outcome.crashed
         finally:
-            self._assignment.release(executor)
+            self._assignment.release(executor, lane)
             if self._left is not None and request.spark_session is not None and executor.ended.is_set():
                 await self._left.end_own(request.spark_session, once=lost)
         if not outcome.crashed:

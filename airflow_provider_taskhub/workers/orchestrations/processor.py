@@ -94,6 +94,7 @@ class Orchestrations:
         self._hub, self._sessions, self._queues = hub, sessions, queues
         self._demand = demand
         self._kept_generations = kept_generations
+        self._spark = frozenset(name for name, activity in registry.activities.items() if activity.spark)
         self.stopping = False
         self._committer = Committer(hub)
         self._loader, self._triage = Loader(hub, registry), Triage(hub)
@@ -438,7 +439,7 @@ class Orchestrations:
         live.absorb(episode.history, switched=episode.switched)
         live.execution_id = episode.current.execution_id
         cancels = episode.completed is not None and self._cancelling.concerns(live.open_tasks)
-        outgoing = self._hub.outbound(episode, self._queues.claimable)
+        outgoing = self._hub.outbound(episode, self._queues.claimable, self._spark)
         with self._queues.reserved(outgoing):
             done = await self._committer.commit(
                 episode, live.stored, outgoing, batch, tenure=session.reader.tenure, tags=live.tags, leave=cancels
