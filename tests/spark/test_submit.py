@@ -61,7 +61,7 @@ class Heard:
 
 
 @pytest.fixture
-async def pool(cluster: Servers, tmp_path: pathlib.Path) -> AsyncIterator[ExecutorPool]:
+async def submitting(cluster: Servers, tmp_path: pathlib.Path) -> AsyncIterator[ExecutorPool]:
     extra = {"deploy-mode": "cluster", "rest-port": cluster.ports[2]}
     connection = {"conn_type": "spark", "host": cluster.master, "extra": extra}
     own = {"AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(connection), "AIRFLOW_HOME": str(tmp_path / "airflow")}
@@ -87,26 +87,26 @@ def submit(folder: pathlib.Path, **more: str | None) -> ActivityRequest:
 
 
 async def test_the_attempt_after_a_death_waits_for_the_same_driver(
-    pool: ExecutorPool, cluster: Servers, tmp_path: pathlib.Path
+    submitting: ExecutorPool, cluster: Servers, tmp_path: pathlib.Path
 ) -> None:
     heard = Heard()
-    first = asyncio.create_task(pool.run(submit(tmp_path), progress=heard))
+    first = asyncio.create_task(submitting.run(submit(tmp_path), progress=heard))
     await until_async("the driver works", lambda: (tmp_path / "runs").exists() and heard.job)
-    for seat in pool._seats:
+    for seat in submitting._seats:
         if seat.executor is not None:
             await seat.executor.kill("is killed by the test")
     assert (await first).crashed
     assert driver(cluster, heard.job) == "RUNNING", "the driver has outlived the executor"
-    second = asyncio.create_task(pool.run(submit(tmp_path, saved=heard.saved), progress=heard))
+    second = asyncio.create_task(submitting.run(submit(tmp_path, saved=heard.saved), progress=heard))
     (tmp_path / "go").touch()
     outcome = await second
     assert (outcome.failure, json.loads(outcome.result or "")) == (None, heard.job)
     assert ((tmp_path / "runs").read_text(), (tmp_path / "done").exists()) == ("run\n", True)
 
 
-async def test_a_cancel_ends_the_driver(pool: ExecutorPool, cluster: Servers, tmp_path: pathlib.Path) -> None:
+async def test_a_cancel_ends_the_driver(submitting: ExecutorPool, cluster: Servers, tmp_path: pathlib.Path) -> None:
     heard = Heard()
-    run = asyncio.create_task(pool.run(submit(tmp_path), progress=heard))
+    run = asyncio.create_task(submitting.run(submit(tmp_path), progress=heard))
     await until_async("the driver works", lambda: (tmp_path / "runs").exists() and heard.job)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
