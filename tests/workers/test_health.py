@@ -126,7 +126,7 @@ def figures() -> Health:
     counted.seen(1.5)
     backend = SimpleNamespace(
         supervisor=SimpleNamespace(restarts={'odd "loop"\n': 1}),
-        work_items=SimpleNamespace(slots=SimpleNamespace(busy=7)),
+        running=7,
         orchestrations=SimpleNamespace(running=8),
         sessions=[None] * 9,
         quarantined=11,

@@ -64,9 +64,11 @@ class Bench:
         self.work: Any = StandIn(NAMES.work_items)
         self.control: Any = StandIn(CONTROL)
         self.supervisor = Supervisor()
+        self.spark: Any = StandIn(NAMES.spark_work_items)
         self.items = WorkItems(self.work, Slots(slots, SYSTEM_CLOCK))
+        self.spark_items = WorkItems(self.spark, Slots(1, SYSTEM_CLOCK))
         self.queues = LocalQueues(
-            self.items,
+            (self.items, self.spark_items),
             takes_work=takes_work,
             settings=Settings(hub="Local", buffer=10, buffer_bytes=65_536),
             clock=SYSTEM_CLOCK,
@@ -86,6 +88,7 @@ async def test_as_many_messages_are_claimed_as_there_is_room_for(bench: Bench) -
     bench.control.buffered = 7
     assert bench.queues.claimable(CONTROL) == (3, VISIBILITY)
     assert bench.queues.claimable(NAMES.work_items) == (2, VISIBILITY)
+    assert bench.queues.claimable(NAMES.spark_work_items) == (1, VISIBILITY)
     assert bench.queues.claimable(NAMES.control(1)) == (0, VISIBILITY), "another worker serves it"
 
 
@@ -105,8 +108,10 @@ async def test_a_worker_that_runs_no_activities_claims_no_work_items() -> None:
 async def test_slots_are_reserved_for_claimed_work_items_alone(bench: Bench) -> None:
     messages: Any = [Message(NAMES.work_items), Message(NAMES.work_items, claim=None), Message(CONTROL)]
     with bench.queues.reserved(messages):
-        assert bench.items.slots.free == 1
-    assert bench.items.slots.free == 2
+        assert (bench.items.slots.free, bench.spark_items.slots.free) == (1, 1)
+    with bench.queues.reserved([*messages, Message(NAMES.spark_work_items)]):
+        assert (bench.items.slots.free, bench.spark_items.slots.free) == (1, 0)
+    assert (bench.items.slots.free, bench.spark_items.slots.free) == (2, 1)
 
 
 async def test_claimed_messages_reach_their_readers_and_the_others_go_back(bench: Bench) -> None:
