@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests import waiting
@@ -19,6 +20,11 @@ pytest_plugins = ("tests.azurite", "tests.leftovers")
 # A shell that starts a job in the background lets it ignore SIGINT, and so would every process that tests start and
 # then interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Hypothesis would fail an example that takes longer than 200 ms, and a test whose examples are made slowly. That says
+# how busy the machine is.
+hypothesis.settings.register_profile("taskhub", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("taskhub")
 
 AZURITE = "azurite"
 PROCESS_FIXTURES = {

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_taskhub.app import App, OrchestrationContext, RetryPolicy, Task, TaskFailedError
@@ -159,7 +159,7 @@ def current(play: Play, outbound: Outbound) -> bool:
     return owner == play.instance
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(program=PROGRAM, data=st.data())
 @pytest.mark.rows("K20", "K21", "K27", "D59")
 def test_live_and_replayed_are_the_same(program: list[Step], data: st.DataObject) -> None:
@@ -229,7 +229,7 @@ def settle(program: list[Step], sizes: Iterator[int]) -> str | None:
     raise AssertionError("it does not end")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(program=BATCHED, sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5))
 def test_batches_do_not_matter(program: list[Step], sizes: list[int]) -> None:
     one_by_one = settle(program, iter([1] * 200))

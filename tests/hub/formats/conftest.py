@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-settings.register_profile("formats", deadline=None)
+settings.register_profile("formats")
 settings.load_profile("formats")

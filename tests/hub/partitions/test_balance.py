@@ -108,7 +108,7 @@ def clusters(draw: st.DrawFn) -> tuple[Owners, list[str]]:
 
 @pytest.mark.rows("E46", "E47", "E50", "K07", "T35", "T36")
 @given(clusters())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_one_turn_together_ends_fair_with_the_fewest_moves(cluster: tuple[Owners, list[str]]) -> None:
     owners, members = cluster
     fewest = fewest_moves(owners, members)
@@ -124,7 +124,7 @@ def test_one_turn_together_ends_fair_with_the_fewest_moves(cluster: tuple[Owners
 
 @pytest.mark.rows("E46", "E47", "K07")
 @given(clusters(), st.randoms(use_true_random=False))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_turn_by_turn_ends_fair_within_three_turns(cluster: tuple[Owners, list[str]], order: random.Random) -> None:
     owners, members = cluster
     for _ in range(3):
@@ -136,7 +136,7 @@ def test_turn_by_turn_ends_fair_within_three_turns(cluster: tuple[Owners, list[s
 
 @pytest.mark.rows("E46", "E47", "E50")
 @given(st.integers(1, 1024), st.integers(1, 64), st.integers(1, 64), st.randoms(use_true_random=False))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_thousand_partitions_are_fair_after_one_turn(
     partitions: int, before: int, after: int, chance: random.Random
 ) -> None:
@@ -182,7 +182,7 @@ def test_a_thousand_turns_of_a_stable_cluster_move_nothing(partitions: int, host
 
 @pytest.mark.rows("E50", "K07")
 @given(clusters(), st.sets(st.sampled_from(names(6))))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_change_of_hosts_costs_the_fewest_moves(cluster: tuple[Owners, list[str]], others: set[str]) -> None:
     owners, members = cluster
     turn_together(owners, members)
@@ -193,7 +193,7 @@ def test_any_change_of_hosts_costs_the_fewest_moves(cluster: tuple[Owners, list[
 
 @pytest.mark.rows("E51", "K07")
 @given(st.integers(1, 40), st.integers(2, 6), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_rolling_restart_moves_only_what_the_restarted_worker_had(
     partitions: int, hosts: int, data: st.DataObject
 ) -> None:
@@ -310,7 +310,7 @@ def seated(draw: st.DrawFn) -> tuple[Owners, dict[str, Seat]]:
 
 @pytest.mark.rows("E52", "T31", "T37")
 @given(seated())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_shares_are_by_weight_and_never_above_a_cap(cluster: tuple[Owners, dict[str, Seat]]) -> None:
     owners, members = cluster
     targets = shares(len(owners), members, Counter(owner for owner in owners if owner in members))
@@ -381,7 +381,7 @@ def fairest(partitions: int, members: Sequence[str], rules: Rules) -> list[int]:
 
 @pytest.mark.rows("T33", "T34", "T61", "T63", "T64", "E46")
 @given(barred())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 def test_bars_are_kept_and_what_they_leave_is_as_fair_as_it_can_be(case: tuple[Owners, list[str], Rules]) -> None:
     owners, members, rules = case
     turn_together(owners, members, rules=rules)
@@ -417,7 +417,7 @@ def loads_by_member(owners: Sequence[str | None], loads: Loads, members: Sequenc
 
 @pytest.mark.rows("T79", "E48", "K08")
 @given(st.integers(1, 8), st.integers(2, 6), st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_equal_members_with_noisy_loads_move_nothing(each: int, hosts: int, noise: random.Random) -> None:
     owners: Owners = [None] * (each * hosts)
     turn_together(owners, names(hosts))
@@ -428,7 +428,7 @@ def test_equal_members_with_noisy_loads_move_nothing(each: int, hosts: int, nois
 
 @pytest.mark.rows("T77", "T78", "E52")
 @given(clusters(), st.lists(st.floats(0, 100), min_size=24, max_size=24))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_uneven_loads_are_evened_out_and_then_left_alone(
     cluster: tuple[Owners, list[str]], values: list[float]
 ) -> None:
