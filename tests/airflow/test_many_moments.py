@@ -142,6 +142,7 @@ async def sense(name: str, moment: dict[str, Any], world: World) -> Timestamp:
     return world.clock.utc_now()
 
 
+@pytest.mark.long
 def test_a_thousand_sensors_see_their_moments_within_two_intervals_with_bounded_requests(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
