@@ -342,8 +342,9 @@ class Machine:
         async def live() -> Sequence[Member]:
             return await members.live()
 
+        hub = Hub(store=self.store, names=names, info=world.client.hub.info, clock=self.clock)
         self.backend = Backend(
-            hub=Hub(store=self.store, names=names, info=world.client.hub.info, clock=self.clock),
+            hub=hub,
             registry=registry,
             runner=runner,
             me=self.me,
@@ -361,6 +362,7 @@ class Machine:
                 predecessors=self._dead if proves else tuple,
                 services=self.backend.services,
                 longest_unpolled=POLLS_MISSED * world.settings.max_polling,
+                watchers=hub.awaited.update,
                 member=lambda: Member(
                     worker=str(self.me),
                     started=started,
