@@ -116,7 +116,7 @@ class ClientCache:
             await asyncio.wait((question, first), return_when=asyncio.FIRST_COMPLETED)
         finally:
             first.cancel()
-        if not question.done():
+        if index.filled and not question.done():
             await asyncio.wait((question,), timeout=patience)
         if question.done():
             question.result()
