@@ -182,8 +182,12 @@ class InstanceIndex:
         self._forget(instance_id)
 
     def close(self) -> None:
-        """End the filling of the index, because its client is closed."""
+        """End the question that is under way, because its client is closed."""
         self._closed = True
+
+    def open(self) -> None:
+        """Allow questions again, with a new client. They go on where the last one has ended."""
+        self._closed = False
 
     async def follow(self, client: Client) -> None:
         """Read all instances if that has not been done. Later, read what has changed, and the next slice.

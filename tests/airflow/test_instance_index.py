@@ -369,7 +369,7 @@ def _state() -> Any:
 # the cache that owns the index
 
 
-def test_the_index_lives_as_long_as_its_client(hub: FakeHub) -> None:
+def test_the_index_is_kept_when_its_client_is_closed_and_only_changes_are_read_later(hub: FakeHub) -> None:
     async def scenario() -> None:
         put(hub, *"abc")
         cache = ClientCache(load_settings())
@@ -377,9 +377,44 @@ def test_the_index_lives_as_long_as_its_client(hub: FakeHub) -> None:
         assert list(known(first)) == ["a", "b", "c"]
         await asyncio.sleep(3 * IDLE)
         assert hub.open_now == 0
+        put(hub, "d")
+        hub.requests.clear()
+        assert (await cache.instances()) is first
+        assert (list(known(first)), hub.requests) == (["a", "b", "c", "d"], {"list": 1, "etags": 1})
+        await asyncio.sleep(IDLE + client_cache.KEPT - 1)
+        assert (await cache.instances()) is first, "each visit begins the time anew"
+        await asyncio.sleep(IDLE + client_cache.KEPT - 1)
+        assert (await cache.instances()) is first
+        await asyncio.sleep(2 * IDLE + client_cache.KEPT)
         assert (await cache.instances()) is not first
-        assert hub.requests["list"] == 4, "filled again"
+        assert list(known(cache.index)) == ["a", "b", "c", "d"]
 
+    run(scenario())
+
+
+def test_an_index_that_was_not_filled_is_filled_by_the_next_visit(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def slow(self: FakeClient, **asked: Any) -> Any:
+        await asyncio.sleep(IDLE)
+        return await real(self, **asked)
+
+    async def scenario() -> None:
+        put(hub, *"abcdef")
+        cache = ClientCache(load_settings())
+        first = await cache.instances()
+        await asyncio.sleep(4 * IDLE)
+        assert (hub.open_now, first.filled) == (0, False)
+        read = first.reads
+        for _ in range(5):
+            await cache.instances()
+            await cache.client()  # as each request of the page does
+            await asyncio.sleep(IDLE / 2)
+        assert (list(known(first)), first.filled) == (list("abcdef"), True)
+        assert (read, first.reads) == (2, 6), "it goes on where it was"
+
+    real = FakeClient.list
+    monkeypatch.setattr(FakeClient, "list", slow)
     run(scenario())
 
 
