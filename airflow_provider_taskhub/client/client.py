@@ -150,8 +150,9 @@ class Client:
         payloads: bool = True,
         limit: int = 100,
         continuation: str | None = None,
+        order: listing.Order = "id",
     ) -> InstancePage:
-        """Return one page of instances in the order of their ids. Large inputs and outputs are None in their states.
+        """Return one page of instances. Large inputs and outputs are None in their states.
 
         A filter that is empty or None leaves out no instance.
 
@@ -162,8 +163,8 @@ class Client:
         :param tags: return only instances that have all of these tags. The client filters by tags, because the store
             cannot. A page may therefore be short or empty although more pages follow.
         :param changed_since: return only instances that the store has written after this time, by the clock of the
-            store: ``InstancePage.newest`` of an earlier page. The store looks into all instances to find them. It does
-            not report purged instances.
+            store: ``InstancePage.newest`` of an earlier page. The store looks into all instances to find them, but not
+            in the order ``changed``. It does not report purged instances.
         :param orchestrator: return only instances of the orchestrator with this name.
         :param roots: return only instances without a parent. The client filters them, as it does tags.
         :param failed_since: return only instances that failed at this time or later. A time without a zone is UTC.
@@ -171,6 +172,10 @@ class Client:
             list is read faster. The errors of failed instances and the reasons of terminated ones are not left out.
         :param limit: the largest number of instances to return, from 1 to 1000.
         :param continuation: ``InstancePage.continuation`` of the previous page; None: return the first page.
+        :param order: ``id``: in the order of their ids. ``created``: the newest first. ``changed``: the instance that
+            the store has written last comes first. The orders by time need :attr:`lists_by_time`. They leave out
+            instances whose time of creation is damaged.
+        :raises InputError: if the store cannot list instances in this order.
         """
         wanted = listing.Wanted(
             statuses=tuple(statuses),
@@ -183,7 +188,14 @@ class Client:
             roots=roots,
             failed_since=failed_since,
         )
-        return await listing.page(self.hub, wanted, payloads=payloads, limit=limit, continuation=continuation)
+        return await listing.page(
+            self.hub, wanted, payloads=payloads, limit=limit, continuation=continuation, order=order
+        )
+
+    @property
+    def lists_by_time(self) -> bool:
+        """True if :meth:`list` can order instances by time. An embedded hub has indexes for this; Azure has none."""
+        return self.hub.store.local
 
     async def count(
         self,

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
+from typing import Literal, TypeAlias
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import Status
@@ -16,7 +17,7 @@ from airflow_provider_taskhub.hub.formats.keys import unescape
 from airflow_provider_taskhub.hub.history.queries import between, matches, query_filter
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import InstanceState
-from airflow_provider_taskhub.storage.primitives import Entity, Filter, Page
+from airflow_provider_taskhub.storage.primitives import Entity, Filter, Page, TimeColumn
 
 SCAN_PAGES = 50
 """The largest number of pages that one call reads from the store. After that the call returns what it has found."""
@@ -24,6 +25,9 @@ DECODED = 25
 """The number of rows that are decoded before other tasks of the event loop have their turn."""
 COUNTED_COLUMNS = ("RuntimeStatus", "Tags", PARENT)
 """The columns that :func:`count` reads of each row."""
+Order: TypeAlias = Literal["id", "created", "changed"]
+"""In which order instances are listed: by their ids, the newest first, or the one that was written last first."""
+_NEWEST: Mapping[Order, TimeColumn | None] = {"id": None, "created": "CreatedTime", "changed": "Timestamp"}
 _WITH_ERROR = tuple(status for status in Status if status.is_unsuccessful)
 
 
@@ -31,7 +35,7 @@ _WITH_ERROR = tuple(status for status in Status if status.is_unsuccessful)
 class InstancePage:
     """A page of instances.
 
-    :param instances: the instances, in the order of their ids.
+    :param instances: the instances, in the wanted order.
     :param continuation: pass this text to ``Client.list`` for the next page; None: this is the last page. A page with a
         continuation may have few instances or none.
     :param newest: the latest time at which the store has written one of these instances, by the clock of the store.
@@ -88,7 +92,13 @@ class Wanted:
 
 
 async def page(
-    hub: Hub, wanted: Wanted, *, payloads: bool = True, limit: int = 100, continuation: str | None = None
+    hub: Hub,
+    wanted: Wanted,
+    *,
+    payloads: bool = True,
+    limit: int = 100,
+    continuation: str | None = None,
+    order: Order = "id",
 ) -> InstancePage:
     """Read one page of instances.
 
@@ -96,15 +106,24 @@ async def page(
     :param payloads: False: leave out the texts that ``Client.list`` names.
     :param limit: the largest number of instances to return, from 1 to 1000.
     :param continuation: ``InstancePage.continuation`` of the previous page; None: read the first page.
+    :param order: the order of the instances.
+    :raises InputError: if the store cannot list the instances in this order.
     """
     where = wanted.where
-    # a short list of changes is read whole: a second query for its errors would look into the whole table again
-    whole = payloads or wanted.changed_since is not None
+    newest = _NEWEST[order]
+    # a short list of changes is read whole: a second query for its errors would look into the whole table again. A list
+    # in the order of times is read whole too: it comes from a store in a local file, which reads whole rows anyway.
+    whole = payloads or newest is not None or wanted.changed_since is not None
     found: list[InstanceState] = []
     stamps: list[Timestamp | None] = []
     for _ in range(SCAN_PAGES):
-        ask = _whole if whole else _slim
-        rows = await ask(hub, where, limit - len(found), continuation)
+        left = limit - len(found)
+        if whole:
+            rows = await hub.store.query(
+                hub.names.instances, where, limit=left, continuation=continuation, newest=newest
+            )
+        else:
+            rows = await _slim(hub, where, left, continuation)
         for number, entity in enumerate(rows.entities):
             if number % DECODED == 0:
                 await asyncio.sleep(0)
@@ -115,8 +134,8 @@ async def page(
         continuation = rows.continuation
         if continuation is None or len(found) >= limit:
             break
-    newest = max(filter(None, stamps), default=None)
-    return InstancePage(instances=tuple(found), continuation=continuation, newest=newest)
+    last = max(filter(None, stamps), default=None)
+    return InstancePage(instances=tuple(found), continuation=continuation, newest=last)
 
 
 async def count(hub: Hub, wanted: Wanted) -> dict[Status, int]:
@@ -141,10 +160,6 @@ async def etags(hub: Hub, *, limit: int = 1000, continuation: str | None = None)
     rows = await hub.store.query(hub.names.instances, select=(), limit=limit, continuation=continuation)
     found = {unescape(row.partition_key): row.etag for row in rows.entities if row.row_key == ""}
     return EtagPage(etags=found, continuation=rows.continuation)
-
-
-async def _whole(hub: Hub, where: Filter | None, limit: int, continuation: str | None) -> Page:
-    return await hub.store.query(hub.names.instances, where, limit=limit, continuation=continuation)
 
 
 async def _slim(hub: Hub, where: Filter | None, limit: int, continuation: str | None) -> Page:

@@ -7,7 +7,8 @@ seconds does not make a new TLS connection each time.
 The cache also keeps answers for a short time. Old answers are deleted, because histories and logs may contain payloads
 and are large.
 
-While the client is open, the cache keeps the index of the hub's instances (:mod:`.index`).
+The cache keeps the index of the hub's instances (:mod:`.index`) much longer than the client. So a user who comes back
+does not wait until a large hub is read again.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ T = TypeVar("T")
 
 IDLE = 60.0
 """Seconds after the last request after which a client is closed."""
+KEPT = 3600.0
+"""Seconds after the last client was closed after which the index is forgotten, so that it does not take memory."""
 FRESH = 1.5
 """Seconds for which an answer is used for all requests with the same key, so that many open pages cost no more than
 one. An answer that took longer to get is used for as long as it took, so that a large hub is not scanned without a
@@ -72,6 +75,7 @@ class ClientCache:
         self._answers: dict[object, _Answer] = {}
         self._tallies: OrderedDict[object, Mapping[str, int]] = OrderedDict()
         self.index = InstanceIndex()
+        self._forgetting: asyncio.TimerHandle | None = None
 
     async def client(self) -> Client:
         """Return the open client; open a client if there is none.
@@ -82,6 +86,9 @@ class ClientCache:
         if self._client is None:
             loop = asyncio.get_running_loop()
             self._client = loop.create_future()
+            self.index.open()
+            if self._forgetting is not None:
+                self._forgetting.cancel()
             # an empty context, because the client stays open longer than the request whose context this would be
             self._supervisor.spawn(self._keep(self._client), name="client", context=contextvars.Context())
         return await asyncio.shield(self._client)
@@ -116,7 +123,7 @@ class ClientCache:
             await asyncio.wait((question, first), return_when=asyncio.FIRST_COMPLETED)
         finally:
             first.cancel()
-        if not question.done():
+        if index.filled and not question.done():
             await asyncio.wait((question,), timeout=patience)
         if question.done():
             question.result()
@@ -217,6 +224,9 @@ class ClientCache:
     def _left(self) -> None:
         self._client = None
         self.index.close()
+        self._forgetting = asyncio.get_running_loop().call_later(KEPT, self._forget_index)
+
+    def _forget_index(self) -> None:
         self.index = InstanceIndex()
 
 

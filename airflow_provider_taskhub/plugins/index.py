@@ -1,7 +1,8 @@
 """The index of a hub's instances: what the list needs of each instance, in the memory of the API server.
 
 The list filters, counts and orders all instances of a hub. To read them all for each answer takes seconds in a large
-hub. So the index reads them once, page by page, and then only what has changed:
+hub. So the index reads them once, page by page. If the store can order them by time, the newest ones and those that the
+list shows first are read before the others (:data:`FIRST`). Then the index reads only what has changed:
 
 - The store is asked for rows that it has written since the newest row that the index knew *before the last question
   began*. So the next question finds a row that was written during this one, however long this question takes. Only
@@ -32,7 +33,7 @@ from airflow_provider_taskhub.triggers.outcome import reason
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.client import Client
-    from airflow_provider_taskhub.client.listing import InstancePage
+    from airflow_provider_taskhub.client.listing import InstancePage, Order
     from airflow_provider_taskhub.hub.model import InstanceState
 
 MOST = 250_000
@@ -44,6 +45,13 @@ OVERLAP = 10.0
 """Seconds by which the clocks of a storage service's servers may differ."""
 AT_ONCE = 50
 """The number of instances that are put into the index before requests have their turn."""
+FIRST = 50
+"""The number of the newest instances, and of the newest ones with each status of :data:`SHOWN_FIRST`, that a new index
+reads before the first answer. It is twice the number of instances on a page."""
+PAUSE = 0.5
+"""Seconds for which a new index reads nothing after these instances, so that the first answer need not wait for it."""
+SHOWN_FIRST = (Status.RUNNING, Status.FAILED, Status.SUSPENDED, Status.PENDING)
+"""The statuses that come first in the list."""
 MOST_REPAIRS = 25
 """The largest number of instances that one question reads by their ids, because their changes were not found."""
 MOST_ERROR = 300
@@ -105,7 +113,7 @@ def row_of(state: InstanceState) -> Row:
 class InstanceIndex:
     """The instances of one hub. Use an index only in the event loop of its client.
 
-    :ivar begun: is set when the first page was read.
+    :ivar begun: is set when there are instances for a first answer.
     :ivar filled: True: all instances were read once.
     :ivar reads: the number of instances that were read until the index was filled.
     :ivar took: for how long the last question for changes took, in seconds.
@@ -132,8 +140,8 @@ class InstanceIndex:
 
     @property
     def reading(self) -> int | None:
-        """The number of instances that were read so far; None: all were read once."""
-        return None if self.filled else self.reads
+        """The number of instances that are known so far; None: all were read once."""
+        return None if self.filled else len(self._rows)
 
     def rows(self) -> tuple[Row, ...]:
         """Return all instances that are known, the newest first."""
@@ -174,8 +182,12 @@ class InstanceIndex:
         self._forget(instance_id)
 
     def close(self) -> None:
-        """End the filling of the index, because its client is closed."""
+        """End the question that is under way, because its client is closed."""
         self._closed = True
+
+    def open(self) -> None:
+        """Allow questions again, with a new client. They go on where the last one has ended."""
+        self._closed = False
 
     async def follow(self, client: Client) -> None:
         """Read all instances if that has not been done. Later, read what has changed, and the next slice.
@@ -198,17 +210,43 @@ class InstanceIndex:
             self.took = asyncio.get_running_loop().time() - begun
 
     async def _fill(self, client: Client) -> None:
+        if client.lists_by_time and not self.reads:
+            await self._read_first(client)
+        order: Order = "created" if client.lists_by_time else "id"
         while not self._closed:
-            page = await client.list(payloads=False, limit=SLICE, continuation=self._next)
+            page = await client.list(payloads=False, limit=SLICE, continuation=self._next, order=order)
             await self._take(page)
             self.reads += len(page.instances)
             self._next = page.continuation
-            if not self.begun.is_set():
-                self._mark = self._newest  # what is written after the first page was read has a later time
-                self.begun.set()
+            self._begin()
             if self._next is None:
                 self.filled = True
                 return
+
+    async def _read_first(self, client: Client) -> None:
+        """Read what the first answer shows, let it go out, and then read more instances with these statuses."""
+        if self._mark is None:
+            # its time is the latest one in the store, so the first question for changes finds no old ones
+            await self._take(await client.list(payloads=False, limit=1, order="changed"))
+            self._mark = self._newest
+        if not self.begun.is_set():
+            page = await client.list(payloads=False, limit=FIRST, order="created")
+            await self._take(page)
+            if page.continuation is None:
+                return  # a small hub: the next page has all instances
+            await self._read_statuses(client, FIRST)
+            self._begin()
+            await asyncio.sleep(PAUSE)
+        await self._read_statuses(client, SLICE)
+
+    async def _read_statuses(self, client: Client, limit: int) -> None:
+        for status in SHOWN_FIRST:
+            await self._take(await client.list(payloads=False, statuses=(status,), limit=limit, order="created"))
+
+    def _begin(self) -> None:
+        if self._mark is None:
+            self._mark = self._newest  # what is written after the first page was read has a later time
+        self.begun.set()
 
     async def _read_slice(self, client: Client) -> dict[str, Row | None]:
         """Read the next ETags. After the last ones, forget the instances that were not seen in this round.
@@ -248,9 +286,12 @@ class InstanceIndex:
 
     async def _read_changes(self, client: Client) -> None:
         since = None if self._mark is None else self._mark.asked_from()
+        order: Order = "changed" if client.lists_by_time else "id"
         continuation: str | None = None
         while not self._closed:
-            page = await client.list(payloads=False, changed_since=since, limit=SLICE, continuation=continuation)
+            page = await client.list(
+                payloads=False, changed_since=since, limit=SLICE, continuation=continuation, order=order
+            )
             await self._take(page)
             continuation = page.continuation
             if continuation is None:

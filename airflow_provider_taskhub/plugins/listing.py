@@ -18,17 +18,16 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hooks.identity import DAG_TAG
 from airflow_provider_taskhub.plugins.filters import Order, Wanted
-from airflow_provider_taskhub.plugins.index import KINDS, Row
+from airflow_provider_taskhub.plugins.index import KINDS, SHOWN_FIRST, Row
 
 MOST_OFFERED = 50
 """The largest number of DAGs, and of orchestrators, that the page offers as filters."""
-_FIRST = (Status.RUNNING, Status.FAILED, Status.SUSPENDED, Status.PENDING)
 _GROUPS = (
-    *((KINDS[status],) for status in _FIRST),
-    tuple(kind for status, kind in KINDS.items() if status not in _FIRST),
+    *((KINDS[status],) for status in SHOWN_FIRST),
+    tuple(kind for status, kind in KINDS.items() if status not in SHOWN_FIRST),
 )
 """The order of the list: groups of kinds. In a group, the newest instances come first."""
-_RANKS = {kind: rank for rank, kind in enumerate((*map(KINDS.__getitem__, _FIRST), *_GROUPS[-1]))}
+_RANKS = {kind: rank for rank, kind in enumerate((*map(KINDS.__getitem__, SHOWN_FIRST), *_GROUPS[-1]))}
 
 
 class Tagged(Protocol):

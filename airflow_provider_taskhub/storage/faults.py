@@ -33,6 +33,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Result,
     Results,
     Store,
+    TimeColumn,
     Unit,
 )
 from airflow_provider_taskhub.storage.steps import Together, carry_out, one_by_one
@@ -319,11 +320,14 @@ class FaultyStore(Paged):
         select: Sequence[str] | None = None,
         limit: int = rules.MAX_PAGE,
         continuation: str | None = None,
+        newest: TimeColumn | None = None,
     ) -> Page:
         return await self._through(
             "table.query",
             (table, filter),
-            lambda: self._inner.query(table, filter, select=select, limit=limit, continuation=continuation),
+            lambda: self._inner.query(
+                table, filter, select=select, limit=limit, continuation=continuation, newest=newest
+            ),
         )
 
     # methods for blobs

@@ -23,7 +23,7 @@ from dataclasses import field
 from datetime import timedelta
 from enum import StrEnum
 from functools import partial
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Literal, Protocol, TypeAlias, TypeVar
 from uuid import UUID
 
 from airflow_provider_taskhub.codec import SLOW, Packed, Timestamp, decompress, unpacked_size
@@ -155,11 +155,13 @@ class Or:
 
 
 Filter: TypeAlias = Compare | And | Or
+TimeColumn: TypeAlias = Literal["CreatedTime", "Timestamp"]
+"""A column by which a store that is :attr:`Store.local` can order the rows of a query."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """One page of a query's rows, in the order of (PartitionKey, RowKey).
+    """One page of a query's rows, in the order of (PartitionKey, RowKey), or the newest first.
 
     :param continuation: opaque text that the caller passes to :meth:`Store.query` to read the next page; ``None`` on
         the last page.
@@ -397,7 +399,8 @@ class Store(Protocol):
     of a queue). SQLite counts each operation of a unit, as Azure does."""
 
     local: bool
-    """True if all processes that share the store run on this machine. This holds for SQLite."""
+    """True if all processes that share the store run on this machine. This holds for SQLite. Such a store also has
+    indexes of times, for :meth:`query` with ``newest``."""
 
     async def __aenter__(self) -> Store: ...
 
@@ -495,6 +498,7 @@ class Store(Protocol):
         select: Sequence[str] | None = None,
         limit: int = 1000,
         continuation: str | None = None,
+        newest: TimeColumn | None = None,
     ) -> Page:
         """Return one page of a table's rows.
 
@@ -505,6 +509,10 @@ class Store(Protocol):
         :param select: names of the columns to return; empty: only the keys; None: all columns.
         :param limit: most rows in the page, 1 to 1000.
         :param continuation: ``continuation`` of the previous page; None: the first page.
+        :param newest: the column whose latest time comes first. Rows without a ``CreatedTime`` are left out. A filter
+            for a ``RuntimeStatus`` other than Completed, or for times in this column, is answered from an index. None:
+            the rows are in the order of their keys.
+        :raises InputError: if ``newest`` is given and the store is not :attr:`local`: Azure has no such index.
         """
 
     def rows(

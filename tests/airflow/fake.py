@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -97,6 +97,7 @@ class FakeHub:
     :param facts: by instance id, more fields of the snapshot from which the reasons for its wait are found.
     :param asked, purges: what purge_many was asked for, and its answer. :param slow: nothing asked takes effect.
     :param stamps, clock: when the rows were written, by the store's clock, which moves 1 s with each write.
+    :param lists_by_time: the hub is embedded: it can list the newest first.
     """
 
     instances: dict[str, InstanceState] = field(default_factory=dict)
@@ -142,6 +143,7 @@ class FakeHub:
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     announced: int = 0
     store_time: Timestamp = NOW
+    lists_by_time: bool = False
     ended: list[End] = field(default_factory=list)
 
     def put(self, instance_id: str, status: Status, **more: Any) -> InstanceState:
@@ -159,6 +161,12 @@ class FakeHub:
         self.stamp(self.instances[instance_id])
         self.change(instance_id)
         return self.instances[instance_id]
+
+    def sort_key(self, order: str) -> Callable[[InstanceState], Any]:
+        if order == "id":
+            return lambda one: one.instance_id
+        time = self.stamp if order == "changed" else lambda one: one.created
+        return lambda one: (-time(one).ticks, one.instance_id)
 
     def stamp(self, state: InstanceState) -> Timestamp:
         """When the store has written a row: each row 1 s after the last one that was written or looked at."""
@@ -350,21 +358,28 @@ class FakeClient(Fake):
         hub.asked = asked
         return hub.purges
 
+    @property
+    def lists_by_time(self) -> bool:
+        return self._hub.lists_by_time
+
     async def list(self, **asked: Any) -> SimpleNamespace:
         hub = self._count("list")
+        assert self.lists_by_time or asked.get("order", "id") == "id"
         tags, prefix, since = asked.get("tags") or {}, asked.get("prefix") or "", asked.get("changed_since")
-        after, limit = asked.get("continuation"), asked.get("limit", 100)
+        statuses, limit = asked.get("statuses") or tuple(Status), asked.get("limit", 100)
+        key, after = hub.sort_key(asked.get("order", "id")), asked.get("continuation")
         found = [
             one
-            for name, one in sorted(hub.instances.items())
+            for one in sorted(hub.instances.values(), key=key)
             if tags.items() <= (one.tags or {}).items()
-            and name.startswith(prefix)
-            and (after is None or name > after)
+            and one.instance_id.startswith(prefix)
+            and one.status in statuses
             and (since is None or hub.stamp(one) > since)
         ]
+        found = [one for one in found if after is None or key(one) > after]
         page = found[:limit]
         newest = max(map(hub.stamp, page), default=None)
-        continuation = page[-1].instance_id if len(found) > limit else None
+        continuation = key(page[-1]) if len(found) > limit else None
         return SimpleNamespace(instances=tuple(page), continuation=continuation, newest=newest)
 
     async def etags(self, *, limit: int = 1000, continuation: str | None = None) -> SimpleNamespace:

@@ -19,6 +19,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from airflow_provider_taskhub.concurrency import gather_bounded
+from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.storage import rules
 from airflow_provider_taskhub.storage.azure.local_wakeups import Listener, Waiter, wakeups_of
 from airflow_provider_taskhub.storage.azure.process_wakeups import ProcessWakeups
@@ -50,6 +51,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Receipt,
     Result,
     Results,
+    TimeColumn,
     Transact,
     Unit,
     UpdateMessage,
@@ -238,8 +240,11 @@ class AzureStore(Paged):
         select: Sequence[str] | None = None,
         limit: int = rules.MAX_PAGE,
         continuation: str | None = None,
+        newest: TimeColumn | None = None,
     ) -> Page:
         rules.check_query(table, filter, select, limit)
+        if newest is not None:
+            raise InputError(f"query of {table!r}: Azure Storage has no index of {newest}")
         return await self._rows.query(table, filter, select=select, limit=limit, continuation=continuation)
 
     # the methods of Store for blobs

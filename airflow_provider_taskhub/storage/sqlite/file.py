@@ -25,7 +25,7 @@ from airflow_provider_taskhub.storage.sqlite.transactions import is_busy
 T = TypeVar("T")
 
 APPLICATION = 0x54736B48  # "TskH", stored in the file's header as SQLite's application id
-FORMAT = 2
+FORMAT = 3
 """Version of the tables below. A newer package migrates an older file. An older package refuses a newer file."""
 MAGIC = b"SQLite format 3\0"
 RETRY = (0.0003, 0.0015)
@@ -42,7 +42,13 @@ _NETWORK_FUSE = frozenset({
     "ceph-fuse", "juicefs", "seaweedfs", "mount-s3", "smbnetfs", "curlftpfs",
 })  # fmt: skip
 
-SCHEMA = """
+TIMES = """
+CREATE INDEX rows_created ON rows (tbl, created) WHERE created IS NOT NULL;
+CREATE INDEX rows_status ON rows (tbl, status, created) WHERE status IS NOT NULL;
+CREATE INDEX rows_changed ON rows (tbl, ts) WHERE created IS NOT NULL;
+"""
+"""The indexes of :mod:`.times`. Only rows with a time of creation are in them, so other rows cost no more to write."""
+SCHEMA = f"""
 CREATE TABLE anchor (sequence INTEGER NOT NULL, shift INTEGER NOT NULL, high INTEGER NOT NULL,
                      identity INTEGER NOT NULL, boot TEXT NOT NULL);
 CREATE TABLE peers (address TEXT PRIMARY KEY) WITHOUT ROWID;
@@ -55,8 +61,9 @@ CREATE INDEX messages_visible ON messages (queue, visible, number);
 
 CREATE TABLE tables (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE COLLATE NOCASE);
 CREATE TABLE rows (number INTEGER PRIMARY KEY, tbl INTEGER NOT NULL, pk TEXT NOT NULL, rk TEXT NOT NULL,
-                   etag INTEGER NOT NULL, ts INTEGER NOT NULL, data TEXT NOT NULL);
+                   etag INTEGER NOT NULL, ts INTEGER NOT NULL, data TEXT NOT NULL, created INTEGER, status TEXT);
 CREATE UNIQUE INDEX rows_key ON rows (tbl, pk, rk);
+{TIMES}
 
 CREATE TABLE containers (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE,
                          lease TEXT, seconds INTEGER NOT NULL DEFAULT 0, until INTEGER NOT NULL DEFAULT 0);
@@ -67,8 +74,18 @@ CREATE UNIQUE INDEX blobs_name ON blobs (container, name);
 CREATE TABLE chunks (blob INTEGER NOT NULL, part INTEGER NOT NULL, data BLOB NOT NULL);
 CREATE UNIQUE INDEX chunks_part ON chunks (blob, part);
 """
-MIGRATIONS = {1: "ALTER TABLE messages ADD COLUMN holder TEXT"}
-"""For each older format the SQL statement that migrates a file to the next format."""
+MIGRATIONS = {
+    1: "ALTER TABLE messages ADD COLUMN holder TEXT",
+    2: f"""
+ALTER TABLE rows ADD COLUMN created INTEGER;
+ALTER TABLE rows ADD COLUMN status TEXT;
+UPDATE rows SET created = json_extract(data, '$.CreatedTime.t'),
+                status = nullif(json_extract(data, '$.RuntimeStatus'), 'Completed')
+WHERE instr(data, '"CreatedTime":{{"t":');
+{TIMES}
+""",
+}
+"""For each older format the SQL statements that migrate a file to the next format."""
 
 
 # --- open a connection --------------------------------------------------------------------------------------------
@@ -244,7 +261,8 @@ def _create(connection: sqlite3.Connection) -> None:
 def _migrate(connection: sqlite3.Connection, version: int) -> None:
     """Migrate a file to :data:`FORMAT`. Processes of an older package that have the file open can go on."""
     for older in range(version, FORMAT):
-        connection.execute(MIGRATIONS[older])
+        for statement in MIGRATIONS[older].split(";"):
+            connection.execute(statement)
     if version != FORMAT:
         connection.execute(f"PRAGMA user_version = {FORMAT}")
 

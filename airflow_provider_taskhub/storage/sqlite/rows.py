@@ -20,10 +20,12 @@ from airflow_provider_taskhub.storage.primitives import (
     Page,
     RowOperation,
     RowVerb,
+    TimeColumn,
     Transact,
 )
-from airflow_provider_taskhub.storage.sqlite import columns
+from airflow_provider_taskhub.storage.sqlite import columns, times
 from airflow_provider_taskhub.storage.sqlite.filters import Range, Test, range_of, searches_rows, sql_of, test_of
+from airflow_provider_taskhub.storage.sqlite.times import Times
 from airflow_provider_taskhub.storage.sqlite.transactions import Change, identifier
 
 MAX_SCANNED = 5_000
@@ -31,7 +33,7 @@ MAX_SCANNED = 5_000
 no read blocks its thread for long."""
 MAX_SEARCHED = 25_000
 """Largest number of rows in which SQLite searches for a text or a Timestamp for one page. At this limit the page ends
-early, so that no read blocks its thread for long. Rejected: an index of Timestamps. Each write would pay for it."""
+early, so that no read blocks its thread for long."""
 MAX_PAGE_CHARACTERS = 4 * 1024 * 1024
 """A page ends when its stored rows have this many characters."""
 
@@ -67,8 +69,9 @@ def _replace(change: Change, table: int, rows: Sequence[RowOperation]) -> list[s
     for row in rows:
         etags.append(change.next())
         entity = row.entity
-        packed = columns.dump(columns.pack_all(entity.properties))
-        values += [table, entity.partition_key, entity.row_key, etags[-1], now, packed]
+        packed = columns.pack_all(entity.properties)
+        values += [table, entity.partition_key, entity.row_key, etags[-1], now, columns.dump(packed)]
+        values += times.times_of(packed)
     change.connection.execute(_upsert(len(rows)), values)
     return [_etag(etag) for etag in etags]
 
@@ -76,8 +79,10 @@ def _replace(change: Change, table: int, rows: Sequence[RowOperation]) -> list[s
 @cache
 def _upsert(count: int) -> str:
     return (
-        f"INSERT INTO rows (tbl, pk, rk, etag, ts, data) VALUES {', '.join(['(?, ?, ?, ?, ?, ?)'] * count)} "
-        "ON CONFLICT (tbl, pk, rk) DO UPDATE SET etag = excluded.etag, ts = excluded.ts, data = excluded.data"
+        "INSERT INTO rows (tbl, pk, rk, etag, ts, data, created, status) "
+        f"VALUES {', '.join(['(?, ?, ?, ?, ?, ?, ?, ?)'] * count)} "
+        "ON CONFLICT (tbl, pk, rk) DO UPDATE SET etag = excluded.etag, ts = excluded.ts, data = excluded.data, "
+        "created = excluded.created, status = excluded.status"
     )
 
 
@@ -86,7 +91,7 @@ def _write(change: Change, table: int, row: RowOperation, resolve: Callable[[Eta
     if row.verb is RowVerb.INSERT:
         return _insert(change, table, entity)
     found = change.connection.execute(
-        "SELECT number, etag, data FROM rows WHERE tbl = ? AND pk = ? AND rk = ?",
+        "SELECT number, etag, data, created, status FROM rows WHERE tbl = ? AND pk = ? AND rk = ?",
         (table, entity.partition_key, entity.row_key),
     ).fetchone()
     _check_condition(row, None if found is None else found[1], resolve)
@@ -97,7 +102,9 @@ def _write(change: Change, table: int, row: RowOperation, resolve: Callable[[Eta
     if found is not None and row.verb in _MERGES:
         packed = columns.load(found[2]) | packed
         _check_merged(entity, packed)
-    return _store(change, table, entity, None if found is None else found[0], columns.dump(packed))
+    if found is None:
+        return _add(change, table, entity, packed)
+    return _update(change, found[0], packed, times.times_of(packed), found[3:])
 
 
 def _check_condition(row: RowOperation, etag: int | None, resolve: Callable[[EtagOf], str]) -> None:
@@ -118,29 +125,42 @@ def _check_merged(entity: Entity, packed: dict[str, columns.Packed]) -> None:
     )
 
 
-def _store(change: Change, table: int, entity: Entity, number: int | None, data: str) -> str:
-    etag, now = change.next(), change.now()
-    if number is None:
-        change.connection.execute(
-            "INSERT INTO rows (tbl, pk, rk, etag, ts, data) VALUES (?, ?, ?, ?, ?, ?)",
-            (table, entity.partition_key, entity.row_key, etag, now, data),
-        )
+def _update(change: Change, number: int, packed: dict[str, columns.Packed], new: Times, old: Times) -> str:
+    etag = change.next()
+    values = (etag, change.now(), columns.dump(packed))
+    if new == old:  # SQLite writes an index anew for each column that a statement sets
+        change.connection.execute("UPDATE rows SET etag = ?, ts = ?, data = ? WHERE number = ?", (*values, number))
     else:
         change.connection.execute(
-            "UPDATE rows SET etag = ?, ts = ?, data = ? WHERE number = ?", (etag, now, data, number)
+            "UPDATE rows SET etag = ?, ts = ?, data = ?, created = ?, status = ? WHERE number = ?",
+            (*values, *new, number),
         )
     return _etag(etag)
 
 
 def _insert(change: Change, table: int, entity: Entity) -> str:
-    etag, data = change.next(), columns.dump(columns.pack_all(entity.properties))
-    made = change.connection.execute(
-        "INSERT INTO rows (tbl, pk, rk, etag, ts, data) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-        (table, entity.partition_key, entity.row_key, etag, change.now(), data),
-    )
-    if made.rowcount == 0:
+    etag = _add(change, table, entity, columns.pack_all(entity.properties), "ON CONFLICT DO NOTHING")
+    if not etag:
         raise Conflict(f"{rules.place(entity)} exists")
-    return _etag(etag)
+    return etag
+
+
+def _add(change: Change, table: int, entity: Entity, packed: dict[str, columns.Packed], conflict: str = "") -> str:
+    """Insert a row. :returns: its ETag; "" if the row exists and ``conflict`` says that this is no error."""
+    etag = change.next()
+    made = change.connection.execute(
+        f"INSERT INTO rows (tbl, pk, rk, etag, ts, data, created, status) VALUES (?, ?, ?, ?, ?, ?, ?, ?) {conflict}",
+        (
+            table,
+            entity.partition_key,
+            entity.row_key,
+            etag,
+            change.now(),
+            columns.dump(packed),
+            *times.times_of(packed),
+        ),
+    )
+    return _etag(etag) if made.rowcount else ""
 
 
 def _etag(number: int) -> str:
@@ -170,6 +190,14 @@ class _Row:
     etag: int
     ticks: int
     data: str
+    time: int = 0
+    """The time by which the rows are ordered; 0: they are ordered by their keys."""
+    number: int = 0
+
+    @property
+    def position(self) -> Position | times.Position:
+        """The position at which a page with this row as its last one ends."""
+        return (self.time, self.number) if self.number else (self.partition_key, self.row_key)
 
     def entity(self, select: Collection[str] | None) -> Entity:
         packed = {} if select is not None and not select else columns.load(self.data)
@@ -202,12 +230,18 @@ def query(
     select: Sequence[str] | None,
     limit: int,
     continuation: str | None,
+    newest: TimeColumn | None = None,
 ) -> Page:
     """Read one page of rows. The page ends after ``limit`` rows, or earlier at one of the limits above."""
     number = identifier(connection, "tables", table)
-    after = None if continuation is None else _position(continuation)
-    end = _end(connection, number, filter, after)
-    sql, values = _select(number, filter, after, end)
+    end: Position | times.Position | None
+    if newest is None:
+        after = None if continuation is None else _position(continuation)
+        end = _end(connection, number, filter, after)
+        sql, values = _select(number, filter, after, end)
+    else:
+        before = None if continuation is None else times.position_of(continuation)
+        sql, values, end = times.select(connection, number, filter, newest, after=before, searched=MAX_SEARCHED)
     test = None if filter is None else test_of(filter)
     wanted = None if select is None else frozenset(select)
     entities: list[Entity] = []
@@ -220,7 +254,7 @@ def query(
         if len(entities) == limit or scanned == MAX_SCANNED or characters >= MAX_PAGE_CHARACTERS:
             more = next(rows, None) is not None
             rows.close()
-            position = (row.partition_key, row.row_key) if more else end
+            position = row.position if more else end
             return Page(entities=tuple(entities), continuation=_token(position))
     return Page(entities=tuple(entities), continuation=_token(end))
 
@@ -316,5 +350,5 @@ def _position(continuation: str) -> Position:
     return str(partition_key), str(row_key)
 
 
-def _token(position: Position | None) -> str | None:
+def _token(position: Position | times.Position | None) -> str | None:
     return None if position is None else json.dumps(position)

@@ -35,6 +35,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Paged,
     Result,
     Results,
+    TimeColumn,
     Unit,
 )
 from airflow_provider_taskhub.storage.sqlite import blobs, filters, leases, queues, rows
@@ -299,13 +300,14 @@ class SqliteStore(Paged):
         select: Sequence[str] | None = None,
         limit: int = rules.MAX_PAGE,
         continuation: str | None = None,
+        newest: TimeColumn | None = None,
     ) -> Page:
         rules.check_query(table, filter, select, limit)
         self.requests["table.query"] += 1
         one_partition = filters.range_of(filter, "PartitionKey").single
         return await self._access.read(
             lambda connection: rows.query(
-                connection, table, filter, select=select, limit=limit, continuation=continuation
+                connection, table, filter, select=select, limit=limit, continuation=continuation, newest=newest
             ),
             reader=Reader.PARTITION if one_partition else Reader.LISTING,
         )

@@ -11,6 +11,7 @@ import pytest
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub.formats.keys import escape
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Store, Transact
@@ -117,3 +118,28 @@ async def test_etags_tell_what_is_out_of_date_and_what_was_purged(client: Client
     now = (await client.etags()).etags
     assert [name for name, etag in now.items() if etag != states[name]] == ["b/é"]
     assert list(now) == ["a", "b/é"]
+
+
+async def test_the_newest_instances_can_be_listed_first_where_the_store_has_an_index(
+    client: Client, elapse: Callable[[float], Awaitable[None]]
+) -> None:
+    for name in ("b", "c", "a"):
+        await client.start("o", {"secret": 1}, instance_id=name)
+        await elapse(0.01)
+    await merge(client, "b", RuntimeStatus="Failed", Output="E: x", TaskHubFailure=FAILURE)
+    if not client.lists_by_time:
+        with pytest.raises(InputError, match="index"):
+            await client.list(order="created")
+        return
+    assert await ids(client, order="created") == ["a", "c", "b"]
+    assert await ids(client, order="changed") == ["b", "a", "c"]
+    assert await ids(client, order="created", statuses=[Status.FAILED]) == ["b"]
+    found: list[str] = []
+    continuation = None
+    while not found or continuation is not None:
+        page = await client.list(order="created", limit=1, continuation=continuation, payloads=False)
+        found += [one.instance_id for one in page.instances]
+        continuation = page.continuation
+    assert found == ["a", "c", "b"]
+    assert [(one.input, one.output) for one in page.instances] == [(None, "E: x")]
+    assert await ids(client, order="changed", changed_since=await stamp(client, "a")) == ["b"]

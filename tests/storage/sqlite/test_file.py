@@ -19,7 +19,7 @@ import pytest
 from airflow_provider_taskhub.clock import SystemClock
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import ConfigurationError, StoreReplaced, Unavailable
-from airflow_provider_taskhub.storage.primitives import Entity, PutMessage, RowOperation, RowVerb, Transact
+from airflow_provider_taskhub.storage.primitives import Compare, Entity, PutMessage, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.storage.sqlite import file, process_wakeups, store_clock, writer_thread
 from airflow_provider_taskhub.storage.sqlite.shared_file import SharedFile
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
@@ -150,6 +150,10 @@ async def test_a_newer_format_is_refused(tmp_path: Path) -> None:
 def older(path: Path) -> None:
     """Make of a file one of format 1, as earlier versions have written it."""
     connection = sqlite3.connect(path)
+    for index in ("created", "status", "changed"):
+        connection.execute(f"DROP INDEX rows_{index}")
+    connection.execute("ALTER TABLE rows DROP COLUMN created")
+    connection.execute("ALTER TABLE rows DROP COLUMN status")
     connection.execute("ALTER TABLE messages DROP COLUMN holder")
     connection.execute("PRAGMA user_version = 1")
     connection.commit()
@@ -168,8 +172,24 @@ async def test_a_file_of_format_1_keeps_its_messages_and_gets_the_new_column(tmp
             assert message.text == "old"
             assert await store.release_claims(["dead@host/1"]) == 1
     connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA user_version").fetchone()[0] == file.FORMAT == 2
+    assert connection.execute("PRAGMA user_version").fetchone()[0] == file.FORMAT == 3
     connection.close()
+
+
+async def test_rows_of_an_older_file_are_found_by_the_new_indexes(tmp_path: Path) -> None:
+    path = tmp_path / "hub.db"
+    async with SqliteStore(path) as store:
+        await store.create_table("abc")
+        for number, status in enumerate(("Failed", "Completed", "Failed")):
+            properties = {"CreatedTime": Timestamp(number + 1), "RuntimeStatus": status}
+            entity = Entity(partition_key=str(number), row_key="", properties=properties)
+            await store.execute(Transact(table="abc", rows=(RowOperation(verb=RowVerb.INSERT, entity=entity),)))
+    older(path)
+    async with SqliteStore(path) as store:
+        page = await store.query("abc", newest="CreatedTime")
+        assert [row.partition_key for row in page.entities] == ["2", "1", "0"]
+        page = await store.query("abc", Compare("RuntimeStatus", "eq", "Failed"), newest="CreatedTime")
+        assert [row.partition_key for row in page.entities] == ["2", "0"]
 
 
 async def test_a_claim_by_an_older_version_is_not_taken_for_the_one_before_it(tmp_path: Path) -> None:
