@@ -307,7 +307,7 @@ def test_an_orchestrator_that_idled_is_replayed_once_and_then_lives_again(kind: 
 
 
 def test_an_idle_minute_costs_two_receives_a_queue_and_nothing_else() -> None:
-    """The floor of the back-off: each of five queues is asked every 30 s."""
+    """The floor of the back-off: each of six queues is asked every 30 s."""
 
     async def play(hub: House, clock: VirtualClock) -> tuple[Counter[str], float]:
         await ended(hub, clock, "chain", 1)
@@ -317,7 +317,7 @@ def test_an_idle_minute_costs_two_receives_a_queue_and_nothing_else() -> None:
         return hub.client.hub.store.requests - before, 20.0
 
     spent, minutes = in_virtual_time("as Azure", play, Book(), lease=AZURE_LEASE)
-    assert spent == {RECEIVES: 5 * 2 * minutes}
+    assert spent == {RECEIVES: 6 * 2 * minutes}
 
 
 @pytest.mark.parametrize("kind", STORES)

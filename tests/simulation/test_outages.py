@@ -226,8 +226,11 @@ def test_each_loop_of_a_worker_is_started_again_when_it_breaks_and_work_goes_on(
         "absences",
         "activities",
         "orchestrations",
-        "overdue",
-        "plain activities",
+        "overdue activities",
+        "overdue spark activities",
+        "spark activities",
+        "unrecorded activities",
+        "unrecorded spark activities",
         "sessions",
         "partitions: scan",
         "partitions: renew",
@@ -236,7 +239,7 @@ def test_each_loop_of_a_worker_is_started_again_when_it_breaks_and_work_goes_on(
         "partitions: watchdog",
     } <= set(names)
     assert sum("control-00" in name for name in names) == 2, "a reader and its renewals"
-    assert sum("workitems" in name for name in names) == 2
+    assert sum("workitems" in name for name in names) == 4
     assert set(broken) == set(names)
     assert not defects
     assert set(book.begun.values()) == {1}

@@ -53,7 +53,11 @@ async def everything(store: Store) -> dict[str, list[str]]:
 
 
 WHOLE = {
-    "queues": [*(f"adminhub-control-0{number}" for number in range(4)), "adminhub-workitems"],
+    "queues": [
+        *(f"adminhub-control-0{number}" for number in range(4)),
+        "adminhub-workitems",
+        "adminhub-workitems-spark",
+    ],
     "tables": sorted(
         f"AdminHub{name}"
         for name in (
@@ -272,7 +276,7 @@ async def test_delete_removes_the_hub_and_only_it(store: Store) -> None:
     await create_hub(store, NAMES, 4)
     await delete_hub(store, NAMES)
     await delete_hub(store, NAMES)  # a missing hub is no error
-    assert await store.list_queues("") == ["adminhub2-control-00", "adminhub2-workitems"]
+    assert await store.list_queues("") == ["adminhub2-control-00", "adminhub2-workitems", "adminhub2-workitems-spark"]
     assert all(name.startswith("AdminHub2") for name in await store.list_tables(""))
     assert (await create_hub(store, NAMES, 2)).partitions == 2, "a new hub may have another count"
 
