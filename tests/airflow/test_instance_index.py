@@ -128,7 +128,7 @@ async def test_what_changes_while_it_is_filled_is_found(hub: FakeHub) -> None:
 
 
 @pytest.fixture
-def embedded(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+def forty(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     """An embedded hub of 40 instances, whose ids say nothing about their age: "00" is the oldest and was written last.
 
     A page has 4 of them. The first answer gets 2 of each status.
@@ -144,7 +144,7 @@ def embedded(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
 
 
 def test_an_embedded_hub_is_read_from_what_the_list_shows_first(
-    embedded: FakeHub, monkeypatch: pytest.MonkeyPatch
+    forty: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index, "PAUSE", 1.0)
 
@@ -153,17 +153,19 @@ def test_an_embedded_hub_is_read_from_what_the_list_shows_first(
         cache = ClientCache(load_settings())
         first = await cache.instances()
         assert list(known(first)) == ["00", "06", "07", "38", "39"]
-        assert (loop.time(), first.reading, embedded.requests["list"]) == (0.0, 5, 6)
+        assert (loop.time(), first.reading, forty.requests["list"]) == (0.0, 5, 6)
         await asyncio.sleep(0.9)
-        assert embedded.requests["list"] == 6, "nothing delays the answer"
+        assert forty.requests["list"] == 6, "nothing delays the answer"
         await asyncio.sleep(0.2)
         assert (len(known(first)), first.reading) == (40, None)
 
     run(scenario())
 
 
-async def test_the_statuses_that_come_first_and_then_the_newest_are_read_before_the_others(embedded: FakeHub) -> None:
-    one, client = InstanceIndex(), Held(embedded)
+async def test_the_statuses_that_come_first_and_then_the_newest_are_read_before_the_others(
+    forty: FakeHub,
+) -> None:
+    one, client = InstanceIndex(), Held(forty)
     await one.follow(client)  # type: ignore[arg-type]
     after = client.lists[6:]
     assert [asked.get("statuses") for asked in after[:4]] == [(status,) for status in index.SHOWN_FIRST]
@@ -174,27 +176,27 @@ async def test_the_statuses_that_come_first_and_then_the_newest_are_read_before_
     ]  # fmt: skip
 
 
-async def test_the_first_changes_of_an_embedded_hub_are_those_since_it_was_read(embedded: FakeHub) -> None:
+async def test_the_first_changes_of_an_embedded_hub_are_those_since_it_was_read(forty: FakeHub) -> None:
     """The newest instance was written first. If the changes since then were asked for, all would be read again."""
-    one, client = InstanceIndex(), Held(embedded)
+    one, client = InstanceIndex(), Held(forty)
     client.after = 10
     client.open.clear()
     work = asyncio.ensure_future(one.follow(client))  # type: ignore[arg-type]
     for _ in range(4):
         await turns()
     assert len(client.lists) == 11, "the newest instances were read for the last time"
-    put(embedded, "39", status=Status.FAILED, created=embedded.instances["39"].created)
+    put(forty, "39", status=Status.FAILED, created=forty.instances["39"].created)
     client.open.set()
     await work
     assert known(one)["39"] == "Completed"
     client.lists.clear()
-    embedded.clock += 1000
+    forty.clock += 1000
     await one.follow(client)  # type: ignore[arg-type]
     assert known(one)["39"] == "Failed"
     asked = client.lists[0]
     assert (asked["order"], asked["changed_since"]) == (
         "changed",
-        embedded.stamps["00"][1] + timedelta(seconds=-OVERLAP),
+        forty.stamps["00"][1] + timedelta(seconds=-OVERLAP),
     )
 
 
