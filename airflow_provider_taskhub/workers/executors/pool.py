@@ -33,7 +33,7 @@ from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOu
 from airflow_provider_taskhub.workers.executors.executor import Executor, ExecutorError
 from airflow_provider_taskhub.workers.executors.left_sessions import LeftSessions
 from airflow_provider_taskhub.workers.executors.pause import Pause
-from airflow_provider_taskhub.workers.executors.process import ExecutorTimes
+from airflow_provider_taskhub.workers.executors.process import UNLIMITED, ExecutorLimits, ExecutorTimes
 from airflow_provider_taskhub.workers.executors.protocol import Configure
 from airflow_provider_taskhub.workers.executors.reaper import Reaper
 from airflow_provider_taskhub.workers.executors.remote_attempt import ProgressListener
@@ -77,24 +77,6 @@ class ExecutorConfig:
     max_result: int = MAX_RESULT
     max_log: int = MAX_LOG
     environment: Mapping[str, str] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorLimits:
-    """When a new executor takes the place of one that still works, for example because its libraries lose memory.
-
-    The new one is ready before the old one gets no more attempts, and the attempts of the old one run to their end.
-
-    :param activities: number of attempts that one executor may begin; 0: any number.
-    :param memory: resident memory of all processes of an executor, in bytes, above which it is replaced when an attempt
-        has ended; None: any size.
-    """
-
-    activities: int = 0
-    memory: int | None = None
-
-
-UNLIMITED = ExecutorLimits()
 
 
 class ExecutorPool:

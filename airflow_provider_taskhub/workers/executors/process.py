@@ -28,6 +28,24 @@ _log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorLimits:
+    """When a new executor takes the place of one that still works, for example because its libraries lose memory.
+
+    The new one is ready before the old one gets no more attempts, and the attempts of the old one run to their end.
+
+    :param activities: number of attempts that one executor may begin; 0: any number.
+    :param memory: resident memory of all processes of an executor, in bytes, above which it is replaced when an attempt
+        has ended; None: any size.
+    """
+
+    activities: int = 0
+    memory: int | None = None
+
+
+UNLIMITED = ExecutorLimits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorTimes:
     """Time limits of a host for its executors.
 
