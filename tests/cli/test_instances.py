@@ -18,10 +18,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from airflow_provider_taskhub.cli.instances import listing
 from airflow_provider_taskhub.cli.instances.attempts import print_activities
 from airflow_provider_taskhub.cli.main import app
 from airflow_provider_taskhub.cli.output import Exit
-from airflow_provider_taskhub.client import HubAdmin, InstanceHandle, purging
+from airflow_provider_taskhub.client import Client, HubAdmin, InstanceHandle, purging
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.actions import FIRE_AND_FORGET
 from airflow_provider_taskhub.engine.events import (
@@ -253,7 +254,23 @@ def test_the_next_page_of_a_list_can_be_asked_for_as_it_is_printed() -> None:
     assert row["instance_id"] == "c'2"
 
 
-def test_the_newest_instances_are_listed_first_with_times_to_the_second() -> None:
+def test_the_newest_of_an_embedded_hub_are_found_in_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "MAX_LISTED", 1)
+    monkeypatch.setattr(listing, "MAX_SORTED", 1)
+    for instance_id in ("a", "c", "b"):
+        as_json("start", "flights", "--id", instance_id)
+    found = taskhub("list", "--limit", "1")
+    assert found.stdout.splitlines()[2].split()[0] == "b"
+    assert "sorted" not in found.output
+    monkeypatch.setattr(Client, "lists_by_time", False)
+    assert "only the first 1 instances by id were sorted" in " ".join(taskhub("list", "--limit", "1").output.split())
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+def test_the_newest_instances_are_listed_first_with_times_to_the_second(
+    monkeypatch: pytest.MonkeyPatch, embedded: bool
+) -> None:
+    monkeypatch.setattr(Client, "lists_by_time", embedded)
     ids = ["b", "c", "a"]
     for instance_id in ids:
         as_json("start", "flights", "--id", instance_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -30,8 +31,8 @@ from airflow_provider_taskhub.hub.model import (
 
 MAX_LISTED = 1000
 MAX_SORTED = 5000
-"""The largest number of instances that are read to sort them by age. The store returns instances in the order of their
-ids, so all of them must be read before they can be sorted."""
+"""The largest number of instances of a hub on Azure that are read to sort them by age. Azure returns instances in the
+order of their ids, so all of them must be read before they can be sorted."""
 NEWEST = "newest:"
 """How a ``--continuation`` begins that continues a list with the newest instances first."""
 
@@ -133,13 +134,19 @@ def count(
 async def _newest(client: Client, limit: int, where: dict[str, Any], after: str | None) -> InstancePage:
     """Return a page of instances, the newest first.
 
-    If more than :data:`MAX_SORTED` instances match, only the first of them in the order of their ids are sorted and
-    returned, and a warning says so.
+    An embedded hub returns them in this order. On Azure, all that match are read. If more than :data:`MAX_SORTED`
+    match, only the first of them in the order of their ids are sorted and returned, and a warning says so.
 
     :param where: the filters of ``Client.list``.
     :param after: the continuation that the page before printed; None: return the first page.
     :raises InputError: if ``after`` is no such continuation.
     """
+    rest: str | None
+    if client.lists_by_time:
+        begun = None if after is None else after.removeprefix(NEWEST)
+        page = await client.list(**where, limit=limit, continuation=begun, order="created")
+        rest = None if page.continuation is None else NEWEST + page.continuation
+        return replace(page, continuation=rest)
     found: list[InstanceState] = []
     continuation: str | None = None
     while len(found) < MAX_SORTED:
