@@ -8,7 +8,6 @@ inputs are compared with apps that the command imports, which CI has beside the 
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -22,7 +21,7 @@ from airflow_provider_taskhub.cli.output import Exit, as_json, console, fail, pl
 from airflow_provider_taskhub.client import Client, Member
 from airflow_provider_taskhub.codec import dumps, loads
 from airflow_provider_taskhub.engine.inputs import input_arguments
-from airflow_provider_taskhub.errors import ConfigurationError, InputError
+from airflow_provider_taskhub.errors import ConfigurationError, HubError, InputError
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hooks.at_parse import is_template
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION
@@ -183,14 +182,17 @@ def command(settings_of: Callable[[str], Settings]) -> typer.Typer:
         dags, problems = _parsed(folder)
         found = starts_of(dags)
         problems += [text for start in found.starts for text in input_problems(start, apps)]
-        asked = Counter(start.conn_id for start in found.starts)
-        for conn_id in sorted(asked):
+        for conn_id in sorted({start.conn_id for start in found.starts}):
+            starts = [start for start in found.starts if start.conn_id == conn_id]
             try:
                 members = run(_workers(settings_of(conn_id)))
             except ConfigurationError as error:
-                problems.append(f"{plural(asked[conn_id], 'task')}: {error}")
+                members = error
+            if isinstance(members, ConfigurationError):
+                named = "" if f"connection {conn_id!r}" in str(members) else f"connection {conn_id!r}: "
+                problems += [f"{start.where}: {named}{members}" for start in starts]
                 continue
-            wrong = (problem(start, members) for start in found.starts if start.conn_id == conn_id)
+            wrong = (problem(start, members) for start in starts)
             problems += [text for text in wrong if text is not None]
         _report(found, problems, json=json)
 
@@ -216,9 +218,13 @@ def _parsed(folder: Path | None) -> tuple[Sequence[Any], list[str]]:
     return [*bag.dags.values()], errors
 
 
-async def _workers(settings: Settings) -> tuple[Member, ...]:
-    async with Client.open(settings) as client:
-        return await client.admin.workers(prove=True)
+async def _workers(settings: Settings) -> tuple[Member, ...] | ConfigurationError:
+    """Return the workers of a hub; or the error if there is no such hub, so that the other hubs are checked too."""
+    try:
+        async with Client.open(settings) as client:
+            return await client.admin.workers(prove=True)
+    except HubError as error:
+        return error
 
 
 def _report(found: Found, problems: Sequence[str], *, json: bool) -> None:

@@ -163,6 +163,7 @@ with DAG("reports", schedule=None):
     TaskHubOperator.partial(task_id="rows", orchestrator="weekly", taskhub_conn_id="sales").expand(input=[1, 2])
     TaskHubOperator.partial(task_id="names", taskhub_conn_id="sales").expand(orchestrator=["a", "b"])
     TaskHubOperator(task_id="elsewhere", orchestrator="report", taskhub_conn_id="nobody")
+    TaskHubOperator(task_id="lost", orchestrator="report", taskhub_conn_id="lost")
     task(lambda: 1, task_id="of_airflow")()
 """
 
@@ -184,14 +185,19 @@ def dags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_names_that_no_live_worker_has_are_found_in_dag_files(airflow: Run, dags: Path) -> None:
+def test_names_that_no_live_worker_has_are_found_in_dag_files(
+    airflow: Run, dags: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extra = {"hub": "Lost", "storage": "embedded", "path": f"{tmp_path}/nowhere/hub.db"}
+    monkeypatch.setenv("AIRFLOW_CONN_LOST", json.dumps({"conn_type": "taskhub", "extra": extra}))
     airflow("hub", "create", "--conn-id", "sales")
     code, out, _ = airflow("dags", "check", str(dags))
     *problems, last = out.splitlines()
     assert code == Exit.FAILED
     assert problems == [
-        "1 task: connection 'nobody' does not exist: create it with type 'taskhub', or omit the connection id to use "
-        "'taskhub_default'",
+        problems[0],
+        "task 'elsewhere' of DAG 'reports': connection 'nobody' does not exist: create it with type 'taskhub', or omit "
+        "the connection id to use 'taskhub_default'",
         "task 'misspelt' of DAG 'reports': no live worker has orchestrator 'reprot'. Alive: a@host/1 (flights 3); they "
         "know: monthly, report. For 'reprot', did you mean 'report'? If not, start a worker with the app that declares "
         "it: taskhub worker --app MODULE:APP",
@@ -201,8 +207,9 @@ def test_names_that_no_live_worker_has_are_found_in_dag_files(airflow: Run, dags
         "know: monthly, report. Correct the name, or start a worker with the app that declares it: "
         "taskhub worker --app MODULE:APP",
     ]
+    assert problems[0].startswith("task 'lost' of DAG 'reports': connection 'lost': there is no hub 'Lost' at ")
     assert last == (
-        "5 tasks checked, 4 problems; not checked, because their names are known only when they run: "
+        "6 tasks checked, 5 problems; not checked, because their names are known only when they run: "
         "task 'later' of DAG 'reports', task 'names' of DAG 'reports'"
     )
 
@@ -277,7 +284,7 @@ def test_inputs_that_an_app_does_not_take_are_found_in_dag_files(
     assert (code, "has no App named 'nothing'" in error) == (Exit.USAGE, True)
 
 
-WRONG = ("misspelt", "old", "rows", "elsewhere")
+WRONG = ("misspelt", "old", "rows", "elsewhere", "lost")
 
 
 # how a command ends

@@ -79,7 +79,7 @@ def tags_of(pairs: list[str] | None) -> dict[str, str]:
     for pair in pairs or ():
         name, found, value = pair.partition("=")
         if not found or not name:
-            raise InputError(f"--tag {pair!r} is not of the form NAME=VALUE")
+            raise typer.BadParameter(f"--tag {pair!r} is not of the form NAME=VALUE")
         tags[name] = value
     return tags
 

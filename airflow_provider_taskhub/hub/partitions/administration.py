@@ -33,6 +33,7 @@ from airflow_provider_taskhub.errors import (
 )
 from airflow_provider_taskhub.hub.model import BLOB, CONTROLS, FORMAT_VERSION, TABLE, HubInfo, HubNames, PartitionState
 from airflow_provider_taskhub.hub.partitions.app_lease import SECONDS
+from airflow_provider_taskhub.hub.partitions.capabilities import listed
 from airflow_provider_taskhub.hub.partitions.dead_workers import app_lease_freed
 from airflow_provider_taskhub.hub.partitions.lease import NOBODY, Lease
 from airflow_provider_taskhub.hub.partitions.lease_stores import insert_row, leases_of
@@ -104,10 +105,11 @@ async def read_hub(
             raise HubError(
                 f"hub {names.hub!r} at {store.describe()} was made by DurableTask: adopt it with `taskhub hub create`"
             )
-        meant = did_you_mean(names.hub, await _hubs(store))
+        known = await _hubs(store)
+        there = did_you_mean(names.hub, known) or (f"it has {listed(known, 5)}." if known else "")
         raise HubError(
-            f"there is no hub {names.hub!r} at {store.describe()}: {meant and meant + ' '}Create it with "
-            "`taskhub hub create`, start a worker for it, or name the hub and the storage that you mean"
+            f"there is no hub {names.hub!r} at {store.describe()}{there and ': ' + there} "
+            "Create it with `taskhub hub create`, start a worker for it, or name the hub and the storage that you mean"
         )
     _check(info, names, partitions, lease_store)
     if not info.ready:

@@ -193,6 +193,8 @@ async def test_a_missing_hub_is_refused_with_the_way_out(store: Store) -> None:
     assert (await ensure_hub(store, NAMES, default=2)).partitions == 2
     with pytest.raises(HubError, match=r"there is no hub 'AdminHab' .*: did you mean 'AdminHub'\? Create it"):
         await read_hub(store, HubNames("AdminHab"))
+    with pytest.raises(HubError, match=r"there is no hub 'Sales' .*: it has AdminHub\. Create it"):
+        await read_hub(store, HubNames("Sales"))
 
 
 @pytest.mark.rows("T06")
