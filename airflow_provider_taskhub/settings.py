@@ -220,8 +220,8 @@ class Settings(BaseSettings):
     """After this many activities another executor takes the place of an executor, for example because a library loses
     memory. The new one is ready before. 0: executors are not replaced for this reason."""
     executor_max_memory: ByteSize | None = Field(default=None, ge=64 * 1024 * 1024)
-    """Another executor takes the place of an executor whose processes have more resident memory than this when an
-    activity has ended, such as ``4GiB``. For a Spark executor, the memory of Java counts too. None: any size."""
+    """Another executor takes the place of an executor whose processes have more resident memory than this, such as
+    ``4GiB``. For a Spark executor, the memory of Java counts too. The worker looks every 2 s. None: any size."""
     withheld: str = ""
     """Environment variables of the worker that activities do not get: names separated by commas, where ``*`` stands for
     any characters (``DB_PASSWORD,AWS_*``). Activities never get TaskHub's own variables or those that open the hub."""

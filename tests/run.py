@@ -30,8 +30,7 @@ GROUPS = {
     "computing": ("-m", "not process", "--dist", "worksteal", "--numprocesses", "2"),
     "processes": ("-m", "process", "--dist", "loadfile", "--numprocesses", "2"),
 }
-"""The groups of tests, with options of pytest. The output of the last one is shown while it runs. A third process
-for it was tried: both groups then took 15 minutes, where one took 14 and the other 11."""
+"""The groups of tests, with options of pytest. The output of the last one is shown while it runs."""
 
 
 def command(group: str, *, everything: bool, report: Path) -> list[str]:

@@ -17,7 +17,7 @@ from airflow_provider_taskhub.engine.actions import TIMER, Action, CallSite
 from airflow_provider_taskhub.engine.events import EventType, FailureDetails, TimerCreated
 from airflow_provider_taskhub.engine.recorded import retry_role
 from airflow_provider_taskhub.engine.retry import RetryDecision, RetryPolicy, decide_retry
-from airflow_provider_taskhub.engine.tasks import CancellableTask, Group, Task
+from airflow_provider_taskhub.engine.tasks import CancellableTask, Group, Revocable, Task
 from airflow_provider_taskhub.engine.wait_changes import WaitRecorder
 from airflow_provider_taskhub.errors import InputError, TaskFailedError
 
@@ -233,7 +233,7 @@ class Timer(CancellableTask[None]):
         self.fail(error)
 
 
-class EventWait(CancellableTask[Any]):
+class EventWait(Revocable[Any], CancellableTask[Any]):
     """The task of a wait for an external event.
 
     :param name: name of the event.
@@ -260,7 +260,7 @@ class EventWait(CancellableTask[Any]):
         super().__init__()
         self._wait_changes = wait_changes
         self._claim = claim
-        self._told: list[Group[Any]] = []  # the groups that know of the event
+        self._told = []
         self.left_place: int | None = None
         self.name = name
         self.since = since
@@ -275,13 +275,7 @@ class EventWait(CancellableTask[Any]):
 
     def _notify_groups(self) -> None:
         self._wait_changes.end(self)
-        self._told = self._groups or []
         super()._notify_groups()
-
-    def join(self, group: Group[Any]) -> None:
-        super().join(group)
-        if self._done:
-            self._told.append(group)
 
     def claim(self) -> None:
         self._claim(self)
@@ -294,7 +288,7 @@ class EventWait(CancellableTask[Any]):
     @property
     def is_left_unfinished(self) -> bool:
         """Whether only groups that the code has left behind know of the event, because they need other tasks too."""
-        return bool(self._told) and not self.is_known and all(group.left_unfinished(self) for group in self._told)
+        return not self.is_known and self.is_told_in_vain
 
     def give_back(self, place: int) -> None:
         """Wait again, because the event is for another wait. :param place: the place among the waits."""

@@ -303,6 +303,29 @@ class Task(Generic[T_co]):
             group.settled(self)
 
 
+class Revocable(Task[T_co]):
+    """A task whose end can be taken back while the code knows nothing of it. A subclass has the slot ``_told``."""
+
+    __slots__ = ()
+
+    _told: list[Group[Any]]
+    """The groups that know of the end."""
+
+    def _notify_groups(self) -> None:
+        self._told = self._groups or []  # type: ignore[misc]  # a slot of the subclasses
+        super()._notify_groups()
+
+    def join(self, group: Group[Any]) -> None:
+        super().join(group)
+        if self._done:
+            self._told.append(group)
+
+    @property
+    def is_told_in_vain(self) -> bool:
+        """For the engine: whether the code learns nothing of the end by the groups that know of it."""
+        return bool(self._told) and all(group.left_unfinished(self) for group in self._told)
+
+
 class Group(Task[T_co]):
     """A task that depends on other tasks, such as ``when_all``."""
 
@@ -417,7 +440,7 @@ class WhenAll(_Combined[list[Any]]):
         return None if self._failed is None else self._failed.trace
 
 
-class WhenAny(_Combined[Task[Any]]):
+class WhenAny(Revocable[Task[Any]], _Combined[Task[Any]]):
     """The task of ``when_any``: it gives the first task with a result or an error, and does not fail with that task."""
 
     __slots__ = ("_told",)
@@ -427,26 +450,17 @@ class WhenAny(_Combined[Task[Any]]):
 
     def __init__(self, children: Sequence[Task[Any]]) -> None:
         super().__init__(children)
-        self._told: list[Group[Any]] = []  # the groups that know of the winner
+        self._told = []
         for child in children:
             child.join(self)
 
     def settled(self, child: Task[Any]) -> None:
         self.complete(child)
 
-    def _notify_groups(self) -> None:
-        self._told = self._groups or []
-        super()._notify_groups()
-
-    def join(self, group: Group[Any]) -> None:
-        super().join(group)
-        if self._done:
-            self._told.append(group)
-
     def left_unfinished(self, child: Task[Any]) -> bool:
         if self._result is not child:  # the code learns of another task
             return True
-        return bool(self._told) and not self._taken and all(group.left_unfinished(self) for group in self._told)
+        return not self._taken and self.is_told_in_vain
 
     def unsettled(self, child: Task[Any]) -> None:
         if self._result is not child:

@@ -253,12 +253,9 @@ class RecordedAttempt:
 
     async def _write(self) -> None:
         self.record = replace(self.record, renewed=self._hub.clock.utc_now())
-        confirmed, self._unconfirmed = self._unconfirmed, []
-        try:
-            await self._replace_row()
-        except BaseException:
-            self._unconfirmed = confirmed + self._unconfirmed
-            raise
+        written = len(self._unconfirmed)  # what comes during the write may not be in it
+        await self._replace_row()
+        confirmed, self._unconfirmed = self._unconfirmed[:written], self._unconfirmed[written:]
         for confirm in confirmed:
             confirm()
 

@@ -54,6 +54,8 @@ _log = structlog.get_logger()
 
 MAX_LOG = 10 * 1024 * 1024
 """Largest size, in bytes, of the log of one attempt and of the log of one executor."""
+_MEASURED_EVERY = 2.0
+"""Seconds between two looks at the memory of an executor, if it has a limit."""
 _MAX_SHOWN = 4000
 """Largest number of characters of an error, and of a stack trace, in one log line."""
 
@@ -239,7 +241,7 @@ class ExecutorPool:
                 await self._left.end_own(request.spark_session, once=lost)
         if not outcome.crashed:
             self._reset_failures(executor)
-            self._look_at_wear(executor)
+            self._count(executor)
         return outcome
 
     async def end_sessions(self, sessions: Sequence[str]) -> None:
@@ -266,15 +268,28 @@ class ExecutorPool:
             if seat.executor is executor:
                 seat.failures = 0
 
-    def _look_at_wear(self, executor: Executor) -> None:
-        """Let another executor take the place of one that has reached a limit."""
+    def _count(self, executor: Executor) -> None:
+        """Let another executor take the place of one that has begun enough attempts."""
         seat = next((seat for seat in self._seats if seat.executor is executor), None)
-        if seat is None or executor.pid is None:
-            return
-        used = process_session.memory(executor.pid) if self._limits.memory else 0
-        if 0 < self._limits.activities <= executor.begun or used > (self._limits.memory or used):
-            _log.info("executor_worn", executor=executor.name, activities=executor.begun, memory=used or None)
-            seat.worn.set()
+        if seat is not None and 0 < self._limits.activities <= executor.begun:
+            self._worn(seat, executor)
+
+    def _worn(self, seat: Seat, executor: Executor, memory: int | None = None) -> None:
+        _log.info("executor_worn", executor=executor.name, activities=executor.begun, memory=memory)
+        seat.worn.set()
+
+    async def _watch_memory(self, seat: Seat, executor: Executor) -> None:
+        """Let another executor take the place of one that has too much memory. Runs until cancelled.
+
+        An executor that has run nothing yet stays: with a limit that is too low, each new one would be replaced too.
+        """
+        limit, pid = self._limits.memory, executor.pid
+        while limit is not None and pid is not None:
+            await self._clock.sleep(_MEASURED_EVERY)
+            used = await asyncio.to_thread(process_session.memory, pid)
+            if executor.begun and used > limit and not seat.worn.is_set():
+                self._worn(seat, executor, used)
+        await executor.ended.wait()
 
     async def _keep(self, seat: Seat) -> None:
         """Keep an executor running in a seat (the place of one executor) while ``seat.wanted`` is set.
@@ -288,7 +303,8 @@ class ExecutorPool:
                 await self._fill(seat)
             if seat.executor is not None:
                 self._assignment.assign()
-                await first(seat.executor.ended.wait(), seat.worn.wait())
+                executor = seat.executor
+                await first(executor.ended.wait(), seat.worn.wait(), self._watch_memory(seat, executor))
                 if seat.worn.is_set() and not seat.executor.ended.is_set():
                     await self._replace(seat, seat.executor)
                     continue

@@ -34,8 +34,8 @@ class ExecutorLimits:
     The new one is ready before the old one gets no more attempts, and the attempts of the old one run to their end.
 
     :param activities: number of attempts that one executor may begin; 0: any number.
-    :param memory: resident memory of all processes of an executor, in bytes, above which it is replaced when an attempt
-        has ended; None: any size.
+    :param memory: resident memory of all processes of an executor, in bytes, above which it is replaced; None: any
+        size.
     """
 
     activities: int = 0

@@ -15,6 +15,7 @@ from airflow_provider_taskhub.engine.events import OrchestrationInstance, TraceC
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.lineage import NO_LINEAGE, Lineage
 from airflow_provider_taskhub.settings import SparkSettings
+from airflow_provider_taskhub.workers.executors import process_session
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.executors.executor import Executor, ExecutorError
 from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorLimits, ExecutorPool
@@ -242,10 +243,28 @@ async def test_another_executor_takes_the_place_of_one_that_has_too_much_memory(
     assert seat.executor is not None
     old = seat.executor.pid
     assert (await pool.run(request("greet", "Ann"))).failure is None
-    assert not seat.worn.is_set()
     assert (await pool.run(request("keeps_memory", 400))).failure is None
     await until_async("another one is ready", lambda: seat.executor and seat.executor.pid != old)
     assert (await pool.run(request("greet", "Ann"))).failure is None
+
+
+async def test_an_executor_that_has_run_nothing_stays_whatever_its_memory_is(
+    make_pool: PoolMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a limit that is too low, each new one would be replaced at once."""
+    measured: list[int] = []
+
+    def memory(session: int) -> int:
+        measured.append(session)
+        return 10
+
+    monkeypatch.setattr(process_session, "memory", memory)
+    pool = await make_pool(limits=ExecutorLimits(memory=1))
+    (seat,) = [seat for seat in pool._seats if seat.lane is Lane.PLAIN]
+    await until_async("it was measured twice", lambda: len(measured) >= 2)
+    assert seat.starts == 1
+    assert (await pool.run(request("greet", "Ann"))).failure is None
+    await until_async("another one has its place", lambda: seat.starts == 2)
 
 
 async def test_an_executor_stays_if_no_other_one_starts(make_pool: PoolMaker, monkeypatch: pytest.MonkeyPatch) -> None:
