@@ -276,6 +276,8 @@ class InstanceHandle:
     ) -> InstanceState:
         """Terminate the instance and its children. The call does not change an instance that has already ended.
 
+        The activities of a failed instance with an activity record go on, for a later rewind. This call ends them.
+
         An instance with a damaged history can be terminated too. The worker finds the instance's children and parent in
         the events that can still be read. Afterwards the history contains only the termination.
 
@@ -295,7 +297,8 @@ class InstanceHandle:
         """
         check_text(reason, "the reason")
         row = await self._existing()
-        if not row.status.is_final:
+        runs_on = row.status is Status.FAILED and any(record.runs for record in await self.activities())
+        if runs_on or not row.status.is_final:
             event = ExecutionTerminated(
                 timestamp=self.hub.clock.utc_now(),
                 input=reason,

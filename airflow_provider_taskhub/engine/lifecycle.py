@@ -183,7 +183,7 @@ class ActivityHappening(StrEnum):
     EXPIRED = "expired"  # the attempt has waited longer than its queue timeout
     CRASHED = "crashed"  # the executor process has ended
     SILENT = "silent"  # the record has not changed for the time lease.take, or the worker is proven dead
-    CANCEL = "cancel"  # the instance was terminated
+    CANCEL = "cancel"  # the instance has ended, and has not failed
     CONFIRMED = "confirmed"  # the executor has said that no code of the attempt runs any more
 
 
@@ -244,7 +244,7 @@ ACTIVITY: dict[ActivityState, dict[ActivityHappening, ActivityMove]] = {
         CLAIMED=(_R.WAIT, _S.CANCELLING),
         BEAT=(_R.REFRESH, _S.CANCELLING),
         # After each of the six happenings below, no code of the attempt runs any more. The outcome is not stored: an
-        # attempt is only cancelled when its instance has ended.
+        # attempt is only cancelled when its instance has ended, and no rewind takes its outcome.
         SUCCEEDED=(_R.CLOSE, _S.CANCELLED),
         FAILED=(_R.CLOSE, _S.CANCELLED),
         TIMED_OUT=(_R.CLOSE, _S.CANCELLED),

@@ -1,8 +1,9 @@
 """Carry out a rewind of a failed instance: take back the failure, so that the instance goes on from before it. With
 ``terminated=True``, an instance that was terminated goes on too.
 
-A rewind has five steps: rewrite rows of the history, rewind the failed children, send the messages of timers again,
-change the instance row to Pending, and send the message that wakes the instance. This message is not sent if the
+A rewind has six steps: rewrite rows of the history, rewind the failed children, send the messages of timers again,
+change the instance row to Pending, answer the calls of activities that have ended since the failure, and send the
+message that wakes the instance. This message is not sent if the
 instance must only wait for a rewound child, whose end wakes it. If a rewind is interrupted, a second rewind finishes
 the work. The row of the completion is rewritten last, and until then the history counts as failed. After that, the
 second rewind sees from the instance row and the history that no episode (one run of the orchestrator) has run since the
@@ -33,6 +34,7 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.engine.parent_response import response
 from airflow_provider_taskhub.errors import Conflict, InstanceNotFound, InvalidStateError, NotFound
+from airflow_provider_taskhub.hub import rewound_calls
 from airflow_provider_taskhub.hub.formats.instance_rows import rewound_row
 from airflow_provider_taskhub.hub.history import rewind_plan as rules
 from airflow_provider_taskhub.hub.history.load import HistoryRows, decoded, load, load_rows, sentinel_of
@@ -116,16 +118,21 @@ async def _once(hub: Hub, instance_id: str, order: _Order) -> list[RunningChild]
         raise InstanceNotFound(f"no instance {instance_id!r} in hub {hub.names.hub} at {hub.store.describe()}")
     rows = await load_rows(hub.store, hub.names, instance_id)
     past = await decoded(hub.store, hub.names, rows.committed)
-    sentinel, rewinding = rows.sentinel, rules.plan(past, terminated=Status.TERMINATED in order.statuses)
+    terminated = Status.TERMINATED in order.statuses
+    sentinel, rewinding = rows.sentinel, rules.plan(past, terminated=terminated)
     rewindable = rewinding is not None or rules.is_rewound(past, row.status, statuses=order.statuses)
     if sentinel is None or not same_start(sentinel.execution_id, row.execution_id) or not rewindable:
         # If the history belongs to another run than the row, an earlier start of this id has failed, and a new start
         # has replaced it. The new start must not be rewound.
-        also = " or terminated" if Status.TERMINATED in order.statuses else ""
+        also = " or terminated" if terminated else ""
         raise InvalidStateError(
             f"instance {instance_id!r} is {row.status}: only a failed{also} instance can be rewound"
         )
     target = OrchestrationInstance(instance_id=instance_id, execution_id=sentinel.execution_id)
+    calls = rules.open_calls(past)
+    attempts = await rewound_calls.last_attempts(hub, target, calls.values())
+    if rewinding is not None:
+        rewinding = rules.plan(past, kept=rules.calls_to_keep(calls, attempts), terminated=terminated)
     pairs = zip(past, rows.committed, strict=True)
     written = {event.event_id: row.timestamp for event, row in pairs if isinstance(event, TimerCreated)}
     again: set[int] = set()
@@ -139,10 +146,12 @@ async def _once(hub: Hub, instance_id: str, order: _Order) -> list[RunningChild]
         again = {at for at in rewinding.children if await _is_asked_again(hub, past[at], target)}
         await _rewrite(hub, rows, rewinding, again)
         taken = rewinding.taken | again
+        await rewound_calls.stop_undone(hub, past, taken, attempts)
         past = tuple(event for at, event in enumerate(past) if at not in taken)
     waits, running = await _children(hub, past, target, order)
     await _timers(hub, past, target, written)
     await _mark(hub, row, order)
+    await rewound_calls.answer_kept(hub, past, target)
     if not waits or again or rewinding is None or _asks_again(rewinding):
         event = GenericEvent(
             timestamp=hub.clock.utc_now(), data=order.reason, taskhub_execution_id=sentinel.execution_id

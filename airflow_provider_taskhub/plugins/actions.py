@@ -83,7 +83,8 @@ class Action:
 
 async def _terminate(instance: "InstanceHandle", order: Termination, reason: str, user: Sender) -> str:
     before = await instance.terminate(reason, recurse=order.children)
-    if before.status.is_final:
+    runs = before.status is Status.FAILED and any(record.runs for record in await instance.activities())
+    if before.status.is_final and not runs:
         raise InvalidStateError(f"instance {instance.id!r} has ended ({before.status}): there is nothing to terminate")
     return instance.id
 
@@ -167,13 +168,14 @@ ACTIONS: Mapping[str, Action] = {
 """The actions by the last part of their addresses."""
 
 
-def actions_of(state: InstanceState | Row) -> tuple[str, ...]:
+def actions_of(state: InstanceState | Row, *, runs: bool = False) -> tuple[str, ...]:
     """Return the names of the actions that the state of an instance allows.
 
     The row of an instance is Pending before the message of a rewind or restart is sent. If the order was interrupted in
     between, a second one completes it.
 
     :param state: the instance.
+    :param runs: True if activities of the instance run.
     """
     if not state.status.is_final:
         opposite = "resume" if state.status is Status.SUSPENDED else "suspend"
@@ -185,7 +187,8 @@ def actions_of(state: InstanceState | Row) -> tuple[str, ...]:
         return (*names, "restart") if state.restarts else names
     if state.status is not Status.FAILED:
         return ("restart", "purge")
-    return (*(("repair",) if TaskIds.of_tags(state.tags) else ()), "rewind", "restart", "purge")
+    stops = ("terminate",) if runs else ()
+    return (*(("repair",) if TaskIds.of_tags(state.tags) else ()), "rewind", "restart", *stops, "purge")
 
 
 def routes() -> Any:

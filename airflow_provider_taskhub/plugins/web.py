@@ -186,10 +186,11 @@ def _data() -> Any:
         waits = (await _waits(cache, (state,), members)).get(id, ())
         partition = partition_of(id, (await cache.client()).admin.info.partitions)
         records = of_execution(state, attempts)
+        runs = any(record.runs for record in records)
         earlier = [record for record in attempts if execution(record) != (state.execution_id or "")]
         return head | {
             "instance": json_views.instance(state, waits, show),
-            "actions": actions.actions_of(state) if await may_edit(user, state) else (),
+            "actions": actions.actions_of(state, runs=runs) if await may_edit(user, state) else (),
             "served": json_views.served(next((p for p in partitions if p.partition == partition), None), partition),
             "parent": await parent_of(cache, page.start, user),
             "unreadable": [show(line) for line in (*damaged, *page.unreadable)],

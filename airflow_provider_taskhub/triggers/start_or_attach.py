@@ -178,7 +178,7 @@ async def launch(
     if request.instance_id is None and counter.generation > 1 and not goes_on:
         older = request.task.instance_id(counter.generation - 1)
         state = await client.get(older, payloads=False)
-        if state is not None and not state.status.is_final:
+        if state is not None and await _runs_on(client, state):
             notes.append(await _terminate(client, older))
     launched = await _launched(client, request, counter.generation, notes, absent=absent, goes_on=goes_on)
     if goes_on:
@@ -297,7 +297,7 @@ async def _react(
             f"instance id {instance_id!r} belongs to another run or program, whose instance is "
             f"{state.status if state else 'starting'}: give an id that contains '{{{{ run_id }}}}', or omit instance_id"
         )
-    if reaction is StartDecision.TERMINATE_AND_REPLACE:
+    if reaction in STARTS and state is not None and await _runs_on(client, state):
         notes.append(await _terminate(client, instance_id))
     starts, watched = reaction in STARTS, True
     if not request.waits:
@@ -405,6 +405,15 @@ async def _start(
     )
 
 
+async def _runs_on(client: Client, state: InstanceState) -> bool:
+    """Return True if an instance has not ended, or if it has failed and activities of it still run."""
+    from airflow_provider_taskhub.engine.events import Status
+
+    if state.status is not Status.FAILED:
+        return not state.status.is_final
+    return any(record.runs for record in await client.instance(state.instance_id).activities())
+
+
 async def _terminate(client: Client, instance_id: str) -> str:
     """Terminate the instance that an earlier generation of the task has started.
 
@@ -417,5 +426,5 @@ async def _terminate(client: Client, instance_id: str) -> str:
         async with asyncio.timeout(TERMINATE_DEADLINE):
             await client.terminate(instance_id, "from Airflow: the task was cleared and runs again", wait=True)
     except TimeoutError:
-        return f"older generation {instance_id} was asked to end, but has not ended within {TERMINATE_DEADLINE:g} s"
-    return f"older generation {instance_id} was still running: it is terminated"
+        return f"instance {instance_id} was asked to end, but has not ended within {TERMINATE_DEADLINE:g} s"
+    return f"instance {instance_id} was still running: it is terminated"

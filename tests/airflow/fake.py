@@ -32,6 +32,7 @@ from airflow_provider_taskhub.errors import (
     PartitionNotFound,
 )
 from airflow_provider_taskhub.hub.formats.keys import log_name
+from airflow_provider_taskhub.hub.history.load import HistoryUnreadable
 from airflow_provider_taskhub.hub.history.pages import ChildPage, HistoryPage
 from airflow_provider_taskhub.hub.log_hints import LogHint
 from airflow_provider_taskhub.hub.model import (
@@ -421,8 +422,9 @@ class FakeInstance(Fake):
 
     async def activities(self) -> tuple[ActivityRecord, ...]:
         hub = self._count("activities")
-        if self.id in hub.damaged:
-            raise hub.damaged[self.id]
+        error = hub.damaged.get(self.id)
+        if error is not None and not isinstance(error, HistoryUnreadable):  # the records are not in the history
+            raise error
         return hub.records.get(self.id, ())
 
     shown_activities = activities

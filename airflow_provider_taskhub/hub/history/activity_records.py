@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from airflow_provider_taskhub import codec
 from airflow_provider_taskhub.codec import Timestamp
@@ -35,6 +36,8 @@ from airflow_provider_taskhub.storage.primitives import (
 
 INLINE_CHARACTERS = 30_000
 """A longer result is stored in a blob. A String column of Azure holds 32,768 characters."""
+CANCEL_TRIES = 6
+"""Tries to mark a record as ``cancelling``. A try fails if a heartbeat changes the record at the same time."""
 NO_ROW = "W/\"datetime'2000-01-01T00%3A00%3A00.0000000Z'\""
 """An ETag that no row has, in the form that Azure takes."""
 UNREADABLE = "Unreadable"
@@ -244,12 +247,19 @@ async def attempts(
     store: Store, names: HubNames, instance: OrchestrationInstance, task_id: int
 ) -> list[tuple[ActivityRecord, Entity]]:
     """Read all attempts of one call of an activity, the first attempt first."""
-    key, execution_id = escape(instance.instance_id), instance.execution_id or ""
+    return await of_calls(store, names, instance, task_id, task_id)
+
+
+async def of_calls(
+    store: Store, names: HubNames, instance: OrchestrationInstance, first: int, last: int
+) -> list[tuple[ActivityRecord, Entity]]:
+    """Read all attempts of the calls of one generation with numbers from ``first`` to ``last``, both included."""
+    execution_id = instance.execution_id or ""
     within = And(
         (
-            Compare("PartitionKey", "eq", key),
-            Compare("RowKey", "ge", row_key(execution_id, task_id, 0)),
-            Compare("RowKey", "le", row_key(execution_id, task_id, 999_999)),
+            Compare("PartitionKey", "eq", escape(instance.instance_id)),
+            Compare("RowKey", "ge", row_key(execution_id, first, 0)),
+            Compare("RowKey", "le", row_key(execution_id, last, 999_999)),
         )
     )
     return [_record(names, entity) async for entity in store.rows(names.activities, within)]
@@ -282,6 +292,27 @@ async def newest(store: Store, names: HubNames, record: ActivityRecord) -> tuple
         if found[0].attempt == record.attempt:
             return found
     return None
+
+
+async def ask_to_stop(store: Store, names: HubNames, found: tuple[ActivityRecord, Entity] | None) -> None:
+    """Mark an attempt that runs as ``cancelling``. Its worker then ends it. Do nothing if the attempt has ended.
+
+    :param found: the record of the attempt and its row; None: there is none.
+    :raises Conflict: if others change the record during each of :data:`CANCEL_TRIES` tries. It is then unknown whether
+        the attempt is marked.
+    """
+    for _ in range(CANCEL_TRIES):
+        if found is None:
+            return
+        record, entity = found
+        if record.state is not RecordState.RUNNING:
+            return
+        try:
+            await store.execute(update(names, replace(record, state=RecordState.CANCELLING), entity.etag))
+            return
+        except (Conflict, NotFound):  # a heartbeat has changed the record meanwhile: read it and try again
+            found = await newest(store, names, record)
+    raise Conflict(f"the activity record was changed by others in each of {CANCEL_TRIES} tries to cancel the attempt")
 
 
 async def lineage(store: Store, names: HubNames, instance_id: str) -> Lineage:

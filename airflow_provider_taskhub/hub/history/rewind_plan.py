@@ -7,8 +7,9 @@ orchestrator has handled, the replay is non-deterministic and fails. TaskHub rem
 orchestration, and all decisions after it. A decision is a call of an activity, a child, a timer, or an event that the
 orchestrator sends. TaskHub also removes each failure after the last decision, because the history does not show whether
 the orchestrator has handled it. Earlier failures that the orchestrator has handled stay. A DurableTask orchestration
-fails only after all its activities have ended. A TaskHub orchestration fails at once, so this plan also removes the
-calls of activities that had not ended. The orchestrator then calls them again.
+fails only after all its activities have ended. A TaskHub orchestration fails at once, and then none of its activities
+begins. So this plan also removes the calls without an answer, and the orchestrator calls these activities again. Calls
+whose activities still run, or have succeeded since, stay (``kept``).
 
 DurableTask rewinds only what has failed. TaskHub can also rewind a terminated instance: its termination, an
 open suspension, its calls of activities without an answer, and what failed in its last episode are removed.
@@ -16,7 +17,7 @@ open suspension, its calls of activities without an answer, and what failed in i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from airflow_provider_taskhub.codec import Timestamp
@@ -47,7 +48,7 @@ from airflow_provider_taskhub.engine.recorded import verdict_of
 from airflow_provider_taskhub.engine.retry import RetryDecision
 from airflow_provider_taskhub.hub.formats.history_rows import SENTINEL
 from airflow_provider_taskhub.hub.formats.payload_spill import batches
-from airflow_provider_taskhub.hub.model import HubNames
+from airflow_provider_taskhub.hub.model import ActivityRecord, HubNames, RecordState
 from airflow_provider_taskhub.storage.primitives import Entity, Property, RowOperation, RowVerb, Transact
 
 _Scheduling = TaskScheduled | SubOrchestrationInstanceCreated | TimerCreated | EventSent
@@ -89,15 +90,45 @@ def is_rewound(past: Sequence[HistoryEvent], status: Status, *, statuses: Collec
     return False
 
 
-def plan(past: Sequence[HistoryEvent], *, terminated: bool = False) -> Rewinding | None:
+def plan(past: Sequence[HistoryEvent], *, kept: Collection[int] = (), terminated: bool = False) -> Rewinding | None:
     """Plan which events a rewind must remove, so that the orchestrator goes on as if it had not failed.
 
     :param past: events of the history.
+    :param kept: indexes of calls without an answer that need not be made again (:func:`calls_to_keep`).
     :param terminated: True: also plan the rewind of an instance that was terminated.
     :returns: the plan; None if the orchestration has not failed.
     """
-    made = _Plan(past)
+    made = _Plan(past, kept)
     return made.made() or (made.of_terminated() if terminated else None)
+
+
+def open_calls(past: Sequence[HistoryEvent]) -> dict[int, TaskScheduled]:
+    """Return the calls of activities without an answer, by their indexes."""
+    calls: dict[int, tuple[int, TaskScheduled]] = {}
+    for at, event in enumerate(past):
+        if isinstance(event, TaskScheduled):
+            calls[event.event_id] = at, event
+        elif isinstance(event, TaskCompleted | TaskFailed):
+            calls.pop(event.task_scheduled_id, None)
+    return dict(calls.values())
+
+
+def calls_to_keep(calls: Mapping[int, TaskScheduled], attempts: Mapping[int, ActivityRecord]) -> set[int]:
+    """Return the indexes of the calls that a rewind keeps, because their activities need not run again.
+
+    That is a call whose activity has succeeded after the end of the instance, or still runs.
+
+    :param calls: the calls without an answer, by their indexes.
+    :param attempts: the last attempt of each call, by the number of the call.
+    """
+    wanted = (RecordState.RUNNING, RecordState.COMPLETED)
+    return {
+        at
+        for at, call in calls.items()
+        if (attempt := attempts.get(call.event_id)) is not None
+        and attempt.state in wanted
+        and call.taskhub_action_id == attempt.action_id
+    }
 
 
 def undoes_calls(past: Sequence[HistoryEvent], rewinding: Rewinding) -> bool:
@@ -118,8 +149,8 @@ class _Plan:
     because an earlier rewind has removed the first one.
     """
 
-    def __init__(self, past: Sequence[HistoryEvent]) -> None:
-        self._past = past
+    def __init__(self, past: Sequence[HistoryEvent], kept: Collection[int]) -> None:
+        self._past, self._kept = past, kept
         self._asked: dict[int, int] = {}
         self._answered: dict[int, int] = {}
         self._completed: int | None = None
@@ -206,10 +237,9 @@ class _Plan:
         return Rewinding(taken=frozenset(taken), children=tuple(children))
 
     def _unanswered(self) -> Iterator[int]:
-        """Return the calls of activities without an answer. An orchestration of TaskHub cancels its running activities
-        when it ends, so these activities must be called again."""
+        """Return the calls of activities without an answer that must be made again."""
         for number, at in self._asked.items():
-            if isinstance(self._past[at], TaskScheduled) and number not in self._answered:
+            if isinstance(self._past[at], TaskScheduled) and number not in self._answered and at not in self._kept:
                 yield at
 
     def _with_answer(self, at: int) -> Iterator[int]:

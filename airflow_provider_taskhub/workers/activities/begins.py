@@ -20,7 +20,7 @@ from datetime import timedelta
 import structlog
 
 from airflow_provider_taskhub.engine.events import FailureDetails, TaskScheduled
-from airflow_provider_taskhub.errors import StorageError
+from airflow_provider_taskhub.errors import StorageError, Unavailable
 from airflow_provider_taskhub.hub.admission.facts import SECOND
 from airflow_provider_taskhub.hub.history.calls import Calls, calls_of
 from airflow_provider_taskhub.hub.hub import Hub
@@ -86,6 +86,17 @@ class _Answer:
     calls: Calls | None = None
 
 
+def _is_asked(calls: Calls, held: Delivery) -> bool | None:
+    """Return True if the call of a work item has no answer, and False if it has one; None: there is no such call."""
+    event = held.message.event
+    assert isinstance(event, TaskScheduled)
+    action = calls.actions.get(event.event_id)
+    known = event.taskhub_action_id is None or action in (None, event.taskhub_action_id)
+    if event.event_id not in calls.actions or not known:
+        return None
+    return event.event_id not in calls.answered
+
+
 def fate_of_call(calls: Calls | None, held: Delivery, *, rewound: bool) -> Fate:
     """Return ANSWERED if the history has the answer to the call of a work item, UNDONE if a rewind has undone the call.
 
@@ -100,11 +111,9 @@ def fate_of_call(calls: Calls | None, held: Delivery, *, rewound: bool) -> Fate:
     assert isinstance(event, TaskScheduled)
     if calls is None or calls.execution_id != held.message.instance.execution_id:
         return Fate.OPEN
-    action = calls.actions.get(event.event_id)
-    if event.event_id in calls.actions and (
-        event.taskhub_action_id is None or action in (None, event.taskhub_action_id)
-    ):
-        return Fate.ANSWERED if event.event_id in calls.answered else Fate.OPEN
+    asked = _is_asked(calls, held)
+    if asked is not None:
+        return Fate.OPEN if asked else Fate.ANSWERED
     put = held.inserted.ticks + (SECOND if held.inserted.ticks % SECOND == 0 else 0)
     undone = rewound and calls.written is not None and put <= calls.written.ticks
     return Fate.UNDONE if undone else Fate.OPEN
@@ -156,7 +165,7 @@ class Begins:
                 fate = fate_by_row(row, held)
                 if fate is None:
                     return _permit(await fate_by_history(hub, held), now)
-                if fate is Fate.ENDED:  # not for the next call: a rewind may open the instance again
+                if fate in (Fate.ENDED, Fate.FAILED):  # not for the next call: a rewind may open the instance again
                     return _permit(fate, now)
                 answer.fate, answer.sent = fate, now
                 answer.rewound = row is not None and row.completed is not None
@@ -170,6 +179,20 @@ class Begins:
         """Return how long a work item had been in its queue when this worker received it, by the clock of the store."""
         return held.received(self._work_items.visibility) - held.inserted
 
+    async def is_needed(self, held: Delivery) -> bool:
+        """Return True if a rewind has opened the instance of a work item again, and waits for the answer to its call.
+
+        :raises StorageError: if the store does not answer, or refuses the request.
+        """
+        hub, instance = self._hub, held.message.instance
+        row = await hub.instance(instance.instance_id)
+        if row is None or row.completed is None or fate_by_row(row, held) not in (Fate.OPEN, Fate.SUSPENDED):
+            return False
+        calls = await calls_of(hub.store, hub.names, instance.instance_id)
+        if calls is None:
+            raise Unavailable(f"a checkpoint of instance {instance.instance_id!r} is under way", maybe_done=False)
+        return calls.execution_id == instance.execution_id and _is_asked(calls, held) is True
+
     async def refuse(self, held: Delivery, event: TaskScheduled, fate: Fate) -> None:
         """Settle a work item whose activity may not begin.
 
@@ -180,9 +203,9 @@ class Begins:
             "activity_not_begun", activity=event.name, instance_id=held.message.instance.instance_id, why=str(fate)
         )
         match fate:
-            case Fate.ENDED | Fate.ANSWERED:
-                # A response is sent although nobody waits for it: if the last checkpoint was cut off, the response
-                # makes a worker repair this checkpoint.
+            case Fate.ENDED | Fate.FAILED:
+                await self._responses.wake(held, f"its activity did not begin: {fate}")
+            case Fate.ANSWERED:  # another answer changes nothing; if the last checkpoint was cut off, it is repaired
                 failure = FailureDetails(error_type="ActivityNotBegun", error_message=f"not begun: {fate}")
                 await self._responses.respond(held, event, ActivityOutcome(failure=failure))
             case Fate.UNDONE:

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from enum import StrEnum
 
+from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.identity import run_name, same_start
-from airflow_provider_taskhub.engine.lifecycle import ActivityHappening, ActivityReaction, ActivityState, react_activity
 from airflow_provider_taskhub.engine.registry import Registry
-from airflow_provider_taskhub.errors import Conflict, NotFound
 from airflow_provider_taskhub.hub.admission.facts import SECOND
 from airflow_provider_taskhub.hub.history import activity_records as records
 from airflow_provider_taskhub.hub.history.load import sentinel_of
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, RecordState
+from airflow_provider_taskhub.hub.model import InstanceState
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
-from airflow_provider_taskhub.storage.primitives import Entity
-
-CANCEL_TRIES = 6
-"""Tries to mark an activity record as ``cancelling``. A try fails if a heartbeat changes the record at the same
-time."""
 
 
 class ActivityCancellation:
-    """Asks workers to cancel activities that still run for an instance that has ended.
+    """Asks workers to cancel activities that still run for an instance that has ended, but not if it has failed: a
+    rewind of the failed instance takes their results, so they go on.
 
     The request is a mark in the activity record, a row in the store for each attempt; activities without a record are
     cancelled by ``processor``. Records are marked before the messages that ended the instance are deleted. If this
@@ -37,13 +31,16 @@ class ActivityCancellation:
     def __init__(self, hub: Hub, registry: Registry) -> None:
         self._hub, self._activities = hub, registry.activities
 
-    def concerns(self, open_tasks: Mapping[int, str]) -> bool:
+    def concerns(self, open_tasks: Mapping[int, str], status: Status | None) -> bool:
         """Return True if an open activity has, or perhaps has, an activity record, so that :meth:`cancel` is needed.
 
         Of an activity that this worker does not have, it is unknown whether it has a record.
 
         :param open_tasks: names of the scheduled activities without a response, by the number of their action.
+        :param status: with which status the run has ended; None: it has not ended, or that does not matter.
         """
+        if status is Status.FAILED:
+            return False
         found = (self._activities.get(name) for name in open_tasks.values())
         return any(definition is None or definition.record for definition in found)
 
@@ -59,28 +56,7 @@ class ActivityCancellation:
         """
         for record, entity in await records.of_instance(self._hub.store, self._hub.names, instance_id):
             if same_start(record.instance.execution_id, execution_id):
-                await self._ask((record, entity))
-
-    async def _ask(self, found: tuple[ActivityRecord, Entity] | None) -> None:
-        hub = self._hub
-        for _ in range(CANCEL_TRIES):
-            if found is None:
-                return
-            record, entity = found
-            if record.state is RecordState.UNKNOWN:
-                return  # a newer version of the package wrote the record, and only that version can cancel the attempt
-            move = react_activity(ActivityState(record.state), ActivityHappening.CANCEL)
-            if move.reaction is not ActivityReaction.ASK:
-                return
-            asked = replace(record, state=RecordState.CANCELLING)
-            try:
-                await hub.store.execute(records.update(hub.names, asked, entity.etag))
-                return
-            except (Conflict, NotFound):  # a heartbeat has changed the record meanwhile: read it and try again
-                found = await records.newest(hub.store, hub.names, record)
-        raise Conflict(
-            f"the activity record was changed by others in each of {CANCEL_TRIES} tries to cancel the attempt"
-        )
+                await records.ask_to_stop(self._hub.store, self._hub.names, (record, entity))
 
 
 class Fate(StrEnum):
@@ -93,6 +69,8 @@ class Fate(StrEnum):
     UNDONE = "undone"
     """A rewind has undone the call of the activity."""
     ENDED = "ended"
+    FAILED = "failed"
+    """The run has failed, so a rewind may open it again. Activities with a record that run go on; none begins."""
     NOTHING = "nothing"
     """Nothing is stored of the run: it was purged, or its first checkpoint was cut off."""
 
@@ -107,7 +85,7 @@ def fate_by_row(row: InstanceState | None, held: Delivery) -> Fate | None:
     if row is None or not same_start(row.execution_id, held.message.instance.execution_id):
         return None
     if row.status.is_final:
-        return Fate.ENDED
+        return Fate.FAILED if row.status is Status.FAILED else Fate.ENDED
     return Fate.SUSPENDED if row.is_held else Fate.OPEN
 
 

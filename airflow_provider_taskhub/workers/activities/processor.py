@@ -221,7 +221,7 @@ class Activities:
                     continue
                 plain.purged = fate is Fate.NOTHING and plain.known
                 plain.known |= fate is not Fate.NOTHING
-                if held in self._unrecorded_running and (fate is Fate.ENDED or plain.purged):
+                if held in self._unrecorded_running and (fate in (Fate.ENDED, Fate.FAILED) or plain.purged):
                     plain.asked_to_end = True
                     plain.life.reschedule(asyncio.get_running_loop().time())
 

@@ -250,6 +250,9 @@ class RecordedActivities:
                     return None
                 case ActivityReaction.CLOSE if last is not None:
                     await self._end_sessions(_left_sessions(found))
+                    if await self._begins.is_needed(held):
+                        await self._take_back_cancel(*last)
+                        continue
                     with suppress(Conflict):  # if the record has changed, its worker is alive: read again
                         await self._close(held, *last)
                         return None
@@ -421,12 +424,24 @@ class RecordedActivities:
             await self._responses.drop_purged(held)
             return
         reaction = react_activity(_known(found[0]), ActivityHappening.CONFIRMED).reaction
+        if reaction is ActivityReaction.CLOSE and await self._begins.is_needed(held):
+            await self._take_back_cancel(*found)
+            reaction = ActivityReaction.REQUEUE
         if reaction is ActivityReaction.CLOSE:
             await self._close(held, *found)
         elif held.gone:
             self._work_items.reader.release([held])
         else:
             await self._work_items.reader.give_back([held], delay=timedelta(seconds=1))
+
+    async def _take_back_cancel(self, record: ActivityRecord, entity: Entity) -> None:
+        """Record that a cancelled attempt is lost: a rewind has opened its instance again, so the next attempt follows.
+
+        If another worker or client has changed the record, nothing is written.
+        """
+        ended = replace(record, state=RecordState.LOST, ended=self._hub.clock.utc_now())
+        with suppress(Conflict):
+            await self._hub.store.execute(records.update(self._hub.names, ended, entity.etag))
 
     async def _close(self, held: Delivery, record: ActivityRecord, entity: Entity) -> None:
         """Record that an attempt is cancelled, and delete its work item.

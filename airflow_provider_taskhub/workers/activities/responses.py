@@ -14,7 +14,9 @@ import structlog
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import (
     FailureDetails,
+    GenericEvent,
     HistoryEvent,
+    OrchestrationInstance,
     TaskCompleted,
     TaskFailed,
     TaskScheduled,
@@ -149,6 +151,25 @@ class Responses:
         except asyncio.CancelledError:
             offered.gone = True
             raise
+
+    async def wake(self, held: Delivery, why: str) -> None:
+        """Wake the instance, and delete the work item. The instance gets no answer to the call.
+
+        A message is sent although nobody waits for it: if the last checkpoint was cut off, the message makes a worker
+        repair this checkpoint. It is no answer, because a rewind may open the call again before it comes.
+
+        :param why: the text of the message.
+        """
+        self._work_items.leave(held)
+        target = held.message.instance
+        event = GenericEvent(timestamp=self._hub.clock.utc_now(), data=why, taskhub_execution_id=target.execution_id)
+        sent = self._hub.message_to(event, OrchestrationInstance(instance_id=target.instance_id), sender=target)
+        steps = (
+            Step(name="response", operations=(sent.put(),)),
+            Step(name="delete", operations=(held.deletion(),)),
+        )
+        await self._hub.store.commit(Unit(steps=steps))
+        self._work_items.reader.release([held])
 
     async def drop(self, held: Delivery, why: str) -> None:
         """Delete a work item without a response, because no instance waits for the response.

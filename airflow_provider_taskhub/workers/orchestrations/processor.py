@@ -193,7 +193,7 @@ class Orchestrations:
         """
         if found.start is not None and live.execution_id is not None:
             # Cancel activities of the ended run that still run: the new history will not name them.
-            if self._cancelling.concerns(live.open_tasks):
+            if self._cancelling.concerns(live.open_tasks, None):
                 await self._cancelling.cancel(session.instance_id, live.execution_id)
             live = self._loader.restarted(session.instance_id, live)
         if live.stored.suspension_stamp != found.facts.suspension_stamp:
@@ -438,7 +438,7 @@ class Orchestrations:
                 log.info("oldest_events_forgotten", instance_id=session.instance_id, remembered=MAX_CONSUMED)
         live.absorb(episode.history, switched=episode.switched)
         live.execution_id = episode.current.execution_id
-        cancels = episode.completed is not None and self._cancelling.concerns(live.open_tasks)
+        cancels = episode.completed is not None and self._cancelling.concerns(live.open_tasks, episode.status)
         outgoing = self._hub.outbound(episode, self._queues.claimable, self._spark)
         with self._queues.reserved(outgoing):
             done = await self._committer.commit(

@@ -19,7 +19,14 @@ from secrets import token_hex
 
 import structlog
 
-from airflow_provider_taskhub.engine.events import ExecutionResumed, ExecutionStarted, ExecutionSuspended, Status
+from airflow_provider_taskhub.engine.events import (
+    ExecutionResumed,
+    ExecutionStarted,
+    ExecutionSuspended,
+    ExecutionTerminated,
+    Status,
+)
+from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.engine.parent_response import refusal
 from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError, UnknownOrchestrator
 from airflow_provider_taskhub.hub.admission.facts import Facts, Judged, Verdict, delay
@@ -68,6 +75,7 @@ class Settler:
         for held, judged in found.discard:
             self._log_discarded(session, held, judged.reason)
         discarded = [held for held, _ in found.discard]
+        await self._cancel_of_failed(live, discarded)
         if discarded and live.past:
             await self.repair(session, live, discarded)
         for held, run in found.record:
@@ -84,6 +92,19 @@ class Settler:
                 blob = DeleteBlob(container=self._hub.names.large_messages, name=held.envelope.blob_name)
                 await self._hub.store.execute(blob)
         await self._give_back_later(session, found)
+
+    async def _cancel_of_failed(self, live: LoadedInstance, discarded: Sequence[Delivery]) -> None:
+        """Cancel the activities that still run for a failed instance, if one of the messages is a terminate for it."""
+        for held in discarded:
+            event = held.message.event
+            if (
+                live.ended is Status.FAILED
+                and isinstance(event, ExecutionTerminated)
+                and event.taskhub_execution_id is not None
+                and same_start(event.taskhub_execution_id, live.execution_id)
+                and self._cancelling.concerns(live.open_tasks, None)
+            ):
+                await self._cancelling.cancel(held.message.instance.instance_id, live.execution_id)
 
     async def delete(self, session: Session[LoadedInstance], messages: Sequence[Delivery]) -> None:
         """Delete messages from their queue."""
@@ -149,7 +170,7 @@ class Settler:
             hints = completion(hub.names, live.execution.instance, live.ended, live.tags)
             for hint in (*hints, *hub.awaited.hints(hub.names, instance_id)):
                 await hub.store.execute(hint)
-            if self._cancelling.concerns(live.open_tasks):
+            if self._cancelling.concerns(live.open_tasks, live.ended):
                 await self._cancelling.cancel(session.instance_id, live.execution_id)
 
     async def _record(self, session: Session[LoadedInstance], live: LoadedInstance, held: Delivery, run: str) -> None:
