@@ -131,6 +131,7 @@ class App:
         queue_timeout: timedelta | None = None,
         record: bool = False,
         standalone: bool = False,
+        limit: int | None = None,
     ) -> Callable[[F], F]: ...
 
     def activity(
@@ -143,6 +144,7 @@ class App:
         queue_timeout: timedelta | None = None,
         record: bool = False,
         standalone: bool = False,
+        limit: int | None = None,
     ) -> F | Callable[[F], F]:
         """Declare an activity: a function with one parameter or none, plain or ``async``.
 
@@ -162,13 +164,18 @@ class App:
             some storage requests.
         :param standalone: True: also declare an orchestrator of the same name, which runs only this activity and
             returns its result. Then the activity can be started by itself, for example with ``@task.activity``.
+        :param limit: how many attempts of the activity may run at once, on all workers of the hub together. The others
+            wait in the hub and take no slot of a worker. Each attempt has a record, as with ``record=True``. None: as
+            many as the workers have slots.
         :raises ConfigurationError: if the app already has an activity of this name, the function needs other
             parameters or is a generator, or an argument is wrong.
         """
 
         def declare(function: F) -> F:
             function = original(function)
-            self._declare_activity(function, name, retry, timeout, queue_timeout, record=record, spark=False)
+            self._declare_activity(
+                function, name, retry, timeout, queue_timeout, record=record, spark=False, limit=limit
+            )
             self._declare_alone(function, name, standalone)
             return refused_in_orchestrators(function, _name_of(function, name, "activity"))
 
@@ -188,6 +195,7 @@ class App:
         record: bool = True,
         standalone: bool = False,
         conf: Mapping[str, str | int | float | bool] | None = None,
+        limit: int | None = None,
     ) -> Callable[[F], F]: ...
 
     def spark_activity(
@@ -201,6 +209,7 @@ class App:
         record: bool = True,
         standalone: bool = False,
         conf: Mapping[str, str | int | float | bool] | None = None,
+        limit: int | None = None,
     ) -> F | Callable[[F], F]:
         """Declare an activity whose first argument is a SparkSession: ``f(spark)`` or ``f(spark, input)``.
 
@@ -213,7 +222,9 @@ class App:
 
         def declare(function: F) -> F:
             function = original(function)
-            self._declare_activity(function, name, retry, timeout, queue_timeout, record=record, spark=True, conf=conf)
+            self._declare_activity(
+                function, name, retry, timeout, queue_timeout, record=record, spark=True, conf=conf, limit=limit
+            )
             self._declare_alone(function, name, standalone)
             return refused_in_orchestrators(function, _name_of(function, name, "activity"))
 
@@ -248,6 +259,7 @@ class App:
         *,
         record: bool,
         spark: bool,
+        limit: int | None,
         conf: Mapping[str, Any] | None = None,
     ) -> None:
         name = _name_of(function, name, "activity")
@@ -257,6 +269,8 @@ class App:
         for label, value in (("timeout", timeout), ("queue_timeout", queue_timeout)):
             if value is not None and not (isinstance(value, timedelta) and value > timedelta(0)):
                 raise ConfigurationError(f"{what}: {label} is {value!r}; give a timedelta above 0, or None")
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise ConfigurationError(f"{what}: limit is {limit!r}; give a whole number from 1 on, or None")
         if retry is not None and not isinstance(retry, RetryPolicy):
             raise ConfigurationError(
                 f"{what}: retry is {retry!r}; give a RetryPolicy, e.g. RetryPolicy(max_attempts=3)"
@@ -267,7 +281,7 @@ class App:
             name=name,
             function=function,
             spark=spark,
-            record=record,
+            record=record or limit is not None,
             timeout=timeout,
             queue_timeout=queue_timeout,
             retry=retry,
@@ -275,6 +289,7 @@ class App:
             app=self._name,
             version=self._version,
             spark_conf=_spark_conf(what, conf),
+            limit=limit,
         )
         _mark(function, name)
 

@@ -7,10 +7,13 @@ table of the messages that could not be processed.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
 
 from airflow_provider_taskhub.client.connection import Connection
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
+from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.errors import Conflict, NotFound
+from airflow_provider_taskhub.hub.history.places import LimitState, states
 from airflow_provider_taskhub.hub.model import HubInfo, HubNames, InstanceState, Member, PartitionState
 from airflow_provider_taskhub.hub.partitions import administration
 from airflow_provider_taskhub.hub.partitions.incarnation import dead_workers
@@ -23,6 +26,9 @@ from airflow_provider_taskhub.hub.waiting.snapshot import SENTINELS, WaitingInst
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.connect import open_store
 from airflow_provider_taskhub.storage.primitives import Store
+
+_AT_ONCE = 16
+"""The most requests of :meth:`HubAdmin.limits` at the same time."""
 
 
 async def ensure_hub(
@@ -165,6 +171,23 @@ class HubAdmin:
         if members is None:
             members = await self.workers()
         return await self._snapshots.scan(members, self._members.watching if watching is None else watching)
+
+    async def limits(self) -> tuple[LimitState, ...]:
+        """Return the activities that have a limit, who has their places, and about how many calls wait for one.
+
+        Cost: one query, and one request for each activity with a limit.
+        """
+        store, names = self._hub.store, self._hub.names
+        found = await states(store, names)
+
+        async def counted(state: LimitState) -> LimitState:
+            try:
+                messages = await store.count(names.limited(state.activity))
+            except NotFound:
+                messages = 0
+            return replace(state, waiting=max(0, messages - len(state.holders)))  # a call that runs is a message, too
+
+        return tuple(await gather_bounded(counted, [found[name] for name in sorted(found)], limit=_AT_ONCE))
 
     # operations on the quarantine
 

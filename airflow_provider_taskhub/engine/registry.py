@@ -96,6 +96,7 @@ class ActivityDefinition:
     :param app: name of the activity's app.
     :param version: version of the activity's app.
     :param spark_conf: settings of the Spark session of each attempt.
+    :param limit: how many attempts may run at once in the whole hub; None: as many as the workers have slots.
     """
 
     name: str
@@ -109,6 +110,7 @@ class ActivityDefinition:
     app: str = ""
     version: str = ""
     spark_conf: Mapping[str, str] = field(default_factory=dict)
+    limit: int | None = None
 
     @property
     def takes_input(self) -> bool:

@@ -7,7 +7,7 @@ them is in this module. The client and the workers use this module.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field, replace
 from datetime import timedelta
 from secrets import token_hex
@@ -195,13 +195,13 @@ class Hub:
     # Methods that build a checkpoint:
 
     def outbound(
-        self, episode: Episode, claims: Callable[[str], tuple[int, timedelta]], spark: Collection[str] = ()
+        self, episode: Episode, claims: Callable[[str], tuple[int, timedelta]], queues: Mapping[str, str]
     ) -> tuple[OutboundMessage, ...]:
         """Encode the messages that an episode sends.
 
         :param claims: returns, for the name of a queue, how many more messages this worker may hand over in memory, and
             for how long these messages are hidden from other workers.
-        :param spark: names of the activities that use Spark.
+        :param queues: by the name of an activity, the queue of its work items, if it is not that of most activities.
         """
         routing = Routing(
             names=self.names,
@@ -209,7 +209,7 @@ class Hub:
             claims=claims,
             process=self.process,
             sequence=self.sequence,
-            spark=spark,
+            queues=queues,
         )
         return outbound_messages(episode, routing, self.clock.utc_now())
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
+from hashlib import sha256
 from typing import Final, Literal, Protocol, TypeAlias
 
 from airflow_provider_taskhub.codec import Timestamp
@@ -92,6 +93,15 @@ class HubNames:
     def spark_work_items(self) -> str:
         """The queue of Spark activities. They have slots of their own, so that no other activity waits behind them."""
         return f"{self.hub.lower()}-workitems-spark"
+
+    @property
+    def limited_prefix(self) -> str:
+        return f"{self.hub.lower()}-limit-"
+
+    def limited(self, activity: str) -> str:
+        """Return the name of the queue of an activity with a limit. The name has a digest, as not every name of an
+        activity is allowed in the name of a queue."""
+        return self.limited_prefix + sha256(activity.encode()).hexdigest()[:10]
 
     @property
     def controls(self) -> str:

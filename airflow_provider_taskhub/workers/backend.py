@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import structlog
 
@@ -23,6 +24,8 @@ from airflow_provider_taskhub.hub.queues.reader import WORK_EVENTS, ControlReade
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.workers.activities.begins import Begins
+from airflow_provider_taskhub.workers.activities.limited_queues import LimitedQueues, limits_of
+from airflow_provider_taskhub.workers.activities.limits import ActivityLimit
 from airflow_provider_taskhub.workers.activities.local_queues import LocalQueues
 from airflow_provider_taskhub.workers.activities.processor import Activities
 from airflow_provider_taskhub.workers.activities.recorded import RecordedActivities
@@ -60,11 +63,16 @@ def _close_at_once(instance_id: str, close: Callable[[], None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Lane:
-    """What runs one kind of activities: those with Spark, or the others."""
+    """What runs the work items of one queue.
+
+    :param limit: the limit of the activity that has the queue; None: the queue is that of all Spark activities, or of
+        all others.
+    """
 
     items: WorkItems
     activities: Activities
     dispatcher: Dispatcher
+    limit: ActivityLimit | None
 
 
 class Backend:
@@ -104,6 +112,19 @@ class Backend:
         self.work_items = self._work_items(hub.names.work_items, settings.activities, registry.activities)
         spark_slots = settings.spark_activities or settings.activities
         self.spark_items = self._work_items(hub.names.spark_work_items, spark_slots, registry.activities)
+        self._limits = {
+            name: ActivityLimit(hub, limit, me=me, peers=peers, times=times)
+            for name, limit in limits_of(registry.activities).items()
+        }
+        limited_items = {name: self._limited_items(limit, registry) for name, limit in self._limits.items()}
+        spark = (name for name, activity in registry.activities.items() if activity.spark)
+        self._work_queues = dict.fromkeys(spark, hub.names.spark_work_items)
+        """By the name of an activity, the queue of its work items, if it is not that of most activities."""
+        self._limited: dict[str, str] = {}
+        """The queues of activities with a limit, as far as they exist."""
+        self._limited_queues = LimitedQueues(
+            hub, registry.activities, peers.live, made=self._limited_made, visibility=times.visibility
+        )
         self.queues = LocalQueues(
             (self.work_items, self.spark_items),
             takes_work=ACTIVITY in self.roles,
@@ -124,10 +145,11 @@ class Backend:
             absences=self.absences,
             demand=self.demand,
             kept_generations=settings.kept_generations,
+            work_queues=self._work_queues,
         )
         self.orchestrations = Dispatcher("orchestrations", self.processor, settings.orchestrations)
 
-        def activities(work_items: WorkItems) -> Activities:
+        def activities(work_items: WorkItems, limit: ActivityLimit | None = None) -> Activities:
             responses = Responses(hub, work_items, self.queues)
             begins = Begins(hub, work_items, responses)
             recorded = RecordedActivities(
@@ -141,6 +163,7 @@ class Backend:
                 responses=responses,
                 spark_master=settings.spark.master,
                 embedded=settings.embedded,
+                limit=limit,
             )
             return Activities(
                 hub=hub,
@@ -152,18 +175,26 @@ class Backend:
                 responses=responses,
                 recorded=recorded,
                 absences=self.absences,
+                limited=self._limited if limit is None else None,
             )
 
         # Light work never waits behind Spark: each kind has its own queue, slots and dispatcher.
+        # Calls of an activity with a limit wait in its own queue, and then share the slots of their kind.
+        lanes: list[tuple[str, WorkItems, ActivityLimit | None]] = [
+            ("activities", self.work_items, None),
+            ("spark activities", self.spark_items, None),
+        ]
+        for name, items in limited_items.items():
+            lanes.append((f"activities {name}", items, self._limits[name]))
         self._lanes = tuple(
-            _Lane(items, work := activities(items), Dispatcher(name, work, items.slots.limit + SETTLING))
-            for name, items in (("activities", self.work_items), ("spark activities", self.spark_items))
+            _Lane(items, work := activities(items, limit), Dispatcher(name, work, items.slots.limit + SETTLING), limit)
+            for name, items, limit in lanes
         )
 
     @property
     def running(self) -> int:
         """The number of activities that run in this worker."""
-        return sum(lane.items.slots.busy for lane in self._lanes)
+        return self.work_items.slots.busy + self.spark_items.slots.busy
 
     def _work_items(self, queue: str, limit: int, activities: Collection[str]) -> WorkItems:
         slots = Slots(limit, self.hub.clock)
@@ -173,6 +204,25 @@ class Backend:
             carries=WORK_EVENTS,
             runs=lambda held: getattr(held.message.event, "name", None) in activities,
             room=lambda: 0 if reader.stopping else slots.room,
+            deliver=slots.put,
+        )
+        return WorkItems(reader, slots)
+
+    def _limited_made(self, activity: str, queue: str) -> None:
+        """Use the queue of an activity with a limit, which now exists."""
+        self._work_queues[activity] = self._limited[activity] = queue
+        self._limits[activity].open()
+
+    def _limited_items(self, limit: ActivityLimit, registry: Registry) -> WorkItems:
+        """Return the work items of an activity with a limit. They share the slots of their kind."""
+        name = limit.limit.activity
+        kind = self.spark_items if registry.activities[name].spark else self.work_items
+        slots = Slots(kind.slots.limit, self.hub.clock, shared=kind.slots)
+        reader = Reader(
+            self._reader_context(),
+            queue=self.hub.names.limited(name),
+            carries=WORK_EVENTS,
+            room=lambda: 0 if reader.stopping else min(slots.room, limit.room(reader)),
             deliver=slots.put,
         )
         return WorkItems(reader, slots)
@@ -224,6 +274,9 @@ class Backend:
                 self.supervisor.keep(f"overdue {name}", lane.items.return_overdue)
                 self.supervisor.keep(f"unrecorded {name}", lane.activities.watch)
                 self.supervisor.keep(reader.queue, reader.run)
+                if lane.limit is not None:
+                    self.supervisor.keep(f"limit {name}", partial(lane.limit.run, reader.freed))
+        self.supervisor.keep("queues of limited activities", self._limited_queues.run)
 
     async def drain(self, timeout: float) -> None:
         """Stop taking work items, give back those whose activity has not begun, and wait for the running activities.

@@ -47,6 +47,9 @@ def test_decorators_register_functions_with_their_options() -> None:
     @app.activity
     def nothing() -> None: ...
 
+    @app.activity(limit=2)
+    def few() -> None: ...
+
     @app.orchestrator
     async def flights(ctx: OrchestrationContext, job: Job) -> None: ...
 
@@ -60,6 +63,7 @@ def test_decorators_register_functions_with_their_options() -> None:
     assert registry.activity("publish").record
     assert registry.activity("publish").queue_timeout == timedelta(minutes=1)
     assert not registry.activity("nothing").record
+    assert (registry.activity("few").limit, registry.activity("few").record) == (2, True)
     flight = registry.orchestrator("flights")
     assert (flight.version, flight.input_annotation, flight.app) == ("3", Job, "flights")
     assert put({}) == "done", "outside of an orchestrator, a declared function is called as before"
@@ -208,6 +212,10 @@ def _generator_activity(app: App) -> None:
         (lambda app: app.activity(name="a")(5), "decorates 5, which is not a function"),
         (lambda app: app.activity(name="a", timeout=30)(lambda: None), "timeout is 30; give a timedelta"),
         (lambda app: app.activity(name="a", queue_timeout=timedelta(0))(lambda: None), "queue_timeout is "),
+        *(
+            (lambda app, limit=limit: app.activity(name="a", limit=limit)(lambda: None), f"limit is {limit!r}; give a")
+            for limit in (0, -1, True, 1.5, "2")
+        ),
         (lambda app: app.activity(name="a", retry=3)(lambda: None), "retry is 3; give a RetryPolicy"),
         (lambda app: app.activity(name="a", standalone="yes")(lambda: None), "standalone is 'yes'; give True or False"),
         (lambda app: app.spark_activity(name="a", conf=["x"])(lambda spark: None), r"conf is \['x'\]: give a dict"),

@@ -21,7 +21,7 @@ from airflow_provider_taskhub.hub.history.load import load
 from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.storage.faults import Call, Fault, Plan, late, lost, straggling, unsent
 from airflow_provider_taskhub.storage.primitives import DeleteBlob, Entity, RowOperation, RowVerb, Transact
-from tests.simulation.scenarios import Scenario, app_of
+from tests.simulation.scenarios import Scenario
 from tests.simulation.world import (
     AFTER,
     BEFORE,
@@ -136,7 +136,7 @@ def live(scenario: Scenario, wrong: Trouble | None = None, *, place: Place = MEM
 
     async def play() -> Run:
         partitions = 2 if crew in (Crew.ALONE, Crew.NEIGHBOURS) else 1
-        async with World(app_of(effects), partitions=partitions, place=place) as world:
+        async with World(scenario.app_of(effects), partitions=partitions, place=place) as world:
             first = await world.join("first", **_options(wrong))
             if crew is not Crew.ALONE:
                 await _crew(world, first, crew, wrong)

@@ -203,6 +203,29 @@ def app_of(effects: Effects) -> App:
     return app
 
 
+def limited_app_of(effects: Effects) -> App:
+    """An app of its own, because each activity with a limit has a queue that its workers read in all their lives."""
+    app = App("simulated", version="1")
+    running_now: set[int] = set()
+
+    @app.activity(limit=1)
+    async def scarce(number: int) -> int:
+        assert not running_now, f"{running_now} run beside {number}"
+        effects.ran["scarce", number] += 1
+        running_now.add(number)
+        try:
+            await asyncio.sleep(1.0)
+        finally:
+            running_now.discard(number)
+        return number
+
+    @app.orchestrator
+    async def limited(ctx: OrchestrationContext, width: int) -> int:
+        return sum(await ctx.when_all([ctx.call_activity(scarce, number) for number in range(width)]))
+
+    return app
+
+
 Drive = Callable[[World], Awaitable[Sequence[InstanceState]]]
 
 
@@ -211,11 +234,13 @@ class Scenario:
     """An orchestration, started and driven; ``drive`` returns when everything that it started has ended.
 
     :param unordered: its output lists events in the order of their arrival.
+    :param app_of: makes the app that it is declared in.
     """
 
     name: str
     drive: Drive
     unordered: bool = False
+    app_of: Callable[[Effects], App] = app_of
 
     def __str__(self) -> str:
         return self.name
@@ -312,6 +337,7 @@ SCENARIOS = {
         Scenario(name="bulky", drive=_simple("bulky", LARGE)),
         Scenario(name="rolling", drive=_rolling),
         Scenario(name="recorded", drive=_simple("recorded", 3)),
+        Scenario(name="limited", drive=_simple("limited", 3), app_of=limited_app_of),
         Scenario(name="wide", drive=_simple("fan", 100)),  # its first checkpoint takes more than one transaction
         Scenario(name="spread", drive=_simple("spread", 0)),
     )

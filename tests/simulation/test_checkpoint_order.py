@@ -15,7 +15,7 @@ from airflow_provider_taskhub.hub.formats.message_envelope import decode
 from airflow_provider_taskhub.hub.history.load import load
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.storage.primitives import DeleteMessage, Operation, PutBlob, PutMessage, Transact
-from tests.simulation.scenarios import SCENARIOS, Scenario, app_of
+from tests.simulation.scenarios import SCENARIOS, Scenario
 from tests.simulation.world import AFTER, Death, Effects, World, simulate
 
 WIDE = 9_997
@@ -26,7 +26,7 @@ def taped(scenario: Scenario) -> tuple[list[Operation], str, str]:
     """All that one worker did, in order, and the names of the history and instances tables."""
 
     async def play() -> Any:
-        async with World(app_of(Effects())) as hub:
+        async with World(scenario.app_of(Effects())) as hub:
             await hub.join("only")
             await scenario.drive(hub)
             await hub.settle()

@@ -279,8 +279,17 @@ async def is_writable(store: Store, names: HubNames, record: ActivityRecord) -> 
 
     :raises Unavailable: if the store does not answer, or its file is locked.
     """
+    return await takes_writes(store, update(names, record, NO_ROW))
+
+
+async def takes_writes(store: Store, refused: Transact) -> bool:
+    """Return True if the store takes writes now.
+
+    :param refused: a write with :data:`NO_ROW`, which changes nothing.
+    :raises Unavailable: if the store does not answer, or its file is locked.
+    """
     try:
-        await store.execute(update(names, record, NO_ROW))
+        await store.execute(refused)
     except (Conflict, NotFound):
         return True
     return False

@@ -178,6 +178,7 @@ async def delete_hub(
         await _mark(store, names, "deleting", clock)
     for queue in [
         *(name for name, _ in await _control_queues(store, names)),
+        *await store.list_queues(names.limited_prefix),
         names.work_items,
         names.spark_work_items,
     ]:

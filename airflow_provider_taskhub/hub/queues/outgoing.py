@@ -5,8 +5,8 @@ docs/concepts/checkpoint.md says in which order the messages are put.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, replace
 from datetime import timedelta
 from uuid import UUID, uuid4
 
@@ -84,7 +84,8 @@ class Routing:
         visibility timeout of such a claim.
     :param process: id of this process.
     :param sequence: returns the next sequence number of this process.
-    :param spark: names of the activities that use Spark, as far as this worker knows them.
+    :param queues: by the name of an activity, the queue of its work items, as far as this worker knows that it is not
+        the queue of most activities.
     """
 
     names: HubNames
@@ -92,11 +93,11 @@ class Routing:
     claims: Callable[[str], tuple[int, timedelta]]
     process: str
     sequence: Callable[[], int]
-    spark: Collection[str] = ()
+    queues: Mapping[str, str] = field(default_factory=dict)
 
     def work_items(self, activity: str) -> str:
         """Return the queue of an activity. :param activity: its name."""
-        return self.names.spark_work_items if activity in self.spark else self.names.work_items
+        return self.queues.get(activity, self.names.work_items)
 
 
 def _delay(event: HistoryEvent, now: Timestamp) -> timedelta:

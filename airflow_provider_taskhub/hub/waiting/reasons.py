@@ -19,6 +19,7 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.engine.pending_waits import LONGEST_NAME, NOTHING, Awaits
 from airflow_provider_taskhub.fast_dataclass import dataclass
+from airflow_provider_taskhub.hub.history.places import LimitState
 from airflow_provider_taskhub.hub.model import (
     ACTIVITY,
     ORCHESTRATOR,
@@ -149,6 +150,7 @@ class Snapshot:
     :param children: awaited children whose ids are known. Of their ``state``, only the instance id is valid, because a
         child may have no instance row yet.
     :param child_rows: instance rows of the awaited children whose ids are known, by instance id.
+    :param limits: the awaited activities with a limit, by their names, and who has their places.
     :param now: present time, by this machine's clock.
     """
 
@@ -161,6 +163,7 @@ class Snapshot:
     awaits: Awaits | None = None
     children: Sequence[Snapshot] = ()
     child_rows: Mapping[str, InstanceState] = field(default_factory=dict)
+    limits: Mapping[str, LimitState] = field(default_factory=dict)
     now: Timestamp
 
 
@@ -389,7 +392,8 @@ def _awaited(awaits: Awaits, found: Snapshot) -> Iterable[Why]:
             events=tuple(event.name for event in awaits.events),
         )
     if awaits.activities:
-        yield Why(reason=Reason.ACTIVITIES, text=f"{_plural('activity', awaits.activities)}{more}")
+        text = f"{_plural('activity', awaits.activities)}{more}"
+        yield Why(reason=Reason.ACTIVITIES, text="; ".join((text, *_full_limits(awaits, found))))
     if awaits.children:
         yield Why(
             reason=Reason.CHILDREN,
@@ -397,6 +401,15 @@ def _awaited(awaits: Awaits, found: Snapshot) -> Iterable[Why]:
         )
     if awaits.timer is not None:
         yield Why(reason=Reason.TIMER, text=f"a timer until {clock(awaits.timer)}")
+
+
+def _full_limits(awaits: Awaits, found: Snapshot) -> Iterable[str]:
+    """Return a text about each awaited activity whose limit is reached."""
+    for name in awaits.activities:
+        limit = found.limits.get(name)
+        if limit is not None and limit.is_full:
+            holders = listed([f"{place.instance.instance_id} #{place.task_id}" for place in limit.holders], _MOST_NAMES)
+            yield f"at most {limit.limit} of {name!r} run in the hub, now {holders}"
 
 
 def _ids(awaits: Awaits) -> str:

@@ -18,6 +18,7 @@ from airflow_provider_taskhub.engine.pending_waits import Awaits
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.formats.waits_column import decode_awaits
 from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, sentinel_of
+from airflow_provider_taskhub.hub.history.places import LimitState, states
 from airflow_provider_taskhub.hub.history.queries import query_filter
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import Control, ControlKind, InstanceState, Member, Ownership
@@ -84,12 +85,14 @@ class _HubState:
     :param served: owner by the number of the partition.
     :param controls: orders of administrators that are in force.
     :param quarantined: messages in quarantine by instance id.
+    :param limits: the activities with a limit by their names, and who has their places.
     """
 
     read: float
     served: Mapping[int, Ownership]
     controls: tuple[Control, ...]
     quarantined: Mapping[str, Sequence[QuarantinedMessage]]
+    limits: Mapping[str, LimitState] = field(default_factory=dict)
 
 
 class WaitingReader:
@@ -101,6 +104,7 @@ class WaitingReader:
     def __init__(self, hub: Hub, observer: LeaseObserver) -> None:
         self._hub, self._observer = hub, observer
         self._hub_state: _HubState | None = None
+        self._limits_read: tuple[float, Mapping[str, LimitState]] | None = None
         self._reading = asyncio.Lock()
 
     async def one(
@@ -119,9 +123,10 @@ class WaitingReader:
         awaits = await self._awaits(state)
         ids = (state.instance_id, *(awaits.child_ids if awaits is not None else ()))
         partitions = {partition_of(one, self._observer.partitions) for one in ids}
-        quarantined, rows, _ = await asyncio.gather(
+        quarantined, rows, limits, _ = await asyncio.gather(
             asyncio.gather(*map(self._quarantined, ids)),
             asyncio.gather(*map(self._hub.instance, ids[1:])),
+            self._limits((awaits,)),
             asyncio.gather(*map(self._observer.refresh_one, partitions)),
         )
         hub_state = _HubState(
@@ -129,6 +134,7 @@ class WaitingReader:
             served={partition: self._observer.ownership(partition) for partition in partitions},
             controls=self._observer.controls,
             quarantined=dict(zip(ids, quarantined, strict=True)),
+            limits=limits,
         )
         child_rows = {row.instance_id: row for row in rows if row is not None}
         return self._whys(state, members, watching, hub_state, awaits, child_rows)
@@ -155,6 +161,7 @@ class WaitingReader:
         asked = sorted(begun, key=lambda state: (state.status is Status.SUSPENDED, _changed(state)))[:sentinels]
         read = await gather_bounded(self._awaits, asked, limit=PARALLEL)
         known = {state.instance_id: one for state, one in zip(asked, read, strict=True)}
+        hub_state = replace(hub_state, limits=await self._limits(read))
         whys = {
             state.instance_id: self._whys(state, members, watching, hub_state, known.get(state.instance_id))
             for state in found
@@ -218,6 +225,7 @@ class WaitingReader:
             offline_by=order.by if order is not None else "",
             offline_reason=order.reason if order is not None else "",
             quarantined=hub_state.quarantined.get(state.instance_id, ()),
+            limits=hub_state.limits,
             now=self._hub.clock.utc_now(),
         )
 
@@ -240,6 +248,15 @@ class WaitingReader:
                 quarantined=quarantined,
             )
             return self._hub_state
+
+    async def _limits(self, awaits: Iterable[Awaits | None]) -> Mapping[str, LimitState]:
+        """Read the activities with a limit, if one of the instances awaits activities."""
+        if not any(one is not None and one.activities for one in awaits):
+            return {}
+        now = self._hub.clock.monotonic()
+        if self._limits_read is None or now - self._limits_read[0] >= REUSED:
+            self._limits_read = now, await states(self._hub.store, self._hub.names)
+        return self._limits_read[1]
 
     async def _quarantined(self, instance_id: str) -> Sequence[QuarantinedMessage]:
         items = await quarantine.listing(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -26,6 +27,7 @@ from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.telemetry import Outage
 from airflow_provider_taskhub.workers.activities.begins import Begins, Unasked
 from airflow_provider_taskhub.workers.activities.cancellation import Fate, fate_of
+from airflow_provider_taskhub.workers.activities.limited_queues import move
 from airflow_provider_taskhub.workers.activities.recorded import RecordedActivities
 from airflow_provider_taskhub.workers.activities.responses import Responses
 from airflow_provider_taskhub.workers.activities.runner import Runner, request_of, traced, warn_of_crash
@@ -67,6 +69,8 @@ class Activities:
     :param responses: sends the response of a work item and deletes the work item.
     :param recorded: processes activities with an activity record.
     :param absences: the functions that this worker does not have.
+    :param limited: the queue of each activity with a limit, once it exists. The work items of these activities are
+        moved there. None: the work items come from such a queue.
     """
 
     def __init__(
@@ -81,7 +85,9 @@ class Activities:
         responses: Responses,
         recorded: RecordedActivities,
         absences: MissingFunctions,
+        limited: Mapping[str, str] | None,
     ) -> None:
+        self._limited = limited
         self._hub, self._registry, self._runner, self._times, self._absences = hub, registry, runner, times, absences
         self._unrecorded_running: dict[Delivery, _Unrecorded] = {}
         self._watch = asyncio.Event()
@@ -127,6 +133,8 @@ class Activities:
         definition = self._registry.activities.get(event.name)
         if definition is None:
             await self._wait_for_function(held, event)
+        elif definition.limit is not None and self._limited is not None:
+            await self._move_to_limited(held, self._limited.get(event.name))
         elif (overdue := self._overdue(held, definition)) is not None:
             fate = (await self._begins.permit(held)).fate
             if fate in (Fate.SUSPENDED, Fate.NOTHING):  # it has not waited for a slot
@@ -137,6 +145,17 @@ class Activities:
             await self._recorded.process(held, event, definition)
         else:
             await self._unrecorded(held, event, definition)
+
+    async def _move_to_limited(self, held: Delivery, queue: str | None) -> None:
+        """Move a work item to the queue of its activity, which has a limit.
+
+        :param queue: the name of the queue; None: it does not exist yet.
+        """
+        if queue is None:
+            await self._reader.give_back([held], delay=timedelta(seconds=1), begun=False)
+            return
+        await move(self._hub, held, queue)
+        self._reader.release([held])
 
     def _overdue(self, held: Delivery, definition: ActivityDefinition) -> FailureDetails | None:
         """Return a failure if an activity waited for a slot longer than its ``queue_timeout``; None otherwise.

@@ -20,7 +20,6 @@ from functools import partial
 
 import structlog
 
-from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.engine.events import TaskScheduled
 from airflow_provider_taskhub.engine.lifecycle import (
     ActivityHappening,
@@ -41,6 +40,7 @@ from airflow_provider_taskhub.storage.primitives import Entity, PutBlob, Step, U
 from airflow_provider_taskhub.workers.activities.begins import Begins, Unasked
 from airflow_provider_taskhub.workers.activities.cancellation import Fate
 from airflow_provider_taskhub.workers.activities.heartbeat import CutOff, RecordedAttempt, Superseded
+from airflow_provider_taskhub.workers.activities.limits import ActivityLimit
 from airflow_provider_taskhub.workers.activities.responses import Responses, refused, write_outcome
 from airflow_provider_taskhub.workers.activities.runner import (
     Runner,
@@ -49,6 +49,7 @@ from airflow_provider_taskhub.workers.activities.runner import (
     traced,
     warn_of_crash,
 )
+from airflow_provider_taskhub.workers.activities.silence import Silence
 from airflow_provider_taskhub.workers.activities.work_items import WorkItems
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityRequest, Crashes, tag_of
 from airflow_provider_taskhub.workers.executors.executor import ExecutorError
@@ -65,48 +66,6 @@ LOCAL_SPARK_PAUSE = 60.0
 no heartbeat for two minutes."""
 
 
-class Silence:
-    """Tells whether an activity record has stayed unchanged for too long, although the store has answered this worker.
-
-    It uses the clock of this worker only, because the times in the record come from another machine's clock.
-
-    While the store answers no worker, the worker of the record cannot renew it. So only time counts in which the reads
-    of this worker were answered: the time from one read to the next counts up to ``longest``. And the record counts as
-    silent only if it has stayed unchanged for ``longest`` after the store has taken a write of this worker, because a
-    locked SQLite file can be read, but not written.
-
-    :param limit: the time without a change after which the worker of the record counts as silent.
-    :param longest: the renewal interval of records.
-    """
-
-    def __init__(self, clock: Clock, limit: timedelta, longest: timedelta) -> None:
-        self._clock, self._limit, self._longest = clock, limit.total_seconds(), longest.total_seconds()
-        self._etag, self._read, self._silent, self._proven = "", 0.0, 0.0, False
-
-    def lasts(self, entity: Entity) -> bool:
-        """Return True if the record has not changed for the limit.
-
-        :param entity: the row of the record, as just read.
-        """
-        now = self._clock.monotonic()
-        if entity.etag != self._etag:
-            self._etag, self._silent, self._proven = entity.etag, 0.0, False
-        else:
-            self._silent += min(now - self._read, self._longest)
-        self._read = now
-        return self._proven and self._silent >= self._limit
-
-    @property
-    def needs_proof(self) -> bool:
-        """Whether the limit is so near that this worker must see the store take a write, and call :meth:`proven`."""
-        return not self._proven and self._silent >= self._limit - self._longest
-
-    def proven(self) -> None:
-        """Note that the store has just taken a write of this worker. The time of the write itself does not count."""
-        self._proven, self._read = True, self._clock.monotonic()
-        self._silent = self._limit - self._longest
-
-
 class RecordedActivities:
     """Processes work items of activities with an activity record.
 
@@ -117,6 +76,7 @@ class RecordedActivities:
     :param responses: sends the responses and deletes the work items.
     :param spark_master: the setting ``spark.master`` of this worker.
     :param embedded: whether the hub is a SQLite file.
+    :param limit: the limit of the activity that this object processes; None: its activities have no limit.
     """
 
     def __init__(
@@ -132,7 +92,9 @@ class RecordedActivities:
         responses: Responses,
         spark_master: str,
         embedded: bool,
+        limit: ActivityLimit | None = None,
     ) -> None:
+        self._limit = limit
         self._hub, self._runner, self._me, self._times = hub, runner, me, times
         self._peers, self._work_items, self._begins, self._responses = peers, work_items, begins, responses
         self._spark_master, self._spark_server = spark_master, connect_server(spark_master)
@@ -143,27 +105,32 @@ class RecordedActivities:
 
     async def process(self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition) -> None:
         crashes: Crashes | None = Crashes()
-        while crashes is not None:
-            try:
-                claimed = await self._claim(held, event, definition)
-            except Unasked as error:
-                if crashes == Crashes():
-                    raise
-                raise Unavailable(str(error), maybe_done=False) from error  # an attempt has begun
-            if claimed is None:
-                return
-            attempt, begin_by = claimed
-            record = attempt.record
-            request = replace(
-                request_of(held, event, definition, attempt=record.attempt, crashes=crashes, begin_by=begin_by),
-                spark_session=record.spark_session,
-                left_sessions=attempt.left_sessions,
-                saved=record.saved,
-            )
-            try:
-                crashes = await self._run(held, event, attempt, request, crashes)
-            finally:
-                self._live -= Counter([_key(record)])
+        last: ActivityRecord | None = None
+        try:
+            while crashes is not None:
+                try:
+                    claimed = await self._claim(held, event, definition)
+                except Unasked as error:
+                    if crashes == Crashes():
+                        raise
+                    raise Unavailable(str(error), maybe_done=False) from error  # an attempt has begun
+                if claimed is None:
+                    return
+                attempt, begin_by = claimed
+                last = record = attempt.record
+                request = replace(
+                    request_of(held, event, definition, attempt=record.attempt, crashes=crashes, begin_by=begin_by),
+                    spark_session=record.spark_session,
+                    left_sessions=attempt.left_sessions,
+                    saved=record.saved,
+                )
+                try:
+                    crashes = await self._run(held, event, attempt, request, crashes)
+                finally:
+                    self._live -= Counter([_key(record)])
+        finally:
+            if self._limit is not None and last is not None:
+                await self._limit.leave(last)
 
     async def _run(
         self,
@@ -179,6 +146,8 @@ class RecordedActivities:
         """
         record = attempt.record
         try:
+            if self._limit is not None and not await self._limit.confirm(record):
+                raise Unasked("its place was given to another attempt")
             outcome = await traced(event, request, partial(attempt.run, self._runner))
             fate = Fate.OPEN
             while outcome.too_late and fate is Fate.OPEN:
@@ -289,6 +258,9 @@ class RecordedActivities:
                 await self._refuse(held, event, permit.fate, _left_sessions(found))
                 return None
             claim = self._new_record(held, event, definition, last[0] if last else None)
+            if self._limit is not None and not await self._limit.take(claim):
+                await self._work_items.reader.give_back([held], begun=False)
+                return None
             asked, etag = hub.clock.monotonic(), None
             self._live[_key(claim)] += 1
             try:
@@ -296,6 +268,8 @@ class RecordedActivities:
             finally:
                 if etag is None:
                     self._live -= Counter([_key(claim)])
+                    if self._limit is not None:
+                        self._limit.forget(claim)
             if etag is None:
                 continue  # another worker has claimed this attempt first: read its record
             if silent is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from airflow_provider_taskhub.clock import Clock
@@ -29,17 +29,21 @@ class Slots:
     """The slots of a worker, and the work items that wait for a slot.
 
     :param limit: the number of activities that may run at once.
+    :param shared: slots that these are the same as: an activity that runs here takes one of those, too. Each of the two
+        has its own work items that wait. None: these slots are nobody else's.
     """
 
-    def __init__(self, limit: int, clock: Clock) -> None:
+    def __init__(self, limit: int, clock: Clock, *, shared: Slots | None = None) -> None:
         self.limit, self._clock = limit, clock
-        self._running: set[Delivery] = set()
+        self._running: set[Delivery] = set() if shared is None else shared._running
         self._waiting: deque[tuple[float, Delivery]] = deque()
         self._ended: deque[float] = deque(maxlen=MAX_AHEAD)
         self._reserved = 0
         self._paused = 0
         """Number of paused work items that wait for a slot, see :meth:`resume`."""
-        self._changed = asyncio.Event()
+        self._changed: asyncio.Event = asyncio.Event() if shared is None else shared._changed
+        self.freed: list[Callable[[], None]] = [] if shared is None else shared.freed
+        """Called when a slot may have become free: they let readers receive work items for it."""
         self._arrived = asyncio.Event()
 
     @property

@@ -23,6 +23,7 @@ class WorkItems:
 
     def __init__(self, reader: Reader, slots: Slots) -> None:
         self.reader, self.slots = reader, slots
+        slots.freed.append(reader.freed)
 
     @property
     def visibility(self) -> timedelta:
@@ -41,13 +42,17 @@ class WorkItems:
     async def next(self) -> Delivery:
         """Wait for the next work item and a slot for it, and return the work item; :meth:`leave` frees the slot."""
         held = await self.slots.take()
-        self.reader.freed()  # the reader may have paused because this work item waited for a slot
+        self._freed()  # the readers may have paused because this work item waited for a slot
         return held
+
+    def _freed(self) -> None:
+        for freed in self.slots.freed:
+            freed()
 
     def leave(self, held: Delivery) -> None:
         """Free the slot of a work item whose activity no longer runs. A second call has no effect."""
         self.slots.leave(held)
-        self.reader.freed()
+        self._freed()
 
     def pause(self, held: Delivery) -> None:
         """Free the slot of a work item that waits for another worker, until ``slots.resume``.
@@ -55,7 +60,7 @@ class WorkItems:
         A second call has no effect.
         """
         self.slots.pause(held)
-        self.reader.freed()
+        self._freed()
 
     @contextmanager
     def reserved(self, count: int) -> Iterator[None]:
@@ -64,7 +69,7 @@ class WorkItems:
             with self.slots.reserved(count):
                 yield
         finally:
-            self.reader.freed()
+            self._freed()
 
     async def return_overdue(self) -> None:
         """Give back work items that have waited too long for a slot in this worker. Runs until cancelled."""

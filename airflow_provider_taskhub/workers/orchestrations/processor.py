@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import structlog
@@ -90,11 +90,12 @@ class Orchestrations:
         absences: MissingFunctions,
         demand: Demand,
         kept_generations: int,
+        work_queues: Mapping[str, str],
     ) -> None:
         self._hub, self._sessions, self._queues = hub, sessions, queues
         self._demand = demand
         self._kept_generations = kept_generations
-        self._spark = frozenset(name for name, activity in registry.activities.items() if activity.spark)
+        self._work_queues = work_queues
         self.stopping = False
         self._committer = Committer(hub)
         self._loader, self._triage = Loader(hub, registry), Triage(hub)
@@ -439,7 +440,7 @@ class Orchestrations:
         live.absorb(episode.history, switched=episode.switched)
         live.execution_id = episode.current.execution_id
         cancels = episode.completed is not None and self._cancelling.concerns(live.open_tasks, episode.status)
-        outgoing = self._hub.outbound(episode, self._queues.claimable, self._spark)
+        outgoing = self._hub.outbound(episode, self._queues.claimable, self._work_queues)
         with self._queues.reserved(outgoing):
             done = await self._committer.commit(
                 episode, live.stored, outgoing, batch, tenure=session.reader.tenure, tags=live.tags, leave=cancels

@@ -1,0 +1,147 @@
+"""The queues of activities with a limit: makes them, and empties those that no worker reads any more.
+
+The calls of an activity with a limit wait in a queue of this activity (:mod:`.places`). A worker sends them there once
+it has made the queue. A call that lies in another queue, because its sender did not know the limit, is moved there.
+
+If the limit is taken out of the code, or no live worker has the activity any more, nobody reads its queue. Then this
+module moves the calls to the queue of all activities, where what always applies to them applies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import structlog
+
+from airflow_provider_taskhub.engine.registry import ActivityDefinition
+from airflow_provider_taskhub.errors import InputError, NotFound, StorageError
+from airflow_provider_taskhub.hub.formats.message_envelope import encode
+from airflow_provider_taskhub.hub.history import places
+from airflow_provider_taskhub.hub.history.places import Limit
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.model import ACTIVITY, Member, Need
+from airflow_provider_taskhub.hub.partitions.capabilities import able
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
+from airflow_provider_taskhub.hub.queues.reader import decode_message
+from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE, DeleteMessage, PutMessage, Step, Unit
+from airflow_provider_taskhub.telemetry import Outage
+
+log = structlog.get_logger(__name__)
+
+AGAIN = 5.0
+"""Seconds until a queue is made again whose creation the store has refused."""
+CHECK = 60.0
+"""Seconds between two looks for queues that no worker reads any more, while there are such queues."""
+
+
+def limits_of(activities: Mapping[str, ActivityDefinition]) -> dict[str, Limit]:
+    """Return the limits that the code declares, by the names of the activities."""
+    return {
+        name: Limit(activity=name, places=activity.limit)
+        for name, activity in activities.items()
+        if activity.limit is not None
+    }
+
+
+async def move(hub: Hub, held: Delivery, queue: str) -> None:
+    """Move a work item to another queue. If it is cut off, two work items remain, of which only one runs.
+
+    Its payload stays in the same blob, so the deletion is not that of a message whose work is done.
+    """
+    since = held.envelope.waiting_since or held.inserted  # the wait for a slot goes on
+    text = encode(replace(held.envelope, deliveries=0, waiting_since=since))
+    steps = (
+        Step(name="moved", operations=(PutMessage(queue=queue, text=text),)),
+        Step(name="delete", operations=(DeleteMessage(queue=held.queue, message=held.receipt, quiet=True),)),
+    )
+    await hub.store.commit(Unit(steps=steps))
+
+
+class LimitedQueues:
+    """Makes the queues of a worker's activities with a limit, and empties those that no worker reads.
+
+    :param activities: the activities of this worker.
+    :param live: reads the live members of the hub.
+    :param made: called with the name of each activity with a limit, and the name of its queue, once the queue exists.
+    :param visibility: how long a received message is hidden from other workers.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        activities: Mapping[str, ActivityDefinition],
+        live: Callable[[], Coroutine[Any, Any, Sequence[Member]]],
+        *,
+        made: Callable[[str, str], None],
+        visibility: timedelta,
+    ) -> None:
+        self._visibility = visibility
+        self._hub, self._activities, self._live, self._made = hub, activities, live, made
+        self._limits = limits_of(activities)
+
+    async def run(self) -> None:
+        """Make the queues, then empty those that nobody reads. Runs until cancelled."""
+        hub, outage = self._hub, Outage(log, "limits_unreadable", self._hub.clock.monotonic)
+        left = dict(self._limits)
+        while True:
+            try:
+                for name, limit in list(left.items()):
+                    await self._make(limit)
+                    del left[name]
+                again = await self._empty_unread()
+                outage.over()
+            except StorageError as error:
+                outage.failed(error)
+                again = True
+            if not again:
+                await asyncio.Event().wait()
+            await hub.clock.sleep(AGAIN if left else CHECK)
+
+    async def _make(self, limit: Limit) -> None:
+        hub, queue = self._hub, self._hub.names.limited(limit.activity)
+        known = (await places.states(hub.store, hub.names)).get(limit.activity)
+        if known is not None and known.limit != limit.places:
+            log.warning("limit_changed", activity=limit.activity, before=known.limit, limit=limit.places)
+        await hub.store.create_queue(queue)
+        await hub.store.execute(places.declared(hub.names, limit))
+        self._made(limit.activity, queue)
+
+    async def _empty_unread(self) -> bool:
+        """Move the calls of all queues that nobody reads. :returns: True if there are such queues."""
+        hub = self._hub
+        unread = [name for name in await places.states(hub.store, hub.names) if name not in self._limits]
+        members = await self._live() if unread else ()
+        for name in unread:
+            known = self._activities.get(name)
+            if known is None and able(members, Need(ACTIVITY, name)):
+                continue  # a worker that has the activity reads the queue, or empties it
+            spark = known is not None and known.spark
+            into = hub.names.spark_work_items if spark else hub.names.work_items
+            await self._empty(hub.names.limited(name), into)
+        return bool(unread)
+
+    async def _empty(self, queue: str, into: str) -> None:
+        hub, moved = self._hub, 0
+        while True:
+            try:
+                found = await hub.store.receive(queue, limit=MAX_RECEIVE, visibility=self._visibility)
+            except NotFound:
+                return
+            for message in found:
+                sent = hub.clock.monotonic()
+                try:
+                    held = await decode_message(hub.store, hub.names, queue, message, sent)
+                except InputError as error:
+                    name = message.receipt.message_id
+                    log.warning("work_item_not_moved", queue=queue, message_id=name, error=str(error))
+                    continue
+                await move(hub, held, into)
+                moved += 1
+            if len(found) < MAX_RECEIVE:
+                break
+        if moved:
+            log.info("limited_queue_emptied", queue=queue, into=into, messages=moved)

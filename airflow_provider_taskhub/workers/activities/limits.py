@@ -1,0 +1,225 @@
+"""Keeps the limit of an activity: at most so many of its attempts run at once in the whole hub.
+
+An attempt runs only while one of the activity's places (:mod:`.places`) names it. This worker takes a place just before
+it claims the activity record of the attempt, and frees it after the outcome is stored.
+
+A worker that dies frees nothing. So while no place is free, each worker looks at the places that others hold. It frees
+a place if the record of its attempt says that the attempt has ended. If the record does not change any more, or if its
+worker is proven dead, it first marks the attempt as lost, as a takeover does.
+
+A place may name an attempt whose record is not there yet. If it stays so, its worker counts as silent, and the place is
+freed. A slow worker may write the record at the same moment. So each side writes first and reads after that: the slow
+worker reads the place again after its claim, and this worker reads the record again after it has freed the place. At
+least one of them sees the other, and no more attempts run than the limit says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+import structlog
+
+from airflow_provider_taskhub.engine.events import OrchestrationInstance
+from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
+from airflow_provider_taskhub.hub.history import activity_records as records
+from airflow_provider_taskhub.hub.history import places as rows
+from airflow_provider_taskhub.hub.history.places import Limit, Place
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.model import ActivityRecord, WorkerIdentity
+from airflow_provider_taskhub.hub.queues.reader import Reader
+from airflow_provider_taskhub.settings import LeaseTimes
+from airflow_provider_taskhub.storage.primitives import Entity
+from airflow_provider_taskhub.telemetry import Outage
+from airflow_provider_taskhub.workers.activities.begins import Unasked
+from airflow_provider_taskhub.workers.activities.silence import Silence
+from airflow_provider_taskhub.workers.peers import Peers
+
+log = structlog.get_logger(__name__)
+
+FIRST_LOOK, LONGEST_LOOK = 0.5, 5.0
+"""Shortest and longest pause between two looks at the places that other workers hold, in seconds. It is at most the
+renewal interval of records, because :class:`.Silence` counts no more than this from one look to the next."""
+
+
+class ActivityLimit:
+    """The places of one activity, as this worker sees them.
+
+    :param limit: the activity, and how many places it has.
+    :param me: the identity of this worker.
+    :param peers: tells which other workers are proven dead.
+    """
+
+    def __init__(self, hub: Hub, limit: Limit, *, me: WorkerIdentity, peers: Peers, times: LeaseTimes) -> None:
+        self.limit = limit
+        self._hub, self._me, self._peers, self._times = hub, str(me), peers, times
+        self._free = 0
+        """Free places at the last look, less those that this worker has taken since."""
+        self._mine: dict[tuple[OrchestrationInstance, int], int] = {}
+        """The numbers of the places that attempts of this worker have, by the instance and number of the call."""
+        self._silences: dict[int, Silence] = {}
+        """For each place that another worker holds, how long its attempt has been silent."""
+        self._changed, self._open = asyncio.Event(), asyncio.Event()
+        self._freed: Callable[[], None] = lambda: None
+
+    def open(self) -> None:
+        """Begin to look for free places: the queue of the activity exists."""
+        self._open.set()
+
+    def room(self, reader: Reader) -> int:
+        """Return how many calls this worker may receive now.
+
+        :param reader: reads the queue of the activity. It still holds the calls for which no place was taken yet.
+        """
+        return max(0, self._free - (len(reader.held()) - len(self._mine)))
+
+    async def take(self, record: ActivityRecord) -> bool:
+        """Take a place for an attempt whose record this worker claims next. If an earlier attempt of the same call has
+        a place, the attempt takes over this place.
+
+        :returns: False if no place is free.
+        :raises Unasked: if the store does not answer, or refuses the request.
+        """
+        try:
+            return await self._take(record)
+        except StorageError as error:
+            raise Unasked(str(error)) from error
+
+    async def _take(self, record: ActivityRecord) -> bool:
+        places = await rows.places_of(self._hub.store, self._hub.names, self.limit)
+        own = [place for place in places if place.is_of_call(record)]
+        for place in own or [place for place in places if not place.held]:
+            try:
+                await self._hub.store.execute(rows.taken(self._hub.names, place, record))
+            except Conflict:  # another worker was faster
+                continue
+            self._mine[record.instance, record.task_id] = place.number
+            self._free = max(0, sum(not one.held for one in places) - (not place.held))
+            return True
+        self._free = 0
+        self._changed.set()
+        return False
+
+    async def confirm(self, record: ActivityRecord) -> bool:
+        """Return True if the attempt still has its place. Call this after the record was claimed, before it runs.
+
+        :raises Unasked: if the store does not answer, or refuses the request.
+        """
+        try:
+            return any(place.is_of(record) for place in await self._places())
+        except StorageError as error:
+            raise Unasked(str(error)) from error
+
+    def forget(self, record: ActivityRecord) -> None:
+        """Note that this worker has not claimed the record of an attempt for which it has taken a place."""
+        self._mine.pop((record.instance, record.task_id), None)
+        self._changed.set()
+
+    async def leave(self, record: ActivityRecord) -> None:
+        """Free the place of an attempt that has ended. Do nothing if the attempt has none.
+
+        If the store does not answer, the place stays held, and a later look finds that the attempt has ended.
+        """
+        self.forget(record)
+        try:
+            for place in await self._places():
+                if place.is_of(record):
+                    await self._hub.store.execute(rows.freed(self._hub.names, place))
+                    self._free += 1
+        except Conflict:
+            pass
+        except StorageError as error:
+            log.info("place_not_freed", activity=record.name, error=str(error))
+        self._changed.set()
+        self._freed()
+
+    async def run(self, freed: Callable[[], None]) -> None:
+        """Look at the places while none is free. Runs until cancelled.
+
+        :param freed: called when a place may have become free.
+        """
+        self._freed = freed
+        await self._open.wait()
+        outage = Outage(log.bind(activity=self.limit.activity), "places_unreadable", self._hub.clock.monotonic)
+        pause = FIRST_LOOK
+        while True:
+            try:
+                others = await self._look()
+                outage.over()
+            except StorageError as error:
+                outage.failed(error)
+                others = True
+            if self._free:
+                pause = FIRST_LOOK
+                freed()
+            self._changed.clear()
+            while self._free or not others:
+                await self._changed.wait()
+                self._changed.clear()
+                others = True
+            await self._hub.clock.sleep(pause)
+            pause = min(LONGEST_LOOK, self._times.renew.total_seconds(), pause * 1.5)
+
+    async def _look(self) -> bool:
+        """Count the free places, and free those whose attempts have ended.
+
+        :returns: True if other workers hold places.
+        """
+        free, others = 0, False
+        for place in await self._places():
+            if place.held and place.number not in self._mine.values():
+                others = True
+                if await self._is_over(place):
+                    free += await self._take_away(place)
+            else:
+                self._silences.pop(place.number, None)
+                free += not place.held
+        self._free = free
+        return others
+
+    async def _is_over(self, place: Place) -> bool:
+        """Return True if the attempt that has a place does not run any more, or never began."""
+        found = await self._record_of(place)
+        if found is not None and not found[0].runs:
+            return True
+        hub, last = self._hub, place.row if found is None else found[1]
+        assert last is not None
+        silence = self._silences.setdefault(place.number, Silence(hub.clock, self._times.take, self._times.renew))
+        silent = silence.lasts(last) or self._peers.is_dead(place.worker if found is None else found[0].worker)
+        if silence.needs_proof and await records.takes_writes(hub.store, rows.refused(hub.names, place)):
+            silence.proven()
+        if not silent or found is None:
+            return silent
+        with suppress(Conflict, NotFound):
+            await hub.store.execute(records.update(hub.names, found[0].lost(), last.etag))
+            about = {"activity": place.activity, "instance_id": place.instance.instance_id}
+            log.warning("limited_attempt_lost", worker=found[0].worker, **about)
+            return True
+        return False  # its worker has changed the record, so it is alive
+
+    async def _take_away(self, place: Place) -> bool:
+        """Free a place. :returns: False if it was changed meanwhile, or if its attempt runs after all."""
+        try:
+            await self._hub.store.execute(rows.freed(self._hub.names, place))
+        except Conflict:
+            return False
+        self._silences.pop(place.number, None)
+        found = await self._record_of(place)
+        if found is None or not found[0].runs:
+            return True
+        for one in await self._places():  # its worker was only slow: let it have the place again
+            if one.number == place.number and not one.held:
+                with suppress(Conflict):
+                    await self._hub.store.execute(rows.taken(self._hub.names, one, found[0]))
+        return False
+
+    async def _places(self) -> list[Place]:
+        return await rows.places_of(self._hub.store, self._hub.names, self.limit)
+
+    async def _record_of(self, place: Place) -> tuple[ActivityRecord, Entity] | None:
+        hub = self._hub
+        for found in await records.attempts(hub.store, hub.names, place.instance, place.task_id):
+            if found[0].attempt == place.attempt:
+                return found
+        return None
