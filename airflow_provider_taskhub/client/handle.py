@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from getpass import getuser
@@ -29,6 +30,7 @@ from airflow_provider_taskhub.engine.events import (
     HistoryEvent,
     OrchestrationInstance,
     Status,
+    SubOrchestrationInstanceCreated,
 )
 from airflow_provider_taskhub.engine.identity import check_instance_id, same_start
 from airflow_provider_taskhub.engine.validation import check_column, check_event, check_text
@@ -50,11 +52,13 @@ from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, Me
 from airflow_provider_taskhub.hub.rewind import rewind
 from airflow_provider_taskhub.hub.waiting.reasons import Why
 from airflow_provider_taskhub.lineage import Lineage
-from airflow_provider_taskhub.tags import OWNER_TAG, WATCH_TAG
+from airflow_provider_taskhub.tags import FIRE_AND_FORGET, OWNER_TAG, WATCH_TAG
 
 FINAL = tuple(status for status in Status if status.is_final)
 PURGED_AT_ONCE = 8
 """The largest number of instances that are purged at the same time."""
+CHILDREN_AT_ONCE = 16
+"""The largest number of children whose rows are read at the same time."""
 MISSED = 3.0
 """Seconds for which a client must miss a worker before it shows the attempts of the worker as lost. A worker that has
 just started can run an activity before the client reads its row."""
@@ -276,7 +280,8 @@ class InstanceHandle:
     ) -> InstanceState:
         """Terminate the instance and its children. The call does not change an instance that has already ended.
 
-        The activities of a failed instance with an activity record go on, for a later rewind. This call ends them.
+        The activities of a failed instance with an activity record go on, for a later rewind. This call ends them, and
+        with ``recurse`` also what runs of its children.
 
         An instance with a damaged history can be terminated too. The worker finds the instance's children and parent in
         the events that can still be read. Afterwards the history contains only the termination.
@@ -297,8 +302,9 @@ class InstanceHandle:
         """
         check_text(reason, "the reason")
         row = await self._existing()
-        runs_on = row.status is Status.FAILED and any(record.runs for record in await self.activities())
-        if runs_on or not row.status.is_final:
+        failed = row.status is Status.FAILED
+        left = await self._children_of_failed() if failed and recurse else []
+        if not row.status.is_final or (failed and await self._has_running_activities()):
             event = ExecutionTerminated(
                 timestamp=self.hub.clock.utc_now(),
                 input=reason,
@@ -306,9 +312,12 @@ class InstanceHandle:
                 taskhub_recurse=recurse or None,
             )
             await self.hub.send(self.hub.message_to(event, OrchestrationInstance(instance_id=self.id)))
+        deadline = Deadline(self.hub.clock, timeout)
+        for child in left:
+            with suppress(InstanceNotFound):  # it was purged meanwhile
+                await child.terminate(reason, wait=wait, timeout=deadline.left(), progress=progress)
         if not wait:
             return row
-        deadline = Deadline(self.hub.clock, timeout)
         ended = await _end_of(self, row.execution_id, deadline.left())
         children = recurse and ended.status is Status.TERMINATED
         await nothing_runs(self, deadline, progress or (lambda child: None), recurse=children)
@@ -390,6 +399,43 @@ class InstanceHandle:
             await self._end_of_termination()
         await rewind(self.hub, self.id, reason, terminated=terminated)
         return await self._existing()
+
+    async def runs_on(self) -> bool:
+        """Return whether something of the instance runs: it has not ended, or it has failed, and activities of it or
+        of its children still run.
+
+        :raises InstanceNotFound: if there is no such instance.
+        """
+        row = await self._existing()
+        if row.status is not Status.FAILED:
+            return not row.status.is_final
+        if await self._has_running_activities():
+            return True
+        for child in await self._children_of_failed():
+            with suppress(InstanceNotFound):
+                if await child.runs_on():
+                    return True
+        return False
+
+    async def _has_running_activities(self) -> bool:
+        return any(record.runs for record in await self.activities())
+
+    async def _children_of_failed(self) -> list[InstanceHandle]:
+        """Return the children of a failed instance that run, or have failed too."""
+        history, _ = await self.readable_history()
+        created = [
+            event
+            for event in history
+            if isinstance(event, SubOrchestrationInstanceCreated) and FIRE_AND_FORGET not in (event.tags or {})
+        ]
+        rows = await gather_bounded(lambda event: self.hub.instance(event.instance_id), created, limit=CHILDREN_AT_ONCE)
+        return [
+            self.other(row.instance_id)
+            for event, row in zip(created, rows, strict=True)
+            if row is not None
+            and same_start(row.execution_id, event.taskhub_action_id)
+            and (row.status is Status.FAILED or not row.status.is_final)
+        ]
 
     async def _end_of_termination(self) -> None:
         """Wait until nothing of a terminated instance runs. Its children may still be about to end, and their answers

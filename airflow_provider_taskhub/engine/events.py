@@ -416,9 +416,9 @@ class ContinueAsNew(ExecutionCompleted):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenericEvent(HistoryEvent):
-    """An event of a rewind: a history row that the rewind has rewritten, or the message that wakes the instance.
+    """A history row that a rewind has rewritten, or a message that only wakes the instance.
 
-    :param data: reason of the rewind, in the message; None in a rewritten row.
+    :param data: in a message: the reason of the rewind, or why an activity did not begin; None in a rewritten row.
     :param reason: ``Rewound: <former event type>`` in a rewritten row.
     :param name: name column of a rewritten row.
     :param original: the other columns of a rewritten row, unchanged; None in a message.

@@ -183,7 +183,7 @@ class ActivityHappening(StrEnum):
     EXPIRED = "expired"  # the attempt has waited longer than its queue timeout
     CRASHED = "crashed"  # the executor process has ended
     SILENT = "silent"  # the record has not changed for the time lease.take, or the worker is proven dead
-    CANCEL = "cancel"  # the instance has ended, and has not failed
+    CANCEL = "cancel"  # the instance has ended and needs no outcome, or a rewind has undone the call
     CONFIRMED = "confirmed"  # the executor has said that no code of the attempt runs any more
 
 

@@ -3,11 +3,10 @@
 
 A rewind has six steps: rewrite rows of the history, rewind the failed children, send the messages of timers again,
 change the instance row to Pending, answer the calls of activities that have ended since the failure, and send the
-message that wakes the instance. This message is not sent if the
-instance must only wait for a rewound child, whose end wakes it. If a rewind is interrupted, a second rewind finishes
-the work. The row of the completion is rewritten last, and until then the history counts as failed. After that, the
-second rewind sees from the instance row and the history that no episode (one run of the orchestrator) has run since the
-first rewind.
+message that wakes the instance. This message is not sent if the instance must only wait for a rewound child, whose end
+wakes it. If a rewind is interrupted, a second rewind finishes the work. The row of the completion is rewritten last,
+and until then the history counts as failed. After that, the second rewind sees from the instance row and the history
+that no episode (one run of the orchestrator) has run since the first rewind.
 """
 
 from __future__ import annotations
@@ -144,9 +143,10 @@ async def _once(hub: Hub, instance_id: str, order: _Order) -> list[RunningChild]
         for at in rewinding.children:
             await _has_ended(hub, past, rows, at, target, order.until)
         again = {at for at in rewinding.children if await _is_asked_again(hub, past[at], target)}
+        # Before the history says so: a second rewind, after this one is cut off, would not know them any more.
+        await rewound_calls.stop_undone(hub, past, rewinding.taken, attempts)
         await _rewrite(hub, rows, rewinding, again)
         taken = rewinding.taken | again
-        await rewound_calls.stop_undone(hub, past, taken, attempts)
         past = tuple(event for at, event in enumerate(past) if at not in taken)
     waits, running = await _children(hub, past, target, order)
     await _timers(hub, past, target, written)

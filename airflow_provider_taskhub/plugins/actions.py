@@ -82,9 +82,9 @@ class Action:
 
 
 async def _terminate(instance: "InstanceHandle", order: Termination, reason: str, user: Sender) -> str:
+    runs = await instance.runs_on()
     before = await instance.terminate(reason, recurse=order.children)
-    runs = before.status is Status.FAILED and any(record.runs for record in await instance.activities())
-    if before.status.is_final and not runs:
+    if not runs:
         raise InvalidStateError(f"instance {instance.id!r} has ended ({before.status}): there is nothing to terminate")
     return instance.id
 

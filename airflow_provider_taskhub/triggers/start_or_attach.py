@@ -178,7 +178,7 @@ async def launch(
     if request.instance_id is None and counter.generation > 1 and not goes_on:
         older = request.task.instance_id(counter.generation - 1)
         state = await client.get(older, payloads=False)
-        if state is not None and await _runs_on(client, state):
+        if state is not None and await client.instance(older).runs_on():
             notes.append(await _terminate(client, older))
     launched = await _launched(client, request, counter.generation, notes, absent=absent, goes_on=goes_on)
     if goes_on:
@@ -297,7 +297,7 @@ async def _react(
             f"instance id {instance_id!r} belongs to another run or program, whose instance is "
             f"{state.status if state else 'starting'}: give an id that contains '{{{{ run_id }}}}', or omit instance_id"
         )
-    if reaction in STARTS and state is not None and await _runs_on(client, state):
+    if reaction in STARTS and state is not None and await client.instance(instance_id).runs_on():
         notes.append(await _terminate(client, instance_id))
     starts, watched = reaction in STARTS, True
     if not request.waits:
@@ -403,15 +403,6 @@ async def _start(
         start_at=request.start_at,
         policy=policy,
     )
-
-
-async def _runs_on(client: Client, state: InstanceState) -> bool:
-    """Return True if an instance has not ended, or if it has failed and activities of it still run."""
-    from airflow_provider_taskhub.engine.events import Status
-
-    if state.status is not Status.FAILED:
-        return not state.status.is_final
-    return any(record.runs for record in await client.instance(state.instance_id).activities())
 
 
 async def _terminate(client: Client, instance_id: str) -> str:

@@ -113,7 +113,7 @@ class Backend:
         spark_slots = settings.spark_activities or settings.activities
         self.spark_items = self._work_items(hub.names.spark_work_items, spark_slots, registry.activities)
         self._limits = {
-            name: ActivityLimit(hub, limit, me=me, peers=peers, times=times)
+            name: ActivityLimit(hub, limit, me=me, peers=peers, times=times, end_sessions=runner.end_sessions)
             for name, limit in limits_of(registry.activities).items()
         }
         limited_items = {name: self._limited_items(limit, registry) for name, limit in self._limits.items()}
@@ -218,12 +218,17 @@ class Backend:
         name = limit.limit.activity
         kind = self.spark_items if registry.activities[name].spark else self.work_items
         slots = Slots(kind.slots.limit, self.hub.clock, shared=kind.slots)
+
+        def deliver(held: Delivery) -> None:
+            limit.expect(held)
+            slots.put(held)
+
         reader = Reader(
             self._reader_context(),
             queue=self.hub.names.limited(name),
             carries=WORK_EVENTS,
             room=lambda: 0 if reader.stopping else min(slots.room, limit.room(reader)),
-            deliver=slots.put,
+            deliver=deliver,
         )
         return WorkItems(reader, slots)
 

@@ -429,6 +429,12 @@ class FakeInstance(Fake):
 
     shown_activities = activities
 
+    async def runs_on(self) -> bool:
+        state = self._hub.instances[self.id]
+        if state.status is not Status.FAILED:
+            return not state.status.is_final
+        return any(record.runs for record in await self.activities())
+
     def _order(self, operation: str, *arguments: Any) -> InstanceState:
         """Note an order to the instance; its state before the order."""
         hub = self._count(operation)

@@ -306,8 +306,9 @@ def test_an_orchestrator_that_idled_is_replayed_once_and_then_lives_again(kind: 
     assert found == [*alive, (1, 0, 8, 7), (1, 0, 9, 7), (1, 0, 10, 7)]
 
 
-def test_an_idle_minute_costs_two_receives_a_queue_and_nothing_else() -> None:
-    """The floor of the back-off: each of six queues is asked every 30 s."""
+def test_an_idle_minute_costs_two_receives_a_queue_and_a_tenth_of_a_query() -> None:
+    """The floor of the back-off: each of six queues is asked every 30 s. The query looks for activities with a limit
+    whose queue nobody reads."""
 
     async def play(hub: House, clock: VirtualClock) -> tuple[Counter[str], float]:
         await ended(hub, clock, "chain", 1)
@@ -317,7 +318,7 @@ def test_an_idle_minute_costs_two_receives_a_queue_and_nothing_else() -> None:
         return hub.client.hub.store.requests - before, 20.0
 
     spent, minutes = in_virtual_time("as Azure", play, Book(), lease=AZURE_LEASE)
-    assert spent == {RECEIVES: 6 * 2 * minutes}
+    assert spent == {RECEIVES: 6 * 2 * minutes, "table.query": minutes / 10}
 
 
 @pytest.mark.parametrize("kind", STORES)
@@ -339,7 +340,8 @@ def test_waiting_instances_ask_nothing_of_the_store(kind: str) -> None:
         return alone, await hour()
 
     alone, waiting = in_virtual_time(kind, play, Book(), lease=AZURE_LEASE)
-    assert set(waiting) == set(alone) == {RECEIVES}
+    assert set(waiting) == set(alone) == {RECEIVES, "table.query"}
+    assert waiting["table.query"] == alone["table.query"] == 6
     assert abs(waiting[RECEIVES] - alone[RECEIVES]) <= 5  # whether a queue's last look falls into the hour
 
 

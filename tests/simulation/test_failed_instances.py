@@ -11,13 +11,17 @@ import pytest
 
 from airflow_provider_taskhub import codec
 from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.retry import RetryPolicy
+from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.hub import rewind as rewinding
 from airflow_provider_taskhub.hub.history import activity_records as records
 from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
+from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore
+from airflow_provider_taskhub.storage.primitives import Transact
 from airflow_provider_taskhub.workers.activities.begins import Begins, Permit
 from airflow_provider_taskhub.workers.activities.cancellation import Fate
 from tests.simulation.world import World, simulate
@@ -60,6 +64,12 @@ async def twice(ctx: OrchestrationContext) -> list[str]:
     policy = RetryPolicy(max_attempts=2, first_retry_interval=timedelta(seconds=1))
     months = [("bad", 1.0), ("late", 30.0)]
     return await ctx.when_all([ctx.call_activity(month, what, retry_policy=policy) for what in months])
+
+
+@app.orchestrator
+async def parent(ctx: OrchestrationContext) -> list[str]:
+    given = [("bad", 3.0), ("short", 10.0), ("long", 120.0)]
+    return await ctx.call_sub_orchestrator(year, given, instance_id="child")
 
 
 async def _failed(world: World, orchestrator: str = "year", given: Any = None) -> None:
@@ -256,6 +266,50 @@ def test_a_terminate_ends_the_activities_of_a_failed_instance() -> None:
             await world.client.rewind("i", "mended")
             assert await _output(world) == ["bad", "short", "long"]
             await world.settle()
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("recurse", [True, False])
+def test_a_terminate_ends_the_activities_of_failed_children_too(recurse: bool) -> None:
+    async def main() -> None:
+        async with World(app) as world:
+            await world.join("one")
+            await _failed(world, "parent")
+            assert await world.client.instance("i").runs_on()
+            await world.client.terminate("i", "enough", wait=True, recurse=recurse)
+            running = [record for record in await world.client.instance("child").activities() if record.runs]
+            assert (len(running), await world.client.instance("i").runs_on()) == ((0, False) if recurse else (2, True))
+            await world.client.rewind("i", "mended")
+            assert await _output(world) == ["bad", "short", "long"]
+            assert BEGUN["long"] == (2 if recurse else 1)
+            await world.settle()
+
+    simulate(main)
+
+
+def test_what_a_rewind_undoes_is_stopped_also_if_the_rewind_is_cut_off() -> None:
+    async def main() -> None:
+        async with World(app) as world:
+            await world.join("one")
+            await _failed(world, "tidied")
+            cut = True
+
+            def plan(call: Call) -> Fault | None:
+                if cut and isinstance(call.what, Transact) and call.what.table.endswith("Instances"):
+                    raise Unavailable("cut off", maybe_done=False)
+                return None
+
+            store = FaultyStore(world.store, plan, clock=world.clock)
+            client = await Client.over(store, world.settings, clock=world.clock)
+            with pytest.raises(Unavailable):
+                await client.rewind("i", "mended")
+            cut = False
+            await client.rewind("i", "mended")
+            assert await _output(world) == "bad"
+            await world.clock.sleep(20)
+            found = await world.client.instance("i").activities()
+            assert [record.state for record in found if record.task_id == 1] == [RecordState.CANCELLED]
 
     simulate(main)
 

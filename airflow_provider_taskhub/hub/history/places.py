@@ -109,8 +109,8 @@ class LimitState:
 
     @property
     def is_full(self) -> bool:
-        """Whether no place is free."""
-        return len(self.holders) >= self.limit
+        """Whether no place is free. After the limit was lowered, places with higher numbers may still be held."""
+        return sum(place.number < self.limit for place in self.holders) >= self.limit
 
 
 async def states(store: Store, names: HubNames) -> dict[str, LimitState]:
@@ -151,24 +151,28 @@ def taken(names: HubNames, place: Place, record: ActivityRecord) -> Transact:
         attempt=record.attempt,
         worker=record.worker,
     )
-    return _written(names, named, place.row)
+    return written(names, named, place.row)
 
 
 def freed(names: HubNames, place: Place) -> Transact:
     """Return the write that frees a place. The store refuses it with Conflict if the place was changed."""
-    return _written(names, replace(place, held=False), place.row)
+    return written(names, replace(place, held=False), place.row)
 
 
 def refused(names: HubNames, place: Place) -> Transact:
     """Return a write of a place that the store refuses, and that shows whether the store takes writes."""
-    return _written(names, place, replace(place.row or Entity(partition_key="", row_key=""), etag=NO_ROW))
+    return written(names, place, replace(place.row or Entity(partition_key="", row_key=""), etag=NO_ROW))
 
 
 def _row_key(number: int) -> str:
     return f"{number:06d}"
 
 
-def _written(names: HubNames, place: Place, before: Entity | None) -> Transact:
+def written(names: HubNames, place: Place, before: Entity | None) -> Transact:
+    """Return the write of a place. The store refuses it with Conflict if the place was changed.
+
+    :param before: the row as it was read; None: there is no row.
+    """
     columns: dict[str, Property | None] = {
         "Held": place.held,
         "InstanceId": place.instance.instance_id,

@@ -9,7 +9,6 @@ module moves the calls to the queue of all activities, where what always applies
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -34,8 +33,9 @@ log = structlog.get_logger(__name__)
 
 AGAIN = 5.0
 """Seconds until a queue is made again whose creation the store has refused."""
-CHECK = 60.0
-"""Seconds between two looks for queues that no worker reads any more, while there are such queues."""
+CHECK, SELDOM = 60.0, 600.0
+"""Seconds between two looks for queues that no worker reads any more: while there are some, and while there are none. A
+worker with other code may declare a limit, send calls to its queue, and end for good."""
 
 
 def limits_of(activities: Mapping[str, ActivityDefinition]) -> dict[str, Limit]:
@@ -53,7 +53,8 @@ async def move(hub: Hub, held: Delivery, queue: str) -> None:
     Its payload stays in the same blob, so the deletion is not that of a message whose work is done.
     """
     since = held.envelope.waiting_since or held.inserted  # the wait for a slot goes on
-    text = encode(replace(held.envelope, deliveries=0, waiting_since=since))
+    # This delivery has begun nothing, so it does not count. The earlier ones do: an attempt may have begun.
+    text = encode(replace(held.envelope, deliveries=held.deliveries - 1, waiting_since=since))
     steps = (
         Step(name="moved", operations=(PutMessage(queue=queue, text=text),)),
         Step(name="delete", operations=(DeleteMessage(queue=held.queue, message=held.receipt, quiet=True),)),
@@ -97,9 +98,7 @@ class LimitedQueues:
             except StorageError as error:
                 outage.failed(error)
                 again = True
-            if not again:
-                await asyncio.Event().wait()
-            await hub.clock.sleep(AGAIN if left else CHECK)
+            await hub.clock.sleep(AGAIN if left else CHECK if again else SELDOM)
 
     async def _make(self, limit: Limit) -> None:
         hub, queue = self._hub, self._hub.names.limited(limit.activity)

@@ -16,7 +16,7 @@ least one of them sees the other, and no more attempts run than the limit says.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import structlog
@@ -27,17 +27,21 @@ from airflow_provider_taskhub.hub.history import activity_records as records
 from airflow_provider_taskhub.hub.history import places as rows
 from airflow_provider_taskhub.hub.history.places import Limit, Place
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.model import ActivityRecord, WorkerIdentity
+from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState, WorkerIdentity
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.queues.reader import Reader
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Entity
 from airflow_provider_taskhub.telemetry import Outage
 from airflow_provider_taskhub.workers.activities.begins import Unasked
 from airflow_provider_taskhub.workers.activities.silence import Silence
+from airflow_provider_taskhub.workers.executors.executor import ExecutorError
 from airflow_provider_taskhub.workers.peers import Peers
 
 log = structlog.get_logger(__name__)
 
+SELDOM = 60.0
+"""Seconds between two looks while a place is free, and other workers hold others. A dead worker may be among them."""
 FIRST_LOOK, LONGEST_LOOK = 0.5, 5.0
 """Shortest and longest pause between two looks at the places that other workers hold, in seconds. It is at most the
 renewal interval of records, because :class:`.Silence` counts no more than this from one look to the next."""
@@ -49,10 +53,20 @@ class ActivityLimit:
     :param limit: the activity, and how many places it has.
     :param me: the identity of this worker.
     :param peers: tells which other workers are proven dead.
+    :param end_sessions: ends Spark Connect sessions that lost attempts have left running.
     """
 
-    def __init__(self, hub: Hub, limit: Limit, *, me: WorkerIdentity, peers: Peers, times: LeaseTimes) -> None:
-        self.limit = limit
+    def __init__(
+        self,
+        hub: Hub,
+        limit: Limit,
+        *,
+        me: WorkerIdentity,
+        peers: Peers,
+        times: LeaseTimes,
+        end_sessions: Callable[[tuple[str, ...]], Awaitable[None]],
+    ) -> None:
+        self.limit, self._end_sessions = limit, end_sessions
         self._hub, self._me, self._peers, self._times = hub, str(me), peers, times
         self._free = 0
         """Free places at the last look, less those that this worker has taken since."""
@@ -60,6 +74,8 @@ class ActivityLimit:
         """The numbers of the places that attempts of this worker have, by the instance and number of the call."""
         self._silences: dict[int, Silence] = {}
         """For each place that another worker holds, how long its attempt has been silent."""
+        self._undecided: set[Delivery] = set()
+        """The calls that this worker has received, and for which it has not taken a place yet."""
         self._changed, self._open = asyncio.Event(), asyncio.Event()
         self._freed: Callable[[], None] = lambda: None
 
@@ -68,16 +84,23 @@ class ActivityLimit:
         self._open.set()
 
     def room(self, reader: Reader) -> int:
-        """Return how many calls this worker may receive now.
+        """Return how many calls this worker may receive now. :param reader: reads the queue of the activity."""
+        self._undecided.intersection_update(reader.held())
+        return max(0, self._free - len(self._undecided))
 
-        :param reader: reads the queue of the activity. It still holds the calls for which no place was taken yet.
-        """
-        return max(0, self._free - (len(reader.held()) - len(self._mine)))
+    def expect(self, held: Delivery) -> None:
+        """Note that a call was received, which may need a place."""
+        self._undecided.add(held)
 
-    async def take(self, record: ActivityRecord) -> bool:
+    def decided(self, held: Delivery) -> None:
+        """Note that a call has a place, or needs none for now."""
+        self._undecided.discard(held)
+
+    async def take(self, record: ActivityRecord, held: Delivery | None = None) -> bool:
         """Take a place for an attempt whose record this worker claims next. If an earlier attempt of the same call has
         a place, the attempt takes over this place.
 
+        :param held: the work item of the call; None: it was not received.
         :returns: False if no place is free.
         :raises Unasked: if the store does not answer, or refuses the request.
         """
@@ -85,6 +108,9 @@ class ActivityLimit:
             return await self._take(record)
         except StorageError as error:
             raise Unasked(str(error)) from error
+        finally:
+            if held is not None:
+                self.decided(held)
 
     async def _take(self, record: ActivityRecord) -> bool:
         places = await rows.places_of(self._hub.store, self._hub.names, self.limit)
@@ -96,18 +122,19 @@ class ActivityLimit:
                 continue
             self._mine[record.instance, record.task_id] = place.number
             self._free = max(0, sum(not one.held for one in places) - (not place.held))
+            self._changed.set()  # if it was the last one, this worker looks from now on
             return True
         self._free = 0
         self._changed.set()
         return False
 
     async def confirm(self, record: ActivityRecord) -> bool:
-        """Return True if the attempt still has its place. Call this after the record was claimed, before it runs.
+        """Return True if its call still has a place. Call this after the record was claimed, before the attempt runs.
 
         :raises Unasked: if the store does not answer, or refuses the request.
         """
         try:
-            return any(place.is_of(record) for place in await self._places())
+            return any(place.is_of_call(record) for place in await self._places())
         except StorageError as error:
             raise Unasked(str(error)) from error
 
@@ -124,7 +151,7 @@ class ActivityLimit:
         self.forget(record)
         try:
             for place in await self._places():
-                if place.is_of(record):
+                if place.is_of_call(record) and place.attempt <= record.attempt:
                     await self._hub.store.execute(rows.freed(self._hub.names, place))
                     self._free += 1
         except Conflict:
@@ -155,11 +182,21 @@ class ActivityLimit:
                 freed()
             self._changed.clear()
             while self._free or not others:
-                await self._changed.wait()
-                self._changed.clear()
+                if not await self._changed_within(SELDOM if others else None):
+                    break
                 others = True
             await self._hub.clock.sleep(pause)
             pause = min(LONGEST_LOOK, self._times.renew.total_seconds(), pause * 1.5)
+
+    async def _changed_within(self, seconds: float | None) -> bool:
+        """Wait for a change of the places by this worker. :returns: False if there was none in so many seconds."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return False
+        self._changed.clear()
+        return True
 
     async def _look(self) -> bool:
         """Count the free places, and free those whose attempts have ended.
@@ -181,8 +218,10 @@ class ActivityLimit:
     async def _is_over(self, place: Place) -> bool:
         """Return True if the attempt that has a place does not run any more, or never began."""
         found = await self._record_of(place)
+        if found is not None and found[0].state is RecordState.UNKNOWN:
+            return False  # a newer version of the package wrote the record
         if found is not None and not found[0].runs:
-            return True
+            return await self._nothing_is_left_of(found[0])
         hub, last = self._hub, place.row if found is None else found[1]
         assert last is not None
         silence = self._silences.setdefault(place.number, Silence(hub.clock, self._times.take, self._times.renew))
@@ -191,35 +230,58 @@ class ActivityLimit:
             silence.proven()
         if not silent or found is None:
             return silent
+        lost = found[0].lost()
         with suppress(Conflict, NotFound):
-            await hub.store.execute(records.update(hub.names, found[0].lost(), last.etag))
+            await hub.store.execute(records.update(hub.names, lost, last.etag))
             about = {"activity": place.activity, "instance_id": place.instance.instance_id}
-            log.warning("limited_attempt_lost", worker=found[0].worker, **about)
-            return True
+            log.warning("limited_attempt_lost", worker=lost.worker, **about)
+            return await self._nothing_is_left_of(lost)
         return False  # its worker has changed the record, so it is alive
 
-    async def _take_away(self, place: Place) -> bool:
-        """Free a place. :returns: False if it was changed meanwhile, or if its attempt runs after all."""
-        try:
-            await self._hub.store.execute(rows.freed(self._hub.names, place))
-        except Conflict:
-            return False
-        self._silences.pop(place.number, None)
-        found = await self._record_of(place)
-        if found is None or not found[0].runs:
+    async def _nothing_is_left_of(self, record: ActivityRecord) -> bool:
+        """End what a lost attempt has left running on a Spark Connect server. :returns: False if that is not known."""
+        if record.state is not RecordState.LOST or record.spark_session is None:
             return True
-        for one in await self._places():  # its worker was only slow: let it have the place again
-            if one.number == place.number and not one.held:
-                with suppress(Conflict):
-                    await self._hub.store.execute(rows.taken(self._hub.names, one, found[0]))
+        try:
+            await self._end_sessions((record.spark_session,))
+        except ExecutorError as error:
+            log.warning("place_not_freed", activity=record.name, error=str(error))
+            return False
+        return True
+
+    async def _take_away(self, place: Place) -> bool:
+        """Free a place.
+
+        The place first names nobody. Then the record is read once more: if its worker was only slow, it gets the place
+        back. No third worker can take the place in between.
+
+        :returns: False if the place was changed meanwhile, or if its attempt runs after all.
+        """
+        hub, reserved = self._hub, Place(activity=place.activity, number=place.number, held=True, worker=self._me)
+        with suppress(Conflict):
+            await hub.store.execute(rows.written(hub.names, reserved, place.row))
+            found = await self._record_of(place)
+            mine = next(one for one in await self._places() if one.number == place.number)
+            if mine.worker != self._me or mine.instance.instance_id:
+                return False
+            runs = found is not None and found[0].runs
+            change = (
+                rows.taken(hub.names, mine, found[0]) if found is not None and runs else rows.freed(hub.names, mine)
+            )
+            await hub.store.execute(change)
+            self._silences.pop(place.number, None)
+            return not runs
         return False
 
     async def _places(self) -> list[Place]:
         return await rows.places_of(self._hub.store, self._hub.names, self.limit)
 
     async def _record_of(self, place: Place) -> tuple[ActivityRecord, Entity] | None:
+        """Read the last attempt of the call that has a place. None: the attempt that the place names has no record yet.
+
+        The place may name an earlier attempt, because a work item can come twice.
+        """
         hub = self._hub
-        for found in await records.attempts(hub.store, hub.names, place.instance, place.task_id):
-            if found[0].attempt == place.attempt:
-                return found
-        return None
+        found = await records.attempts(hub.store, hub.names, place.instance, place.task_id)
+        last = found[-1] if found else None
+        return last if last is not None and (last[0].runs or last[0].attempt >= place.attempt) else None

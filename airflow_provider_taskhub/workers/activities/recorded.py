@@ -109,7 +109,7 @@ class RecordedActivities:
         try:
             while crashes is not None:
                 try:
-                    claimed = await self._claim(held, event, definition)
+                    claimed = await self._claim(held, event, definition, begun=last is not None)
                 except Unasked as error:
                     if crashes == Crashes():
                         raise
@@ -129,8 +129,10 @@ class RecordedActivities:
                 finally:
                     self._live -= Counter([_key(record)])
         finally:
-            if self._limit is not None and last is not None:
-                await self._limit.leave(last)
+            if self._limit is not None:
+                self._limit.decided(held)
+                if last is not None:
+                    await self._limit.leave(last)
 
     async def _run(
         self,
@@ -189,13 +191,14 @@ class RecordedActivities:
         return None
 
     async def _claim(
-        self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition
+        self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition, *, begun: bool
     ) -> tuple[RecordedAttempt, float] | None:
         """Claim the record of the next attempt.
 
         While another worker renews the record of the last attempt, this method waits. Right before the claim it asks
         whether the activity may begin.
 
+        :param begun: True if this worker has run an attempt for this delivery of the work item.
         :returns: the attempt, and the time by which it must begin. None if there is no next attempt: the activity may
             not begin, or an earlier attempt has an outcome and its response was sent again.
         """
@@ -230,6 +233,8 @@ class RecordedActivities:
                     if not paused:
                         paused = True
                         self._work_items.pause(held)
+                        if self._limit is not None:
+                            self._limit.decided(held)
                     if (
                         silence.needs_proof
                         and last is not None
@@ -238,6 +243,7 @@ class RecordedActivities:
                         silence.proven()
                     await hub.clock.sleep(min(1.0, self._times.scan.total_seconds()))
                     if held.gone:
+                        self._work_items.reader.release([held])
                         return None
                     continue
             if paused:
@@ -258,8 +264,8 @@ class RecordedActivities:
                 await self._refuse(held, event, permit.fate, _left_sessions(found))
                 return None
             claim = self._new_record(held, event, definition, last[0] if last else None)
-            if self._limit is not None and not await self._limit.take(claim):
-                await self._work_items.reader.give_back([held], begun=False)
+            if self._limit is not None and not await self._limit.take(claim, held):
+                await self._work_items.reader.give_back([held], begun=begun)
                 return None
             asked, etag = hub.clock.monotonic(), None
             self._live[_key(claim)] += 1

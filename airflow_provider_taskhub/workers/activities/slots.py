@@ -37,10 +37,10 @@ class Slots:
         self.limit, self._clock = limit, clock
         self._running: set[Delivery] = set() if shared is None else shared._running
         self._waiting: deque[tuple[float, Delivery]] = deque()
-        self._ended: deque[float] = deque(maxlen=MAX_AHEAD)
+        self._ended: deque[float] = deque(maxlen=MAX_AHEAD) if shared is None else shared._ended
         self._reserved = 0
-        self._paused = 0
-        """Number of paused work items that wait for a slot, see :meth:`resume`."""
+        self._resuming: set[Delivery] = set() if shared is None else shared._resuming
+        """Paused work items that wait for a slot, see :meth:`resume`."""
         self._changed: asyncio.Event = asyncio.Event() if shared is None else shared._changed
         self.freed: list[Callable[[], None]] = [] if shared is None else shared.freed
         """Called when a slot may have become free: they let readers receive work items for it."""
@@ -90,7 +90,7 @@ class Slots:
 
     async def take(self) -> Delivery:
         """Wait for a work item and a free slot. Return the work item, which keeps the slot until :meth:`leave`."""
-        while not self._waiting or len(self._running) + self._paused >= self.limit:
+        while not self._waiting or len(self._running) + len(self._resuming) >= self.limit:
             self._changed.clear()
             await self._changed.wait()
         _, held = self._waiting.popleft()
@@ -115,14 +115,14 @@ class Slots:
 
     async def resume(self, held: Delivery) -> None:
         """Wait for a slot for a paused work item. Paused work items get slots before work items that are new."""
-        self._paused += 1
+        self._resuming.add(held)
         try:
             while len(self._running) >= self.limit:
                 self._changed.clear()
                 await self._changed.wait()
             self._running.add(held)
         finally:
-            self._paused -= 1
+            self._resuming.discard(held)
             self._changed.set()
 
     def clear(self) -> list[Delivery]:
