@@ -18,7 +18,7 @@ from airflow_provider_taskhub import codec, tracing
 from airflow_provider_taskhub.client.connection import Connection
 from airflow_provider_taskhub.client.families import descendants
 from airflow_provider_taskhub.client.starting import Starter
-from airflow_provider_taskhub.client.termination import FIRST_PAUSE, LONGEST_PAUSE, nothing_runs
+from airflow_provider_taskhub.client.termination import FIRST_PAUSE, LONGEST_PAUSE, children_of_failed, nothing_runs
 from airflow_provider_taskhub.client.watching import Watches
 from airflow_provider_taskhub.clock import Deadline
 from airflow_provider_taskhub.concurrency import gather_bounded
@@ -30,7 +30,6 @@ from airflow_provider_taskhub.engine.events import (
     HistoryEvent,
     OrchestrationInstance,
     Status,
-    SubOrchestrationInstanceCreated,
 )
 from airflow_provider_taskhub.engine.identity import check_instance_id, same_start
 from airflow_provider_taskhub.engine.validation import check_column, check_event, check_text
@@ -52,13 +51,11 @@ from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, Me
 from airflow_provider_taskhub.hub.rewind import rewind
 from airflow_provider_taskhub.hub.waiting.reasons import Why
 from airflow_provider_taskhub.lineage import Lineage
-from airflow_provider_taskhub.tags import FIRE_AND_FORGET, OWNER_TAG, WATCH_TAG
+from airflow_provider_taskhub.tags import OWNER_TAG, WATCH_TAG
 
 FINAL = tuple(status for status in Status if status.is_final)
 PURGED_AT_ONCE = 8
 """The largest number of instances that are purged at the same time."""
-CHILDREN_AT_ONCE = 16
-"""The largest number of children whose rows are read at the same time."""
 MISSED = 3.0
 """Seconds for which a client must miss a worker before it shows the attempts of the worker as lost. A worker that has
 just started can run an activity before the client reads its row."""
@@ -303,7 +300,7 @@ class InstanceHandle:
         check_text(reason, "the reason")
         row = await self._existing()
         failed = row.status is Status.FAILED
-        left = await self._children_of_failed() if failed and recurse else []
+        left = await children_of_failed(self) if failed and recurse else []
         if not row.status.is_final or (failed and await self._has_running_activities()):
             event = ExecutionTerminated(
                 timestamp=self.hub.clock.utc_now(),
@@ -411,7 +408,7 @@ class InstanceHandle:
             return not row.status.is_final
         if await self._has_running_activities():
             return True
-        for child in await self._children_of_failed():
+        for child in await children_of_failed(self):
             with suppress(InstanceNotFound):
                 if await child.runs_on():
                     return True
@@ -419,23 +416,6 @@ class InstanceHandle:
 
     async def _has_running_activities(self) -> bool:
         return any(record.runs for record in await self.activities())
-
-    async def _children_of_failed(self) -> list[InstanceHandle]:
-        """Return the children of a failed instance that run, or have failed too."""
-        history, _ = await self.readable_history()
-        created = [
-            event
-            for event in history
-            if isinstance(event, SubOrchestrationInstanceCreated) and FIRE_AND_FORGET not in (event.tags or {})
-        ]
-        rows = await gather_bounded(lambda event: self.hub.instance(event.instance_id), created, limit=CHILDREN_AT_ONCE)
-        return [
-            self.other(row.instance_id)
-            for event, row in zip(created, rows, strict=True)
-            if row is not None
-            and same_start(row.execution_id, event.taskhub_action_id)
-            and (row.status is Status.FAILED or not row.status.is_final)
-        ]
 
     async def _end_of_termination(self) -> None:
         """Wait until nothing of a terminated instance runs. Its children may still be about to end, and their answers

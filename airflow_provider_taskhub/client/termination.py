@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from airflow_provider_taskhub.clock import Deadline
+from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine import children
 from airflow_provider_taskhub.engine.events import (
     ExecutionStarted,
@@ -13,20 +14,43 @@ from airflow_provider_taskhub.engine.events import (
     HistoryEvent,
     OrchestratorStarted,
     Status,
+    SubOrchestrationInstanceCreated,
     TaskCompleted,
     TaskFailed,
     TaskScheduled,
 )
 from airflow_provider_taskhub.engine.identity import generation_of, same_start
 from airflow_provider_taskhub.hub.model import BEGINS_WITHIN, InstanceState, RecordState
+from airflow_provider_taskhub.tags import FIRE_AND_FORGET
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.client.handle import InstanceHandle
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 """Shortest and longest pause between two readings of a row, in seconds. The pause grows during a wait."""
+CHILDREN_AT_ONCE = 16
+"""The largest number of children whose rows are read at the same time."""
 CHILD_APPEARS = 30.0
 """Seconds to wait for the row of a child whose parent was terminated. After this time the child counts as ended."""
+
+
+async def children_of_failed(instance: InstanceHandle) -> list[InstanceHandle]:
+    """Return the children of a failed instance that run, or have failed too."""
+    history, _ = await instance.readable_history()
+    created = [
+        event
+        for event in history
+        if isinstance(event, SubOrchestrationInstanceCreated) and FIRE_AND_FORGET not in (event.tags or {})
+    ]
+    hub = instance.hub
+    rows = await gather_bounded(lambda event: hub.instance(event.instance_id), created, limit=CHILDREN_AT_ONCE)
+    return [
+        instance.other(row.instance_id)
+        for event, row in zip(created, rows, strict=True)
+        if row is not None
+        and same_start(row.execution_id, event.taskhub_action_id)
+        and (row.status is Status.FAILED or not row.status.is_final)
+    ]
 
 
 async def nothing_runs(

@@ -18,8 +18,6 @@ from dataclasses import replace
 from airflow_provider_taskhub.engine.events import (
     HistoryEvent,
     OrchestrationInstance,
-    TaskCompleted,
-    TaskFailed,
     TaskScheduled,
 )
 from airflow_provider_taskhub.errors import Conflict, NotFound
@@ -30,8 +28,6 @@ from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
 from airflow_provider_taskhub.hub.queues.outgoing import outbound_message
 from airflow_provider_taskhub.storage.primitives import Entity
 
-TRIES = 6
-"""Tries to change a record that a heartbeat changes at the same time."""
 Found = tuple[ActivityRecord, Entity]
 
 
@@ -56,10 +52,10 @@ async def _last(hub: Hub, instance: OrchestrationInstance, calls: Iterable[TaskS
 async def stop_undone(
     hub: Hub, past: Sequence[HistoryEvent], taken: Iterable[int], attempts: Mapping[int, ActivityRecord]
 ) -> None:
-    """Ask the workers to stop the activities that run for calls which the rewind has undone.
+    """Ask the workers to stop the activities that run for calls that the rewind undoes.
 
     :param past: the history before the rewind.
-    :param taken: the indexes of the events that the rewind has undone.
+    :param taken: the indexes of the events that the rewind undoes.
     :param attempts: the last attempt of each call without an answer.
     """
     undone = {event.taskhub_action_id for at in taken if isinstance(event := past[at], TaskScheduled)}
@@ -84,14 +80,15 @@ async def answer_kept(hub: Hub, past: Sequence[HistoryEvent], instance: Orchestr
 
 async def _answer(hub: Hub, call: TaskScheduled, attempt: Found) -> None:
     last: Found | None = attempt
-    for _ in range(TRIES):
+    for _ in range(records.TRIES):
         if last is None:
             return  # the instance was purged
         record, row = last
         match record.state:
             case RecordState.COMPLETED | RecordState.FAILED:
-                target = record.instance
-                await hub.send(hub.message_to(await _outcome(hub, call, record, row), target, sender=target))
+                result = await records.result_of(hub.store, hub.names, row)
+                event = records.answer(call, hub.clock.utc_now(), result=result, failure=record.failure)
+                await hub.send(hub.message_to(event, record.instance, sender=record.instance))
                 return
             case RecordState.UNKNOWN:
                 return  # a newer version of the package wrote the record
@@ -105,21 +102,8 @@ async def _answer(hub: Hub, call: TaskScheduled, attempt: Found) -> None:
         if ended:
             await _send_again(hub, call, record)
         return
-    raise Conflict(f"the record of activity {call.name!r} #{call.event_id} was changed by others in {TRIES} tries")
-
-
-async def _outcome(hub: Hub, call: TaskScheduled, record: ActivityRecord, row: Entity) -> TaskCompleted | TaskFailed:
-    now, action = hub.clock.utc_now(), call.taskhub_action_id
-    if record.failure is None:
-        result = await records.result_of(hub.store, hub.names, row)
-        return TaskCompleted(timestamp=now, task_scheduled_id=call.event_id, result=result, taskhub_action_id=action)
-    return TaskFailed(
-        timestamp=now,
-        task_scheduled_id=call.event_id,
-        reason=record.failure.error_message,
-        failure=record.failure,
-        taskhub_action_id=action,
-    )
+    what = f"activity {call.name!r} #{call.event_id}"
+    raise Conflict(f"the record of {what} was changed by its worker in each of {records.TRIES} tries")
 
 
 async def _send_again(hub: Hub, call: TaskScheduled, record: ActivityRecord) -> None:

@@ -14,7 +14,14 @@ from dataclasses import replace
 
 from airflow_provider_taskhub import codec
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance
+from airflow_provider_taskhub.engine.events import (
+    FailureDetails,
+    OrchestrationInstance,
+    TaskCompleted,
+    TaskFailed,
+    TaskScheduled,
+)
+from airflow_provider_taskhub.engine.lifecycle import ActivityHappening, ActivityReaction, ActivityState, react_activity
 from airflow_provider_taskhub.errors import Conflict, InputError, NotFound, StorageError
 from airflow_provider_taskhub.hub.formats.json_values import JsonObject, Kind
 from airflow_provider_taskhub.hub.formats.keys import escape, history_folder, unescape
@@ -36,8 +43,8 @@ from airflow_provider_taskhub.storage.primitives import (
 
 INLINE_CHARACTERS = 30_000
 """A longer result is stored in a blob. A String column of Azure holds 32,768 characters."""
-CANCEL_TRIES = 6
-"""Tries to mark a record as ``cancelling``. A try fails if a heartbeat changes the record at the same time."""
+TRIES = 6
+"""How often a record is read and changed again at most, if its worker has changed it at the same time."""
 NO_ROW = "W/\"datetime'2000-01-01T00%3A00%3A00.0000000Z'\""
 """An ETag that no row has, in the form that Azure takes."""
 UNREADABLE = "Unreadable"
@@ -306,22 +313,46 @@ async def newest(store: Store, names: HubNames, record: ActivityRecord) -> tuple
 async def ask_to_stop(store: Store, names: HubNames, found: tuple[ActivityRecord, Entity] | None) -> None:
     """Mark an attempt that runs as ``cancelling``. Its worker then ends it. Do nothing if the attempt has ended.
 
-    :param found: the record of the attempt and its row; None: there is none.
-    :raises Conflict: if others change the record during each of :data:`CANCEL_TRIES` tries. It is then unknown whether
-        the attempt is marked.
+    :param found: the record of the attempt and its row; None: the attempt has no record, and nothing is done.
+    :raises Conflict: if the worker of the attempt changes the record during each of :data:`TRIES` tries. It is then
+        unknown whether the attempt is marked.
     """
-    for _ in range(CANCEL_TRIES):
+    for _ in range(TRIES):
         if found is None:
             return
         record, entity = found
-        if record.state is not RecordState.RUNNING:
+        if record.state is RecordState.UNKNOWN:
+            return  # a newer version of the package wrote the record, and only that version can end the attempt
+        if react_activity(ActivityState(record.state), ActivityHappening.CANCEL).reaction is not ActivityReaction.ASK:
             return
         try:
             await store.execute(update(names, replace(record, state=RecordState.CANCELLING), entity.etag))
             return
         except (Conflict, NotFound):  # a heartbeat has changed the record meanwhile: read it and try again
             found = await newest(store, names, record)
-    raise Conflict(f"the activity record was changed by others in each of {CANCEL_TRIES} tries to cancel the attempt")
+    raise Conflict(f"the activity record was changed by others in each of {TRIES} tries to cancel the attempt")
+
+
+def answer(
+    call: TaskScheduled, now: Timestamp, *, result: str | None, failure: FailureDetails | None
+) -> TaskCompleted | TaskFailed:
+    """Return the event that tells an instance the outcome of an activity.
+
+    :param call: the event that scheduled the activity.
+    :param now: the time of the event.
+    :param result: the result as JSON text.
+    :param failure: why the activity has failed; None: it has succeeded.
+    """
+    number, action = call.event_id, call.taskhub_action_id
+    if failure is None:
+        return TaskCompleted(timestamp=now, task_scheduled_id=number, result=result, taskhub_action_id=action)
+    return TaskFailed(
+        timestamp=now,
+        task_scheduled_id=number,
+        reason=failure.error_message,
+        failure=failure,
+        taskhub_action_id=action,
+    )
 
 
 async def lineage(store: Store, names: HubNames, instance_id: str) -> Lineage:

@@ -59,14 +59,10 @@ class Place:
     row: Entity | None = None
 
     def is_of_call(self, record: ActivityRecord) -> bool:
-        """Return True if an attempt of the same call has the place."""
+        """Return True if an attempt of the call of this record has the place."""
         mine, others = self.instance, record.instance
         same = (mine.instance_id, mine.execution_id or "") == (others.instance_id, others.execution_id or "")
         return self.held and same and self.task_id == record.task_id
-
-    def is_of(self, record: ActivityRecord) -> bool:
-        """Return True if this attempt has the place."""
-        return self.is_of_call(record) and self.attempt == record.attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +151,7 @@ def taken(names: HubNames, place: Place, record: ActivityRecord) -> Transact:
 
 
 def freed(names: HubNames, place: Place) -> Transact:
-    """Return the write that frees a place. The store refuses it with Conflict if the place was changed."""
+    """Return the write that frees a place. The store refuses it with Conflict if the row has changed since the read."""
     return written(names, replace(place, held=False), place.row)
 
 

@@ -250,7 +250,7 @@ class WaitingReader:
             return self._hub_state
 
     async def _limits(self, awaits: Iterable[Awaits | None]) -> Mapping[str, LimitState]:
-        """Read the activities with a limit, if one of the instances awaits activities."""
+        """Read which activities have a limit, and who has their places, if an instance awaits an activity."""
         if not any(one is not None and one.activities for one in awaits):
             return {}
         now = self._hub.clock.monotonic()

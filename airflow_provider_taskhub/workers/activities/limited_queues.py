@@ -63,7 +63,7 @@ async def move(hub: Hub, held: Delivery, queue: str) -> None:
 
 
 class LimitedQueues:
-    """Makes the queues of a worker's activities with a limit, and empties those that no worker reads.
+    """Makes a queue for each activity of a worker that has a limit, and empties the queues that no worker reads.
 
     :param activities: the activities of this worker.
     :param live: reads the live members of the hub.

@@ -93,7 +93,7 @@ class ActivityLimit:
         self._undecided.add(held)
 
     def decided(self, held: Delivery) -> None:
-        """Note that a call has a place, or needs none for now."""
+        """Note that a received call has a place, or does not ask for one any more."""
         self._undecided.discard(held)
 
     async def take(self, record: ActivityRecord, held: Delivery | None = None) -> bool:
@@ -189,7 +189,11 @@ class ActivityLimit:
             pause = min(LONGEST_LOOK, self._times.renew.total_seconds(), pause * 1.5)
 
     async def _changed_within(self, seconds: float | None) -> bool:
-        """Wait for a change of the places by this worker. :returns: False if there was none in so many seconds."""
+        """Wait until this worker takes or frees a place.
+
+        :param seconds: how long to wait; None: without a limit.
+        :returns: False if the time is over.
+        """
         try:
             async with asyncio.timeout(seconds):
                 await self._changed.wait()

@@ -17,13 +17,12 @@ from airflow_provider_taskhub.engine.events import (
     GenericEvent,
     HistoryEvent,
     OrchestrationInstance,
-    TaskCompleted,
-    TaskFailed,
     TaskScheduled,
 )
 from airflow_provider_taskhub.engine.failures import message_of
 from airflow_provider_taskhub.errors import InputError, PayloadTooLarge, Throttled, Unavailable
 from airflow_provider_taskhub.hub.formats.message_envelope import NO_ACTIVITY, Envelope, TaskMessage
+from airflow_provider_taskhub.hub.history.activity_records import answer
 from airflow_provider_taskhub.hub.history.purge import purge_activities
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.queues.delivery import LATEST, Delivery, LocalResponse
@@ -208,20 +207,7 @@ async def write_outcome(write: Callable[[], Awaitable[T]], *, hub: Hub, activity
 
 def answer_of(event: TaskScheduled, outcome: ActivityOutcome, now: Timestamp) -> HistoryEvent:
     """Return the history event that tells the instance the outcome of the activity that ``event`` scheduled."""
-    if outcome.failure is None:
-        return TaskCompleted(
-            timestamp=now,
-            task_scheduled_id=event.event_id,
-            result=outcome.result,
-            taskhub_action_id=event.taskhub_action_id,
-        )
-    return TaskFailed(
-        timestamp=now,
-        task_scheduled_id=event.event_id,
-        reason=outcome.failure.error_message,
-        failure=outcome.failure,
-        taskhub_action_id=event.taskhub_action_id,
-    )
+    return answer(event, now, result=outcome.result, failure=outcome.failure)
 
 
 def refused(event: TaskScheduled, error: Exception) -> ActivityOutcome:
