@@ -6,6 +6,8 @@ an instance only if this tag has the value that it knows. An instance with this 
 WATCH_TAG = "taskhub.watch"
 """Tag of an instance that an Airflow task waits for. Its end adds a completion hint to the table
 ``{Hub}Completions``."""
+LIMIT_TAG = "taskhub.limit"
+"""Tag of an instance that was started with a limit: how many instances may run at once, and the name of the limit."""
 FIRE_AND_FORGET = "FireAndForget"
 """DurableTask's tag of a child orchestration whose parent does not wait for the child."""
 SPARK_PARENT_TAGS = ("spark.openlineage.parent", "spark.openlineage.rootParent")

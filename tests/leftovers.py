@@ -100,17 +100,20 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def _outputs(item: pytest.Item) -> Sequence[Path]:
-    """Return the files into which processes of a test have written since it began."""
-    files = set()
+    """Return the files into which processes of a test write, and those into which ended ones have written since it
+    began. A process that has written nothing since is shown too: it may stand still."""
+    files, running = set(), set()
     for process in (*marked(_mark(item)), *marked(SHARED)):
         with contextlib.suppress(psutil.Error, OSError):
-            files |= {Path(file.path) for file in process.open_files() if file.fd in (1, 2)}
-    folders = {file.parent for file in files if file.suffix == ".out"}  # also of processes that have ended
+            running |= {Path(file.path) for file in process.open_files() if file.fd in (1, 2)}
+    folders = {file.parent for file in running if file.suffix == ".out"}  # also of processes that have ended
     files |= {path for folder in folders for path in folder.glob("*.out")}
     folder = getattr(item, "funcargs", {}).get("tmp_path")
     if folder is not None:
         files |= {path for pattern in ("*.log", "*.out") for path in folder.rglob(pattern) if path.is_file()}
-    return sorted(path for path in files if path.exists() and path.stat().st_mtime >= item.stash[_begun])
+    begun = item.stash[_begun]
+    ended = {path for path in files - running if path.exists() and path.stat().st_mtime >= begun}
+    return sorted({path for path in running if path.exists()} | ended)
 
 
 def _told(process: psutil.Process) -> str:

@@ -1,19 +1,27 @@
-"""``taskhub limits``: shows the activities that have a limit."""
+"""``taskhub limits``: shows the limits of activities and of instances, and changes them."""
 
 from __future__ import annotations
+
+from typing import Annotated
+
+import typer
 
 from airflow_provider_taskhub.cli.options import AsJson, HubName, with_client
 from airflow_provider_taskhub.cli.output import as_json, table
 from airflow_provider_taskhub.client import Client
-from airflow_provider_taskhub.hub.history.places import LimitState
+from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState
+
+app = typer.Typer(no_args_is_help=True, help="Show how many activities or instances may run at once, and change it.")
 
 
-def limits(hub: HubName = None, json: AsJson = False) -> None:
-    """List the activities with a limit: how many run in the whole hub, which, and about how many wait.
+@app.command("list")
+def listing(hub: HubName = None, json: AsJson = False) -> None:
+    """List the limits: how many activities or instances run in the whole hub, which, and about how many wait.
 
-    An activity gets a limit in its code: `@app.activity(limit=2)`.
+    An activity gets a limit in its code: `@app.activity(limit=2)`. An instance gets a limit when it is started: with
+    `taskhub instances start --limit NAME=2`, or with `max_active_instances=2` of the operator.
 
-    Example: taskhub limits --json
+    Example: taskhub limits list --json
     """
 
     async def work(client: Client) -> tuple[LimitState, ...]:
@@ -23,12 +31,52 @@ def limits(hub: HubName = None, json: AsJson = False) -> None:
     if json:
         as_json([_shown(state) for state in found])
         return
-    rows = [(one.activity, one.limit, len(one.holders), one.waiting, ", ".join(_holders(one))) for one in found]
-    table("activities with a limit", ("activity", "limit", "running", "waiting", "who"), rows)
+    rows = [
+        (one.kind, one.name, _number(one), len(one.holders), one.waiting, ", ".join(_holders(one))) for one in found
+    ]
+    table("limits", ("of", "name", "limit", "running", "waiting", "who"), rows)
+
+
+@app.command("set")
+def change(
+    name: Annotated[str, typer.Argument(help="Name of an activity with a limit, or of a limit of instances.")],
+    number: Annotated[int | None, typer.Argument(min=1, help="How many may run at once.")] = None,
+    declared: Annotated[
+        bool, typer.Option("--declared", help="Lift the order: the number in the code or of the newest start counts.")
+    ] = False,
+    kind: Annotated[
+        LimitKind | None, typer.Option("--of", help="Needed only if a limit of each kind has this name.")
+    ] = None,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Change how many may run at once, in place of the number in the code or of the starts. What runs goes on.
+
+    Example: taskhub limits set load_warehouse 4
+
+    Example: taskhub limits set load_warehouse --declared
+    """
+    if (number is None) != declared:
+        raise typer.BadParameter("give a number, or --declared to lift the order")
+
+    async def work(client: Client) -> LimitState:
+        return await client.admin.set_limit(name, number, kind=kind or "")
+
+    state = with_client(hub, work)
+    if json:
+        as_json(_shown(state))
+        return
+    what = f"the {state.kind} {name}" if state.kind is LimitKind.ACTIVITY else f"the instances with the limit {name}"
+    typer.echo(f"at most {state.limit} of {what} run at once from now on; {len(state.holders)} run now")
+
+
+def _number(state: LimitState) -> str:
+    return str(state.limit) if state.ordered is None else f"{state.limit} by {state.by}"
 
 
 def _holders(state: LimitState) -> list[str]:
-    return [f"{place.instance.instance_id} #{place.task_id}" for place in state.holders]
+    number = " #{}" if state.kind is LimitKind.ACTIVITY else ""
+    return [place.instance.instance_id + number.format(place.task_id) for place in state.holders]
 
 
 def _shown(state: LimitState) -> dict[str, object]:
@@ -37,8 +85,11 @@ def _shown(state: LimitState) -> dict[str, object]:
         for one in state.holders
     ]
     return {
-        "activity": state.activity,
+        "kind": state.kind,
+        "name": state.name,
         "limit": state.limit,
+        "declared": state.declared,
+        "ordered_by": state.by or None,
         "running": len(state.holders),
         "waiting": state.waiting,
         "holders": holders,

@@ -32,6 +32,7 @@ from airflow_provider_taskhub.hub.model import (
 )
 from airflow_provider_taskhub.hub.queues.quarantine import Quarantined
 from airflow_provider_taskhub.hub.waiting.reasons import Why
+from airflow_provider_taskhub.instance_limit import InstanceLimit
 
 __all__ = [
     "ActivityRecord",
@@ -44,6 +45,7 @@ __all__ = [
     "HubAdmin",
     "HubInfo",
     "InstanceHandle",
+    "InstanceLimit",
     "InstancePage",
     "InstanceState",
     "Member",

@@ -12,17 +12,21 @@ from dataclasses import replace
 from airflow_provider_taskhub.client.connection import Connection
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.concurrency import gather_bounded
-from airflow_provider_taskhub.errors import Conflict, NotFound
-from airflow_provider_taskhub.hub.history.places import LimitState, states
+from airflow_provider_taskhub.errors import Conflict, InputError, NotFound
+from airflow_provider_taskhub.hub.history import waiting_instances
+from airflow_provider_taskhub.hub.history.places import Limit, LimitKind, LimitState, order, state_of, states
+from airflow_provider_taskhub.hub.instance_places import InstancePlaces
 from airflow_provider_taskhub.hub.model import HubInfo, HubNames, InstanceState, Member, PartitionState
 from airflow_provider_taskhub.hub.partitions import administration
 from airflow_provider_taskhub.hub.partitions.incarnation import dead_workers
-from airflow_provider_taskhub.hub.partitions.operations import PartitionOperations
+from airflow_provider_taskhub.hub.partitions.operations import PartitionOperations, this_user
 from airflow_provider_taskhub.hub.partitions.routing import Routes
 from airflow_provider_taskhub.hub.queues import quarantine
 from airflow_provider_taskhub.hub.queues.quarantine import Quarantined
 from airflow_provider_taskhub.hub.waiting.reasons import Why
 from airflow_provider_taskhub.hub.waiting.snapshot import SENTINELS, WaitingInstances
+from airflow_provider_taskhub.instance_limit import MOST
+from airflow_provider_taskhub.near_names import did_you_mean
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.connect import open_store
 from airflow_provider_taskhub.storage.primitives import Store
@@ -173,21 +177,51 @@ class HubAdmin:
         return await self._snapshots.scan(members, self._members.watching if watching is None else watching)
 
     async def limits(self) -> tuple[LimitState, ...]:
-        """Return the activities that have a limit, who has their places, and about how many calls wait for one.
+        """Return the limits of activities and of instances, who has their places, and about how many wait for one.
 
-        Cost: one query, and one request for each activity with a limit.
+        Cost: one query, and one request for each limit. Of instances that wait, at most 1,000 are counted.
         """
         store, names = self._hub.store, self._hub.names
         found = await states(store, names)
 
         async def counted(state: LimitState) -> LimitState:
+            if state.kind is LimitKind.INSTANCES:
+                return replace(state, waiting=await waiting_instances.count(store, names, state.name))
             try:
-                messages = await store.count(names.limited(state.activity))
+                messages = await store.count(names.limited(state.name))
             except NotFound:
                 messages = 0
             return replace(state, waiting=max(0, messages - len(state.holders)))  # a call that runs is a message, too
 
         return tuple(await gather_bounded(counted, [found[name] for name in sorted(found)], limit=_AT_ONCE))
+
+    async def set_limit(self, name: str, places: int | None, *, kind: str = "", by: str | None = None) -> LimitState:
+        """Order how many may run at once under a limit, whatever the code or a start says. What runs goes on.
+
+        :param name: name of an activity with a limit, or of a limit of instances.
+        :param places: the number, from 1 to 10,000; None: the order is lifted, and the declared number counts again.
+        :param kind: ``activity`` or ``instances``, needed only if there are limits of this name of both kinds.
+        :param by: who gives the order, to show to people; None: the user of this process.
+        :returns: the limit after the order.
+        :raises InputError: if there is no such limit, or the number is wrong.
+        """
+        if places is not None and (type(places) is not int or not 1 <= places <= MOST):
+            raise InputError(
+                f"limit {name!r}: {places!r} is no number of places; give a whole number from 1 to {MOST:,}"
+            )
+        store, names = self._hub.store, self._hub.names
+        found = await states(store, names)
+        same = [state for (of, known), state in found.items() if known == name and kind in ("", of)]
+        if len(same) != 1:
+            near = did_you_mean(name, {known for _, known in found})
+            what = "limits of both kinds: say which" if same else f"no limit. {near}" if near else "no limit"
+            raise InputError(f"{name!r} is the name of {what}. To see all limits: taskhub limits list")
+        (state,) = same
+        limit = Limit(name=name, places=places or state.declared, kind=state.kind)
+        await store.execute(order(names, limit, places, by=by or this_user()))
+        if state.kind is LimitKind.INSTANCES:
+            await InstancePlaces(self._hub).advance(name)
+        return await state_of(store, names, limit)
 
     # operations on the quarantine
 

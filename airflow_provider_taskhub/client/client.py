@@ -29,6 +29,7 @@ from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import HubNames, InstanceState, StartPolicy
 from airflow_provider_taskhub.hub.partitions.administration import read_hub
+from airflow_provider_taskhub.instance_limit import InstanceLimit
 from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.settings import LeaseTimes, Settings
 from airflow_provider_taskhub.storage.connect import open_store
@@ -107,6 +108,7 @@ class Client:
         version: str = "",
         tags: Mapping[str, str] | None = None,
         start_at: datetime | None = None,
+        limit: InstanceLimit | None = None,
         policy: StartPolicy = StartPolicy.REFUSE,
     ) -> InstanceState:
         """Start an instance. When the call returns, the instance is stored, even if no worker is running.
@@ -118,6 +120,8 @@ class Client:
         :param version: only workers whose app declares this version compatible run the instance. "": every worker.
         :param tags: names and text values that are stored with the instance. :meth:`list` can filter by them.
         :param start_at: the instance does not begin before this time. A time without a zone is UTC.
+        :param limit: at most so many instances that are started with a limit of this name run at once in the hub. If so
+            many run, the new instance stays Pending until its turn comes. None: the instance begins at once.
         :param policy: what to do if an instance with this id exists: refuse the start, return the existing instance
             (``ATTACH``), or replace an instance that has ended.
         :returns: the state of the new instance; with ``ATTACH`` the state of the existing one, if there is one.
@@ -129,6 +133,10 @@ class Client:
             raise InputError("orchestrator is empty: give the name that a worker's app declares")
         check_column(orchestrator, f"orchestrator {orchestrator[:40]!r}…")
         check_column(version, f"version of orchestrator {orchestrator!r}")
+        if limit is not None:
+            if not isinstance(limit, InstanceLimit):
+                raise InputError(f"limit is {limit!r}: give an InstanceLimit(name='nightly', instances=2), or None")
+            tags = {**(tags or {}), **limit.tag}
         check_tags(tags or {}, f"orchestrator {orchestrator!r}")
         if start_at is not None:
             check_time(Timestamp.from_datetime(start_at), f"start_at {start_at}")

@@ -5,12 +5,11 @@ The module has more than 400 lines, because users find all operations on an inst
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from getpass import getuser
+from socket import gethostname
 from typing import Any
 from uuid import uuid4
 
@@ -48,6 +47,7 @@ from airflow_provider_taskhub.hub.history.purge import purge
 from airflow_provider_taskhub.hub.history.salvage import salvage
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, Member, StartPolicy
+from airflow_provider_taskhub.hub.partitions.operations import this_user
 from airflow_provider_taskhub.hub.rewind import rewind
 from airflow_provider_taskhub.hub.waiting.reasons import Why
 from airflow_provider_taskhub.lineage import Lineage
@@ -339,7 +339,7 @@ class InstanceHandle:
         :raises InputError: if the reason or ``by`` cannot be stored.
         """
         check_text(reason, "the reason")
-        suspended_by = _user_and_host() if by is None else by
+        suspended_by = f"{this_user()}@{gethostname()}" if by is None else by
         check_column(suspended_by, "by")
         event = ExecutionSuspended(
             timestamp=self.hub.clock.utc_now(),
@@ -510,14 +510,6 @@ async def _send_suspension(
     named = replace(event, taskhub_execution_id=row.execution_id)
     await hub.send(hub.message_to(named, OrchestrationInstance(instance_id=row.instance_id)))
     return row
-
-
-def _user_and_host() -> str:
-    try:
-        user = getuser()
-    except (KeyError, OSError):  # the operating system has no name for the user id of this process
-        user = "somebody"
-    return f"{user}@{socket.gethostname()}"
 
 
 async def _end_of(

@@ -16,9 +16,11 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import ExecutionStarted, OrchestrationInstance, Status
 from airflow_provider_taskhub.errors import Conflict, InstanceExists, NotFound
 from airflow_provider_taskhub.hub.formats.instance_rows import created_row
+from airflow_provider_taskhub.hub.history import waiting_instances
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import InstanceState, StartPolicy
 from airflow_provider_taskhub.hub.queues.outgoing import OutboundMessage
+from airflow_provider_taskhub.instance_limit import InstanceLimit
 from airflow_provider_taskhub.storage.primitives import (
     Entity,
     EtagOf,
@@ -141,6 +143,9 @@ class Starter:
         The client that inserted the row may have died before it put the message. A worker ignores a second message of
         the same start.
         """
+        hub, limit = self.hub, InstanceLimit.of(row.tags)
+        if limit is not None and await waiting_instances.waits(hub.store, hub.names, limit.name, row.instance_id):
+            return  # its message is in the row in which it waits for its turn
         full = await self.hub.instance(row.instance_id, payloads=True) or row
         start = ExecutionStarted(
             timestamp=row.created or self.hub.clock.utc_now(),

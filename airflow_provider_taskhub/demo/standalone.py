@@ -202,8 +202,8 @@ class Airflow:
             try:
                 return await asyncio.to_thread(self._request, method, path, body)
             except AirflowError as error:
-                if error.status is None or error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
-                    raise
+                if error.status is not None and error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+                    raise  # without a status: the server has not answered in time, as on a busy machine
                 failure = error
             await asyncio.sleep(1)
         raise failure

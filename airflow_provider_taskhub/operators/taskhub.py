@@ -35,6 +35,7 @@ from airflow_provider_taskhub.operators.giving_up import end_overdue, named, ter
 from airflow_provider_taskhub.operators.lineage import LineageReporter, inject_parent_by_default, parent_tags
 from airflow_provider_taskhub.operators.short_wait import SHORT_WAIT, WORKER_END_WAIT, ends_soon, log_progress
 from airflow_provider_taskhub.tags import OWNER_TAG
+from airflow_provider_taskhub.triggers import instance_limits
 from airflow_provider_taskhub.triggers.arguments import (
     check_at_parse,
     duration,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.client import Client
     from airflow_provider_taskhub.codec import Timestamp
     from airflow_provider_taskhub.hub.model import InstanceState
+    from airflow_provider_taskhub.instance_limit import InstanceLimit
 
 __all__ = ["TaskHubOperator"]
 
@@ -127,6 +129,10 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
         end before it defers. 0: it defers at once. None: the option ``[taskhub] short_wait``. If that is empty too, it
         waits for 30 s if a worker must end the task, because Airflow takes a deferred task back no sooner, and else for
         1.5 s.
+    :param max_active_instances: at most so many instances of this task run at once in the hub, in all runs of its DAG
+        and all its rows if it is mapped. The others are Pending in the hub, in the order of their starts. None: as many
+        instances of the whole DAG as its ``max_active_tasks`` says, if that is not Airflow's default; else no limit.
+    :param limit_name: name of the limit, if tasks or DAGs share it. None: the ids of the DAG and of the task.
     :param openlineage_inject_parent_job_info: True: the Spark sessions of the activities get this task as their parent
         run, for OpenLineage's listener in Spark. None: Airflow's option ``[openlineage] spark_inject_parent_job_info``.
     :raises InputError: if an argument that is no template is wrong.
@@ -167,6 +173,8 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
         start_on: Literal["trigger", "worker", "auto"] | None = None,
         complete_on: Literal["trigger", "worker", "auto"] | None = None,
         short_wait: timedelta | float | None = None,
+        max_active_instances: int | None = None,
+        limit_name: str | None = None,
         openlineage_inject_parent_job_info: bool | None = None,
         **kwargs: Any,
     ) -> None:
@@ -189,6 +197,8 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
         self.start_on = defaults.choice("start_on", start_on, PLACES)
         self.complete_on = defaults.choice("complete_on", complete_on, PLACES)
         self.short_wait = defaults.seconds("short_wait", short_wait)
+        self.max_active_instances = max_active_instances
+        self.limit_name = limit_name
         self.openlineage_inject_parent_job_info = (
             inject_parent_by_default()
             if openlineage_inject_parent_job_info is None
@@ -213,6 +223,8 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
             start_on=self.start_on,
             complete_on=self.complete_on,
             short_wait=self.short_wait,
+            max_active_instances=max_active_instances,
+            limit_name=limit_name,
             openlineage_inject_parent_job_info=self.openlineage_inject_parent_job_info,
         )
 
@@ -309,8 +321,14 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
                 "wait_for_completion": self.wait_for_completion,
                 "start_at": time_text(self.start_at),
                 "input_types": self.input_types,
+                "limit": instance_limits.stored(self.instance_limit),
             },
         )
+
+    @property
+    def instance_limit(self) -> InstanceLimit | None:
+        """The limit with which the instance is started; None: no limit."""
+        return instance_limits.limit_of(self)
 
     def execute_complete(
         self,

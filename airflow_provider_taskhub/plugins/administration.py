@@ -1,7 +1,8 @@
-"""The page's tabs Partitions, Workers and Quarantine: their data, and the orders of administrators.
+"""The page's tabs Partitions, Workers, Limits and Quarantine: their data, and the orders of administrators.
 
 Every user of the page sees the partitions and the workers. Only administrators see the names of orchestrators and
-activities and the quarantine, because these belong to DAGs, and only administrators give orders.
+activities and the quarantine, because these belong to DAGs, and only administrators give orders. Who may edit runs sees
+the limits and changes them, but only administrators see which instances run under them.
 
 No ``from __future__ import annotations`` here: FastAPI could not resolve the annotations of routes that are defined
 inside a function.
@@ -10,12 +11,13 @@ inside a function.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from airflow_provider_taskhub.hooks.masking import masked
 from airflow_provider_taskhub.hub.model import Control, ControlKind
+from airflow_provider_taskhub.instance_limit import MOST
 from airflow_provider_taskhub.plugins import access, audit, hub_views, orders
 from airflow_provider_taskhub.plugins.shown_hubs import open_hub
 
@@ -50,6 +52,19 @@ class MessageOrder(orders.Order):
     id: str = Field(min_length=1, max_length=300)
 
 
+class LimitOrder(orders.Order):
+    """An order about a limit.
+
+    :param name: the name of the limit.
+    :param kind: what it counts: ``activity`` or ``instances``.
+    :param number: how many may run at once; None: the declared number counts again.
+    """
+
+    name: str = Field(min_length=1, max_length=300)
+    kind: Literal["activity", "instances"]
+    number: int | None = Field(None, ge=1, le=MOST)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
     """One kind of order.
@@ -57,10 +72,12 @@ class Action:
     :param order: the fields of the order.
     :param do: carries the order out, and returns what the page says. Its arguments are the client, the order and the
         name of who gives it.
+    :param edits_runs: True: a user who may edit runs may give the order; False: only an administrator.
     """
 
     order: type[orders.Order]
     do: Callable[["Client", Any, str], Awaitable[str]]
+    edits_runs: bool = False
 
 
 async def _kick(client: "Client", order: PartitionOrder, by: str) -> str:
@@ -107,6 +124,11 @@ async def _drop(client: "Client", order: MessageOrder, by: str) -> str:
     return "The message is deleted."
 
 
+async def _limit(client: "Client", order: LimitOrder, by: str) -> str:
+    state = await client.admin.set_limit(order.name, order.number, kind=order.kind, by=by)
+    return f"At most {state.limit} run at once from now on. What runs goes on."
+
+
 ACTIONS: Mapping[str, Mapping[str, Action]] = {
     "partition": {
         "kick": Action(order=PartitionOrder, do=_kick),
@@ -114,6 +136,7 @@ ACTIONS: Mapping[str, Mapping[str, Action]] = {
         "online": Action(order=PartitionOrder, do=_online),
     },
     "worker": {"drain": Action(order=WorkerOrder, do=_drain), "undrain": Action(order=WorkerOrder, do=_undrain)},
+    "limit": {"set": Action(order=LimitOrder, do=_limit, edits_runs=True)},
     "message": {"put-back": Action(order=MessageOrder, do=_put_back), "drop": Action(order=MessageOrder, do=_drop)},
 }
 """The actions by what they act on and by their names: the last two parts of their addresses."""
@@ -152,9 +175,17 @@ def routes() -> Any:
         rows = [hub_views.worker(one, states, _drained(one.worker, controls), names=may) for one in members]
         return head | {"may": may, "workers": rows}
 
+    @router.get("/limits")
+    async def limits(user: GetUserDep, conn: Conn = "") -> dict[str, Any]:
+        await _check_editor(user)
+        cache, head = await open_hub(conn)
+        found = await cache.once("limits", lambda client: client.admin.limits())
+        names = access.is_administrator(user)
+        return head | {"may": True, "limits": [hub_views.limit(state, names=names) for state in found]}
+
     @router.get("/quarantine")
     async def quarantine(user: GetUserDep, conn: Conn = "") -> dict[str, Any]:
-        _check_administrator(user)
+        await _check_administrator(user)
         cache, head = await open_hub(conn)
         found = await cache.once(
             "quarantine", lambda client: client.admin.quarantined(bodies=False, limit=MOST_MESSAGES + 1)
@@ -172,7 +203,7 @@ def routes() -> Any:
             known = ", ".join(f"{one}/{each}" for one, names in ACTIONS.items() for each in names)
             raise _refused(404, f"no action {thing}/{name}: there are instance/…, {known}")
         order = await orders.read(request, action.order)
-        _check_administrator(user)
+        await (_check_editor(user) if action.edits_runs else _check_administrator(user))
         cache, head = await open_hub(order.conn)
         who = user.get_name()
         facts = {"hub": head["hub"]} | _facts(order)
@@ -218,7 +249,12 @@ def _means(node: str, worker: str) -> bool:
     return names(node, worker)
 
 
-def _check_administrator(user: Any) -> None:
+async def _check_editor(user: Any) -> None:
+    if not await access.may_edit_runs(user):
+        raise _refused(403, "this needs the right to edit runs of a DAG: ask an administrator of Airflow")
+
+
+async def _check_administrator(user: Any) -> None:
     if not access.is_administrator(user):
         raise _refused(403, "this needs the right to edit connections, because it concerns instances of all DAGs")
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskhub.hooks.masking import masked
+from airflow_provider_taskhub.hub.history.places import LimitState
 from airflow_provider_taskhub.hub.model import Control, ControlKind, Member, PartitionState
 from airflow_provider_taskhub.plugins.timeline import milliseconds
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.client import Quarantined
 
 _LONGEST = 4_000
+_MOST_IDS = 10
 _KINDS = {
     ControlKind.OFFLINE: "offline",
     ControlKind.PROHIBIT: "prohibited to {node}",
@@ -44,6 +46,26 @@ def partition(state: PartitionState, orders: Sequence[Control]) -> dict[str, Any
         "kicked": masked(state.kicked) or None,
         "offline": state.offline,
         "orders": [order(one) for one in orders if one.partition == state.partition],
+    }
+
+
+def limit(state: LimitState, *, names: bool) -> dict[str, Any]:
+    """Return one line of the list of limits.
+
+    :param state: the limit.
+    :param names: True: also return which instances run under it. They belong to DAGs that the user may not see.
+    """
+    ids = list(dict.fromkeys(place.instance.instance_id for place in state.holders))
+    return {
+        "kind": str(state.kind),
+        "name": state.name,
+        "limit": state.limit,
+        "declared": state.declared,
+        "by": state.by or None,
+        "running": len(state.holders),
+        "waiting": state.waiting,
+        "ids": ids[:_MOST_IDS] if names else None,
+        "more": max(0, len(ids) - _MOST_IDS) if names else 0,
     }
 
 

@@ -46,6 +46,7 @@ _TABS = {
     Reason.UNSERVED: "partitions",
     Reason.NOT_OWNER: "partitions",
     Reason.HELD: "partitions",
+    Reason.LIMIT: "limits",
     Reason.QUEUED: "workers",
     Reason.NO_ORCHESTRATOR: "workers",
     Reason.VERSION: "workers",

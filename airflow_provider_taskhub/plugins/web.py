@@ -52,10 +52,10 @@ MOST_DRAWN = 2_000
 """The largest number of events of a history that are read for the page of an instance, and that its timeline shows."""
 MOST_EARLIER = 200
 """The largest number of attempts of earlier generations that an instance's page lists: the newest ones."""
-_SCRIPTS = ("page", "instances", "instance", "timeline", "dialog", "actions", "partitions", "workers", "quarantine",
-            "history", "relations", "batch", "compare")  # fmt: skip
+_SCRIPTS = ("page", "instances", "instance", "timeline", "dialog", "actions", "partitions", "workers", "limits",
+            "quarantine", "history", "relations", "batch", "compare")  # fmt: skip
 _ASSETS = {"page.css": "text/css", "icon.svg": "image/svg+xml"} | {f"{name}.js": "text/javascript" for name in _SCRIPTS}
-_PAGES = ("instances", "instance", "partitions", "workers", "quarantine")
+_PAGES = ("instances", "instance", "partitions", "workers", "limits", "quarantine")
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self'; connect-src 'self'; frame-ancestors 'self'; base-uri 'none'; form-action 'none'",

@@ -11,6 +11,7 @@ from airflow_provider_taskhub.hooks import identity
 from airflow_provider_taskhub.hooks.at_parse import check_flag, check_name, check_value, is_template
 from airflow_provider_taskhub.masking import is_secret_name, masked
 from airflow_provider_taskhub.no_input import NO_INPUT
+from airflow_provider_taskhub.triggers import instance_limits
 from airflow_provider_taskhub.triggers.ordinary_words import only_words
 
 if TYPE_CHECKING:
@@ -166,6 +167,7 @@ def check_at_parse(where: str, **given: Any) -> None:
         check_value(where, name, given[name], list(Where))
     for name in ("no_worker_timeout", "short_wait"):
         check_duration(where, name, given[name])
+    instance_limits.check(where, given["max_active_instances"], given["limit_name"])
     check_waiting(where, deferrable=given["deferrable"], poll_interval=given["poll_interval"])
     for name in ("wait_for_completion", "openlineage_inject_parent_job_info"):
         check_flag(where, name, given[name])

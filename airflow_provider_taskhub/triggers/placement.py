@@ -82,8 +82,6 @@ def starting(operator: Any, base: type) -> Iterator[Reason]:
         yield Reason("pre_execute", forces=False)
     if operator.pool != "default_pool":
         yield Reason(f"pool {operator.pool!r}: Airflow counts only the tasks that a worker starts", forces=False)
-    if operator.dag.max_active_tasks != conf.getint("core", "max_active_tasks_per_dag"):
-        yield Reason("max_active_tasks of the DAG: Airflow counts only the tasks that a worker starts", forces=False)
     for name in ("max_active_tis_per_dag", "max_active_tis_per_dagrun"):
         if getattr(operator, name) is not None:
             yield Reason(f"{name}: Airflow counts only the tasks that a worker starts", forces=False)

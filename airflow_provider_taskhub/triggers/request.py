@@ -50,5 +50,6 @@ def request_of(
         on_retry=on_retry,
         on_clear=on_clear,
         start_at=moment(arguments.start_at),
+        limit=arguments.instance_limit,
         waits=arguments.wait_for_completion,
     )

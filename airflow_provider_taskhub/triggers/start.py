@@ -12,7 +12,7 @@ that the user sees the same error on both ways.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from airflow_provider_taskhub.no_input import NO_INPUT, restored, storable
 from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.tags import OWNER_TAG
+from airflow_provider_taskhub.triggers import instance_limits
 from airflow_provider_taskhub.triggers.plain_types import check
 from airflow_provider_taskhub.triggers.reactions import REACTION_TEXTS, StartDecision
 from airflow_provider_taskhub.triggers.request import request_of
@@ -73,6 +74,7 @@ class TaskHubStartTrigger(StartingTrigger):
     :param wait_for_completion: False: the task ends when the instance is started, and its output is the instance id.
     :param start_at: the instance does not begin before this time, in ISO 8601, templated; None: it begins at once.
     :param input_types: the types that parts of the input must have, as :func:`.plain_types.check` takes them.
+    :param limit: the limit of instances, as :func:`.instance_limits.stored` returns it.
     :param of_base: the arguments of :class:`.starting.StartingTrigger`.
     """
 
@@ -91,6 +93,7 @@ class TaskHubStartTrigger(StartingTrigger):
         wait_for_completion: bool = True,
         start_at: str | None = None,
         input_types: Mapping[str, Any] = MappingProxyType({}),
+        limit: Sequence[Any] | None = None,
         **of_base: Any,
     ) -> None:
         super().__init__(**of_base)
@@ -104,6 +107,7 @@ class TaskHubStartTrigger(StartingTrigger):
         self.wait_for_completion = wait_for_completion
         self.start_at = start_at
         self.input_types = dict(input_types)
+        self.instance_limit = instance_limits.restored(limit)
         self._start: asyncio.Task[Launched] | None = None
 
     def _arguments(self) -> dict[str, Any]:
@@ -118,6 +122,7 @@ class TaskHubStartTrigger(StartingTrigger):
             "wait_for_completion": self.wait_for_completion,
             "start_at": self.start_at,
             "input_types": self.input_types,
+            "limit": instance_limits.stored(self.instance_limit),
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.client import Client
     from airflow_provider_taskhub.hub.model import InstanceState
     from airflow_provider_taskhub.hub.watches import Watch
+    from airflow_provider_taskhub.instance_limit import InstanceLimit
 
 TERMINATE_DEADLINE = 60.0
 """Seconds to wait until a terminated instance of an older generation has ended. After that the start continues: if no
@@ -103,6 +104,7 @@ class StartRequest:
     :param on_retry: what to do with an instance of this task that has ended without a result.
     :param on_clear: what the first try after a clear does with such an instance.
     :param start_at: the instance does not begin before this time; None: it begins at once.
+    :param limit: how many instances with a limit of this name may run at once; None: no limit.
     :param waits: False: the task ends when the instance is started. Then nothing may terminate the instance because the
         task has ended, so the instance gets no watch row.
     """
@@ -117,6 +119,7 @@ class StartRequest:
     on_retry: OnRetry = OnRetry.REWIND
     on_clear: OnClear = OnClear.REWIND
     start_at: datetime | None = None
+    limit: InstanceLimit | None = None
     waits: bool = True
 
 
@@ -401,6 +404,7 @@ async def _start(
         version=request.version,
         tags=tags,
         start_at=request.start_at,
+        limit=request.limit,
         policy=policy,
     )
 

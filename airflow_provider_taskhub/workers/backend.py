@@ -36,6 +36,7 @@ from airflow_provider_taskhub.workers.activities.work_items import WorkItems
 from airflow_provider_taskhub.workers.demand import Demand
 from airflow_provider_taskhub.workers.dispatch import Dispatcher
 from airflow_provider_taskhub.workers.missing_functions import MissingFunctions
+from airflow_provider_taskhub.workers.orchestrations.instance_limits import InstanceLimits
 from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstance
 from airflow_provider_taskhub.workers.orchestrations.processor import Orchestrations
 from airflow_provider_taskhub.workers.orchestrations.sessions import LONG, LONGEST_WAIT, Sessions
@@ -122,9 +123,6 @@ class Backend:
         """By the name of an activity, the queue of its work items, if it is not that of most activities."""
         self._limited: dict[str, str] = {}
         """The queues of activities with a limit, as far as they exist."""
-        self._limited_queues = LimitedQueues(
-            hub, registry.activities, peers.live, made=self._limited_made, visibility=times.visibility
-        )
         self.queues = LocalQueues(
             (self.work_items, self.spark_items),
             takes_work=ACTIVITY in self.roles,
@@ -137,6 +135,20 @@ class Backend:
         self.sessions: Sessions[LoadedInstance] = Sessions(
             extended=settings.session_idle > timedelta(0), rested=self._close_evicted, dropped=self._close_evicted
         )
+        instance_limits = InstanceLimits(
+            hub,
+            serves=lambda: [reader.tenure.partition for reader in self.queues],
+            advanced=self.queues.poll_soon,
+            met=lambda: self._limited_queues.look_soon(),
+        )
+        self._limited_queues = LimitedQueues(
+            hub,
+            registry.activities,
+            peers.live,
+            made=self._limited_made,
+            look=instance_limits.look,
+            visibility=times.visibility,
+        )
         self.processor = Orchestrations(
             hub=hub,
             registry=registry,
@@ -144,6 +156,7 @@ class Backend:
             queues=self.queues,
             absences=self.absences,
             demand=self.demand,
+            limits=instance_limits,
             kept_generations=settings.kept_generations,
             work_queues=self._work_queues,
         )
@@ -215,7 +228,7 @@ class Backend:
 
     def _limited_items(self, limit: ActivityLimit, registry: Registry) -> WorkItems:
         """Return the work items of an activity with a limit. They share the slots of their kind."""
-        name = limit.limit.activity
+        name = limit.limit.name
         kind = self.spark_items if registry.activities[name].spark else self.work_items
         slots = Slots(kind.slots.limit, self.hub.clock, shared=kind.slots)
 

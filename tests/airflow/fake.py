@@ -34,6 +34,7 @@ from airflow_provider_taskhub.errors import (
 from airflow_provider_taskhub.hub.formats.keys import log_name
 from airflow_provider_taskhub.hub.history.load import HistoryUnreadable
 from airflow_provider_taskhub.hub.history.pages import ChildPage, HistoryPage
+from airflow_provider_taskhub.hub.history.places import LimitState
 from airflow_provider_taskhub.hub.log_hints import LogHint
 from airflow_provider_taskhub.hub.model import (
     ActivityRecord,
@@ -49,6 +50,7 @@ from airflow_provider_taskhub.hub.model import (
 from airflow_provider_taskhub.hub.queues.quarantine import Quarantined
 from airflow_provider_taskhub.hub.waiting.reasons import Snapshot, Why, unwatched, why
 from airflow_provider_taskhub.hub.watches import Watch
+from airflow_provider_taskhub.instance_limit import InstanceLimit
 from airflow_provider_taskhub.lineage import NO_LINEAGE, Lineage
 from airflow_provider_taskhub.no_input import NO_INPUT
 
@@ -126,6 +128,7 @@ class FakeHub:
     half_rewound: set[str] = field(default_factory=set)
     controls: tuple[Control, ...] = ()
     quarantine: tuple[Quarantined, ...] = ()
+    limits: tuple[LimitState, ...] = ()
     events: list[tuple[str, str, Any]] = field(default_factory=list)
     reasons: list[tuple[str, str]] = field(default_factory=list)
     slow: bool = False
@@ -244,6 +247,7 @@ class FakeClient(Fake):
         version: str = "",
         tags: Mapping[str, str] | None = None,
         start_at: datetime | None = None,
+        limit: InstanceLimit | None = None,
         policy: StartPolicy = StartPolicy.REFUSE,
     ) -> InstanceState:
         hub = self._count("start")
@@ -259,7 +263,7 @@ class FakeClient(Fake):
             name=orchestrator,
             input=None if input is NO_INPUT else dumps(input),
             version=version,
-            tags=dict(tags or {}),
+            tags={**(tags or {}), **(limit.tag if limit is not None else {})},
             scheduled_start=Timestamp.from_datetime(start_at) if start_at else None,
         )
 
@@ -536,6 +540,17 @@ class FakeAdmin(Fake):
         assert not bodies, "the list does not need the contents"
         assert limit, "the list is bounded"
         return self._count("quarantined").quarantine[:limit]
+
+    async def limits(self) -> tuple[LimitState, ...]:
+        return self._count("limits").limits
+
+    async def set_limit(self, name: str, places: int | None, *, kind: str = "", by: str | None = None) -> LimitState:
+        hub = self._count("set_limit")
+        for state in hub.limits:
+            if (state.name, state.kind) == (name, kind):
+                hub.ordered.append(("limit", by, name, kind, places))
+                return replace(state, ordered=places)
+        raise InputError(f"{name!r} is the name of no limit. To see all limits: taskhub limits list")
 
     async def put_back(self, message_id: str) -> bool:
         return self._take("put_back", message_id)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from airflow_provider_taskhub.activity import activity_info
 from airflow_provider_taskhub.app import App, OrchestrationContext, OrchestrationError, TaskFailedError
 
 if TYPE_CHECKING:
@@ -82,6 +83,27 @@ def counted(place: list[Any]) -> int:
 def counted_rows(spark: SparkSession, place: list[Any]) -> int:
     """As ``counted``, with a job of Spark that counts the rows."""
     return spark.range(counted(place)).count()
+
+
+@app.activity
+def come(folder: str) -> int:
+    """Leaves a file until ``go`` takes it away, and returns how many there are."""
+    Path(folder, activity_info().instance_id.replace("/", "_")).touch()
+    return len(list(Path(folder).iterdir()))
+
+
+@app.activity
+def go(folder: str) -> None:
+    Path(folder, activity_info().instance_id.replace("/", "_")).unlink()
+
+
+@app.orchestrator
+async def together(ctx: OrchestrationContext, folder: str) -> int:
+    """How many instances of this orchestrator run at once, this one included."""
+    count = await ctx.call_activity(come, folder)
+    await ctx.create_timer(timedelta(seconds=1))
+    await ctx.call_activity(go, folder)
+    return count
 
 
 @app.orchestrator

@@ -16,8 +16,10 @@ from airflow_provider_taskhub.engine.events import (
     Status,
 )
 from airflow_provider_taskhub.engine.pending_waits import AwaitedEvent, Awaits
+from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState, Place
 from airflow_provider_taskhub.hub.model import Member, Ownership, OwnerState, RecordState
 from airflow_provider_taskhub.hub.waiting.reasons import QuarantinedMessage
+from airflow_provider_taskhub.instance_limit import InstanceLimit
 from airflow_provider_taskhub.lineage import Lineage
 from airflow_provider_taskhub.plugins import instance_parts, json_views, shown_instances, web
 from tests.airflow.fake import NOW, FakeHub, member, record
@@ -208,6 +210,8 @@ class Standstill:
     tab: str | None
 
 
+_FIRST = Place(key="", number=0, held=True, instance=OrchestrationInstance(instance_id="first", execution_id="e"))
+NIGHTLY = LimitState(name="nightly", kind=LimitKind.INSTANCES, declared=1, places={0: _FIRST})
 STANDSTILLS = {
     "no worker knows it": Standstill(
         state={"name": "unknown"},
@@ -242,6 +246,13 @@ STANDSTILLS = {
         remedy="Fix the cause, then: taskhub quarantine put-back m7",
         tab="quarantine",
     ),
+    "no place of its limit": Standstill(
+        state={"status": Status.PENDING, "tags": TAGS | InstanceLimit(name="nightly", instances=1).tag},
+        facts={"limits": {(LimitKind.INSTANCES, "nightly"): NIGHTLY}},
+        text="its turn: at most 1 instance with the limit 'nightly' run at once, now first",
+        remedy="",
+        tab="limits",
+    ),
     "offline": Standstill(
         facts={"served": replace(OWNED, offline=True), "offline_by": "ann", "offline_reason": "new disk"},
         text="partition 2 was taken offline by ann (new disk)",
@@ -249,6 +260,9 @@ STANDSTILLS = {
         tab="partitions",
     ),
 }
+
+
+WISHED = ("suspended", "no place of its limit")
 
 
 @pytest.mark.parametrize("name", STANDSTILLS)
@@ -262,4 +276,4 @@ def test_why_an_instance_stands_still_is_said_in_the_list_and_on_its_page(page: 
     (note,) = said["waits"]
     assert note["text"].startswith(case.text)
     assert (note["remedy"], note["tab"]) == (case.remedy, case.tab)
-    assert row["fault"] == said["fault"] == note["fault"] == (name != "suspended"), "a suspension is somebody's wish"
+    assert row["fault"] == said["fault"] == note["fault"] == (name not in WISHED), "somebody wants it so"

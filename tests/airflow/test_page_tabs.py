@@ -1,4 +1,4 @@
-"""The page's tabs Partitions, Workers and Quarantine: what they show to whom, and the orders of administrators."""
+"""The page's tabs Partitions, Workers, Limits and Quarantine: what they show to whom, and the orders."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.events import OrchestrationInstance
+from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState, Place
 from airflow_provider_taskhub.hub.model import Control, ControlKind, OwnerState, PartitionState
 from airflow_provider_taskhub.hub.queues.quarantine import Quarantined
 from airflow_provider_taskhub.plugins.administration import ACTIONS, MOST_MESSAGES
@@ -51,6 +53,14 @@ def message(number: int = 0, **more: Any) -> Quarantined:
     return Quarantined(**(fields | more))
 
 
+def limit(name: str, kind: LimitKind, *ids: str, **more: Any) -> LimitState:
+    places = {
+        number: Place(key=name, number=number, held=True, instance=OrchestrationInstance(instance_id=one))
+        for number, one in enumerate(ids)
+    }
+    return LimitState(name=name, kind=kind, declared=12, places=places, **more)
+
+
 @pytest.fixture
 def full(hub: FakeHub) -> FakeHub:
     hub.serving = (partition(0, messages=4, load=0.5, kicked="ann: password=hunter2"), partition(1, None, offline=True))
@@ -61,6 +71,10 @@ def full(hub: FakeHub) -> FakeHub:
     )
     hub.workers = (member(), member("b@other/2", alive=False))
     hub.quarantine = (message(), message(1, stuck="e", instance_id=""))
+    hub.limits = (
+        limit("load", LimitKind.ACTIVITY, *[f"i{number}" for number in range(12)], waiting=3),
+        limit("nightly", LimitKind.INSTANCES, ordered=5, by="ann", waiting=0),
+    )
     return hub
 
 
@@ -107,6 +121,28 @@ def test_workers_with_their_apps_and_partitions(page: Page, full: FakeHub) -> No
     assert (second["alive"], second["partitions"], second["drained"]) == (False, [], None)
 
 
+def test_limits_with_who_runs_and_how_many_wait(page: Page, full: FakeHub) -> None:
+    _, answer = get(page, "limits")
+    load, nightly = answer["limits"]
+    assert load == {
+        "kind": "activity", "name": "load", "limit": 12, "declared": 12, "by": None, "running": 12, "waiting": 3,
+        "ids": [f"i{number}" for number in range(10)], "more": 2,
+    }  # fmt: skip
+    assert (nightly["kind"], nightly["limit"], nightly["declared"], nightly["by"]) == ("instances", 5, 12, "ann")
+
+
+def test_limits_are_for_those_who_may_edit_runs(page: Page, full: FakeHub) -> None:
+    seen = {}
+    for role in ROLES:
+        status, answer = get(page, "limits", role)
+        ids = answer["limits"][0]["ids"] is not None if status == 200 else None
+        seen[role] = status, ids, post(page, "limit/set", ORDERS["limit/set"], role)[0]
+    assert seen == {
+        "viewer": (403, None, 403), "user": (200, False, 200), "op": (200, True, 200), "admin": (200, True, 200)
+    }  # fmt: skip
+    assert len(full.ordered) == 3
+
+
 def test_quarantine_with_causes_and_bounded(page: Page, full: FakeHub) -> None:
     _, answer = get(page, "quarantine")
     assert answer["messages"][0] == {
@@ -139,6 +175,7 @@ ORDERS: dict[str, dict[str, Any]] = {
     "partition/online": {"partition": 1},
     "worker/drain": {"worker": "a@host"},
     "worker/undrain": {"worker": "a@host"},
+    "limit/set": {"name": "load", "kind": "activity", "number": 4},
     "message/put-back": {"id": "m0"},
     "message/drop": {"id": "m0"},
 }
@@ -156,6 +193,7 @@ def test_there_is_a_test_for_each_order() -> None:
         ("partition/online", "Partition 1 is online again", ("online", "op (Airflow)", [1])),
         ("worker/drain", "a@host hands over its partitions", ("drain", "op (Airflow)", "a@host", "why")),
         ("worker/undrain", "a@host may take partitions again", ("undrain", "op (Airflow)", "a@host")),
+        ("limit/set", "At most 4 run at once", ("limit", "op (Airflow)", "load", "activity", 4)),
         ("message/put-back", "The message is in its queue again", ("put_back", "m0")),
         ("message/drop", "The message is deleted", ("drop", "m0")),
     ],
@@ -171,7 +209,7 @@ def test_an_order_reaches_the_hub_with_the_name_of_who_gave_it(
     assert entry.extra == {"hub": "TaskHub", "reason": "why"} | ORDERS[path]
 
 
-@pytest.mark.parametrize("path", ORDERS)
+@pytest.mark.parametrize("path", [path for path in ORDERS if path != "limit/set"])
 def test_orders_about_the_hub_are_for_administrators(page: Page, full: FakeHub, entries: Any, path: str) -> None:
     assert [post(page, path, ORDERS[path], role)[0] for role in ("viewer", "user")] == [403, 403]
     assert (full.ordered, entries()) == ([], [])
@@ -190,6 +228,9 @@ def test_orders_about_the_hub_are_for_administrators(page: Page, full: FakeHub, 
         ("partition/online", {"partition": 0}, 409, "is not offline by order"),
         ("worker/drain", {"worker": "gone@host"}, 404, "no worker has the name 'gone@host' now"),
         ("worker/undrain", {"worker": "b@other"}, 409, "b@other is not drained"),
+        ("limit/set", {"name": "gone", "kind": "activity", "number": 1}, 422, "'gone' is the name of no limit"),
+        ("limit/set", {"name": "load", "kind": "activity", "number": 0}, 422, "number: Input should be greater"),
+        ("limit/set", {"name": "load", "kind": "other"}, 422, "kind: Input should be 'activity' or 'instances'"),
         ("message/put-back", {"id": "gone"}, 404, "somebody has put it back or dropped it"),
         ("message/drop", {"id": "gone"}, 404, "somebody has put it back or dropped it"),
         ("message/burn", {"id": "m0"}, 404, "no action message/burn"),
@@ -207,9 +248,9 @@ def test_a_kick_of_the_owner_that_the_user_saw_is_carried_out(page: Page, full: 
     assert post(page, "partition/kick", {"partition": 0, "epoch": 7})[0] == 200
 
 
-def test_the_three_tabs_are_pages(page: Page, hub: FakeHub) -> None:
+def test_the_tabs_are_pages(page: Page, hub: FakeHub) -> None:
     with page.as_("viewer") as client:
-        for name in ("partitions", "workers", "quarantine"):
+        for name in ("partitions", "workers", "limits", "quarantine"):
             text = client.get(f"/page/{name}").text
             assert f"/taskhub/page/assets/{name}.js" in text
             assert client.get(f"/page/assets/{name}.js").status_code == 200

@@ -58,6 +58,8 @@ def texts(operator: Any) -> dict[str, tuple[str, ...]]:
         {"wait_for_completion": False, "poll_interval": 5, "on_retry": "attach", "deferrable": True},
         {"start_at": datetime(2027, 1, 1, tzinfo=UTC)},
         {"start_at": "{{ data_interval_end }}"},
+        {"dag": {"max_active_tasks": 3}},
+        {"max_active_instances": 2, "limit_name": "warehouse"},
         {"start_at": "{{ dag_run.run_after + macros.timedelta(hours=1) }}"},
         {"input": ["{{ params.x | upper }}", "{{ macros.ds_add(ds, -1) }}", "{{ logical_date.strftime('%Y') }}"]},
         {"input": "{% for x in range(3) if x is odd %}{{ x }}{{ loop.last }}{{ params.a[x] }}{% endfor %}{# gone #}"},
@@ -252,10 +254,6 @@ def test_what_forces_a_worker_forces_it_against_the_users_wish(make: Callable[[]
         *(
             ({name: 3}, {"start": (f"{name}: Airflow counts only the tasks that a worker starts",)})
             for name in ("max_active_tis_per_dag", "max_active_tis_per_dagrun")
-        ),
-        (
-            {"dag": {"max_active_tasks": 3}},
-            {"start": ("max_active_tasks of the DAG: Airflow counts only the tasks that a worker starts",)},
         ),
         ({"on_success_callback": callback}, {"success": ("on_success_callback",)}),
         ({"post_execute": callback}, {"success": ("post_execute",)}),

@@ -22,7 +22,6 @@ MAPPED_FUNCTION = "a mapped @task.orchestration or @task.activity"
 OVER_RESULT = "the task is mapped over the result of another task"
 NATIVE = "the triggerer cannot render templates as native objects"
 NO_TRIGGERER = "deferrable is False: the task uses no triggerer"
-ONE_AT_A_TIME = "max_active_tasks of the DAG: Airflow counts only the tasks that a worker starts"
 
 
 def odd_input(what: str) -> str:
@@ -53,10 +52,10 @@ PUBLIC: dict[str, dict[str, str]] = {
         "branching.join": TRIGGERER,
     },
     "galaxies": {
-        "galaxies.create": ONE_AT_A_TIME,
-        "galaxies.extract": ONE_AT_A_TIME,
+        "galaxies.create": TRIGGERER,
+        "galaxies.extract": TRIGGERER,
         "galaxies.transform": TRIGGERER,
-        "galaxies.load": ONE_AT_A_TIME,
+        "galaxies.load": TRIGGERER,
         "galaxies.show": AIRFLOWS_OWN,
         "galaxies_loaded.count": TRIGGERER,
         "galaxies_loaded.who": unknown("{{ triggering_asset_events | list }}", "triggering_asset_events"),

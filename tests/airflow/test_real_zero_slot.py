@@ -50,6 +50,16 @@ def test_rows_of_a_mapped_task_succeed_without_any_worker(real: RealAirflow) -> 
     assert not list(Path(real.home, "logs").rglob(f"*run_id={run}*/**/attempt=1.log")), "the log of a worker"
 
 
+def test_the_number_of_active_tasks_of_a_dag_limits_its_orchestrations(real: RealAirflow, tmp_path: Path) -> None:
+    """Airflow does not count tasks that wait in the triggerer: ten tasks would run ten orchestrations at once."""
+    run = real.trigger("two_at_once", folder=str(tmp_path))
+    tasks = [f"hub_{number}" for number in range(10)]
+    for task in tasks:
+        real.reaches("two_at_once", run, "success", task_id=task)
+    counts = [int(real.instance(f"two_at_once:{task}:{run}:g1")["instance"]["output"]) for task in tasks]
+    assert max(counts) == 2
+
+
 def test_the_triggerer_resolves_templates_and_outputs_as_a_worker_does(real: RealAirflow) -> None:
     run = real.trigger("alike", logical_date="2026-03-01T05:00:00+01:00", x={"y": "z"})
     started = {where: real.reaches("alike", run, "success", task_id=where) for where in ("trigger", "worker")}

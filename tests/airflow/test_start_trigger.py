@@ -186,6 +186,7 @@ def test_serialises_to_plain_values_and_back() -> None:
         "wait_for_completion": False,
         "start_at": "2027-01-01",
         "input_types": {"": "int"},
+        "limit": ["warehouse", 2],
         "end_from_trigger": False,
         "fail_from_trigger": False,
         "push_output": False,

@@ -232,13 +232,33 @@ def test_quarantine_put_back_and_drop(shown: Open, full: FakeHub) -> None:
     expect(rows).to_have_count(1)
 
 
+def test_a_limit_is_changed_and_the_order_is_lifted(shown: Open, full: FakeHub) -> None:
+    page = shown("limits")
+    rows = page.locator("tbody tr:not(.ghost)")
+    expect(rows).to_have_count(2)
+    expect(rows.first).to_contain_text("and 2 more")
+    expect(rows.last).to_contain_text("ordered by ann; declared: 12")
+    rows.first.get_by_role("button", name="Change…").click()
+    dialog(page).get_by_label("How many may run at once").fill("many")
+    dialog(page).get_by_role("button", name="Change").click()
+    expect(dialog(page)).to_contain_text("give a whole number from 1 on")
+    dialog(page).get_by_label("How many may run at once").fill("4")
+    dialog(page).get_by_role("button", name="Change").click()
+    expect(page.locator("#told")).to_contain_text("At most 4 run at once")
+    rows.last.get_by_role("button", name="Lift…").click()
+    dialog(page).get_by_role("button", name="Lift the order").click()
+    expect(page.locator("#told")).to_contain_text("At most 12 run at once")
+    assert [done[2:] for done in full.ordered] == [("load", "activity", 4), ("nightly", "instances", None)]
+
+
 def test_an_empty_hub_says_so(shown: Open, hub: FakeHub) -> None:
+    expect(shown("limits").get_by_text("The hub has no limit.")).to_be_visible()
     hub.workers = ()
     expect(shown("quarantine").get_by_text("Nothing is in quarantine.")).to_be_visible()
     expect(shown("workers").get_by_text("No worker is listed.")).to_be_visible()
 
 
-@pytest.mark.parametrize("tab", ["partitions", "workers", "quarantine"])
+@pytest.mark.parametrize("tab", ["partitions", "workers", "limits", "quarantine"])
 def test_a_hub_that_does_not_answer_is_said_in_place_of_the_first_table_and_beside_a_later_one(
     shown: Open, full: FakeHub, tab: str
 ) -> None:

@@ -33,7 +33,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "hub.db"
     monkeypatch.setenv("TASKHUB_HOME", str(tmp_path))
     monkeypatch.setenv("TASKHUB_CONNECTION", f"sqlite:///{file}")
-    limit = places.Limit(activity="load", places=2)
+    limit = places.Limit(name="load", places=2)
     record = ActivityRecord(
         instance=OrchestrationInstance(instance_id="monday", execution_id="e"),
         task_id=3,
@@ -53,30 +53,66 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             await store.execute(places.declared(NAMES, limit))
             for name in "abc":
                 await store.execute(PutMessage(queue=NAMES.limited("load"), text=name))
-            for place in (await places.places_of(store, NAMES, limit))[1:]:
-                await store.execute(places.taken(NAMES, place, record))
+            _, second = (await places.state_of(store, NAMES, limit)).free
+            await store.execute(places.taken(NAMES, second, record))
 
     asyncio.run(make())
 
 
 def test_a_row_for_each_activity_with_a_limit() -> None:
-    lines = taskhub("limits").splitlines()
+    lines = taskhub("limits", "list").splitlines()
     assert [line.split() for line in lines[-2:]] == [
-        ["activity", "limit", "running", "waiting", "who"],
-        ["load", "2", "1", "2", "monday", "#3"],
+        ["of", "name", "limit", "running", "waiting", "who"],
+        ["activity", "load", "2", "1", "2", "monday", "#3"],
     ]
 
 
 def test_as_json() -> None:
-    assert json.loads(taskhub("limits", "--json")) == [
+    assert json.loads(taskhub("limits", "list", "--json")) == [
         {
-            "activity": "load",
+            "kind": "activity",
+            "name": "load",
             "limit": 2,
+            "declared": 2,
+            "ordered_by": None,
             "running": 1,
             "waiting": 2,
             "holders": [{"instance_id": "monday", "task_id": 3, "attempt": 1, "worker": "one@host/1"}],
         }
     ]
+
+
+def _limit() -> tuple[int, str | None]:
+    (found,) = json.loads(taskhub("limits", "list", "--json"))
+    return found["limit"], found["ordered_by"]
+
+
+def test_an_order_counts_until_it_is_lifted() -> None:
+    said = taskhub("limits", "set", "load", "5")
+    assert said.strip() == "at most 5 of the activity load run at once from now on; 1 run now"
+    number, by = _limit()
+    assert (number, bool(by)) == (5, True)
+    assert "5 by " in taskhub("limits", "list")
+    assert json.loads(taskhub("limits", "set", "load", "--declared", "--json"))["limit"] == 2
+    assert _limit() == (2, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["lode", "5"], "'lode' is the name of no limit. did you mean 'load'?"),
+        (["load"], "give a number, or --declared"),
+        (["load", "5", "--declared"], "give a number, or --declared"),
+        (["load", "0"], "greater than or equal to 1"),
+        (["load", "10001"], "10001 is no number of places; give a whole number from 1 to 10,000"),
+        (["load", "5", "--of", "instances"], "'load' is the name of no limit"),
+    ],
+)
+def test_a_wrong_order_is_refused(arguments: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, ["limits", "set", *arguments])
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.replace("│", " ").split())
+    assert _limit() == (2, None)
 
 
 def test_the_queues_of_limits_are_deleted_with_the_hub(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ class Answers(Airflow):
     def _request(self, method: str, path: str, body: Any) -> Any:
         self.asked.append(f"{method} {path}")
         answer = self.answers.pop(0)
+        if answer is None:
+            raise AirflowError("did not answer")
         if isinstance(answer, int):
             raise AirflowError(f"answered {answer}", answer)
         return answer
@@ -60,6 +62,14 @@ async def test_a_request_fails_after_the_last_try_if_the_database_stays_busy(tmp
     with pytest.raises(AirflowError, match="answered 500"):
         await airflow.run_state("flights", "r")
     assert len(airflow.asked) == standalone.BUSY_TRIES
+
+
+async def test_a_server_that_does_not_answer_in_time_is_asked_again(tmp_path: Path) -> None:
+    airflow = Answers(tmp_path, None, {"state": "running"})
+    assert await airflow.run_state("flights", "r") == "running"
+    airflow = Answers(tmp_path, {"dags": [{"dag_id": "flights"}]}, None, 409)
+    await airflow.trigger("flights", "r", {})
+    assert not airflow.answers
 
 
 async def test_a_refusal_is_told_at_once(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.client import InstanceLimit
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import TaskCompleted
 from airflow_provider_taskhub.engine.retry import RetryPolicy
@@ -226,6 +227,30 @@ def limited_app_of(effects: Effects) -> App:
     return app
 
 
+def turns_app_of(effects: Effects) -> App:
+    """An app whose instances are started with a limit of one."""
+    app = App("simulated", version="1")
+    running_now: set[str] = set()
+
+    @app.activity(record=True)
+    async def alone(number: int) -> int:
+        name = running().instance.instance_id
+        assert running_now <= {name}, f"{running_now} run beside {name}"
+        effects.ran["alone", number] += 1
+        running_now.add(name)
+        try:
+            await asyncio.sleep(1.0)
+        finally:
+            running_now.discard(name)
+        return number
+
+    @app.orchestrator
+    async def turn(ctx: OrchestrationContext, number: int) -> int:
+        return await ctx.call_activity(alone, number)
+
+    return app
+
+
 Drive = Callable[[World], Awaitable[Sequence[InstanceState]]]
 
 
@@ -260,6 +285,14 @@ async def _events(world: World) -> list[InstanceState]:
         await world.client.raise_event("one", "go", number)
         await world.clock.sleep(0.4 * number)
     return [await world.wait("one")]
+
+
+async def _turns(world: World) -> list[InstanceState]:
+    limit, names = InstanceLimit(name="turns", instances=1), ("one", "one-second", "one-third")
+    for number, name in enumerate(names):
+        await world.client.start("turn", number, instance_id=name, limit=limit)
+        await world.clock.sleep(0.2)
+    return [await world.wait(name) for name in names]
 
 
 async def _counter(world: World) -> list[InstanceState]:
@@ -338,6 +371,7 @@ SCENARIOS = {
         Scenario(name="rolling", drive=_rolling),
         Scenario(name="recorded", drive=_simple("recorded", 3)),
         Scenario(name="limited", drive=_simple("limited", 3), app_of=limited_app_of),
+        Scenario(name="turns", drive=_turns, app_of=turns_app_of),
         Scenario(name="wide", drive=_simple("fan", 100)),  # its first checkpoint takes more than one transaction
         Scenario(name="spread", drive=_simple("spread", 0)),
     )

@@ -130,7 +130,7 @@ def _seen_by(world: World, worker: str) -> ActivityLimit:
 
     return ActivityLimit(
         world.client.hub,
-        Limit(activity="load", places=LIMIT),
+        Limit(name="load", places=LIMIT),
         me=WorkerIdentity(name=me, host="h", incarnation=incarnation),
         peers=Peers(live=live),
         times=EMBEDDED_LEASE,
@@ -317,7 +317,7 @@ def test_a_changed_limit_holds_for_the_next_workers(before: int, after: int) -> 
             assert (await world.wait("i")).status is Status.COMPLETED
             assert max(most) == after
             (changed,) = world.said("limit_changed")
-            assert (changed["before"], changed["limit"]) == (before, after)
+            assert (changed["before"], changed["now"]) == (before, after)
             await world.settle()
 
     simulate(main)

@@ -28,6 +28,7 @@ from airflow_provider_taskhub.hub.model import (
     InstanceState,
     StartPolicy,
 )
+from airflow_provider_taskhub.instance_limit import InstanceLimit
 from airflow_provider_taskhub.no_input import NO_INPUT
 
 
@@ -47,6 +48,10 @@ def start(
     version: Annotated[
         str, typer.Option(help="Version. Only workers whose app is compatible with it run the instance.")
     ] = "",
+    limit: Annotated[
+        str | None,
+        typer.Option(help="NAME=NUMBER: at most NUMBER instances with the limit NAME run at once. The others wait."),
+    ] = None,
     policy: Annotated[
         StartPolicy,
         typer.Option(
@@ -73,6 +78,7 @@ def start(
             version=version,
             tags=tags_of(tag),
             start_at=moment_of(at, "--at"),
+            limit=_limit_of(limit),
             policy=policy,
         )
         if state.name != orchestrator:
@@ -85,6 +91,15 @@ def start(
         return await watch(client, state.instance_id, None, quiet=json)
 
     finish(with_client(hub, work), json=json, ended=wait)
+
+
+def _limit_of(text: str | None) -> InstanceLimit | None:
+    if text is None:
+        return None
+    name, _, number = text.rpartition("=")
+    if not (name and number.isascii() and number.isdigit()):
+        raise typer.BadParameter(f"--limit {text!r} is not of the form NAME=NUMBER")
+    return InstanceLimit(name=name, instances=int(number))
 
 
 def wait(

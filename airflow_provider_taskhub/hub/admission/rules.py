@@ -84,6 +84,11 @@ def _until(due: Timestamp | None, now: Timestamp) -> Judged | None:
     return Judged(verdict=Verdict.DEFER, reason=f"its instance has a scheduled start at {due}", pause=due - now)
 
 
+def without_place(message: Incoming) -> Judged:
+    """Defer a message of an instance that was rewound and waits for a place of its limit."""
+    return _defer(message, "its instance waits for a place of its limit")
+
+
 def process(message: Incoming, facts: Facts) -> Judged:
     return PROCESS
 

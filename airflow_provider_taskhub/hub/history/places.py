@@ -1,19 +1,23 @@
-"""The places of activities with a limit: rows of the hub's table of controls, one for each activity that may run.
+"""The places of a limit: rows of the hub's table of controls, one for each activity or instance that may run.
 
 ``@app.activity(limit=2)`` lets two attempts run at once in the whole hub, so the activity has two places. An attempt
 runs only while a place names it. Workers take, change and free a place under the ETag of its row. A place is held as
 long as the activity record of its attempt says that the attempt runs. So a place does not outlive its attempt, whoever
-dies, and it needs no renewal of its own.
+dies, and it needs no renewal of its own. The calls that wait are messages in a queue of this activity. A worker
+receives from this queue only while it sees a free place. So the cost does not grow with the number of calls that wait.
 
-The calls that wait are messages in a queue of this activity. A worker receives from this queue only while it sees a
-free place. So the cost does not grow with the number of calls that wait.
+A limit of instances (:class:`.InstanceLimit`) has places of the same kind. A place names an instance, and is held until
+this instance has ended (:mod:`airflow_provider_taskhub.hub.instance_places`).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import field, replace
+from enum import StrEnum
 
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
+from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.formats.keys import escape, unescape
 from airflow_provider_taskhub.hub.history.activity_records import NO_ROW
@@ -29,33 +33,66 @@ from airflow_provider_taskhub.storage.primitives import (
     Transact,
 )
 
-_PREFIX, _AFTER = "limit:", "limit;"
+_FIRST, _AFTER = "limit-", "limit;"
 """The partition keys of all places sort between these two texts."""
 _DECLARED = "declared"
 """Row key of the row that says that the activity has a limit. The row keys of places are numbers."""
 
 
+class LimitKind(StrEnum):
+    """What a limit counts."""
+
+    ACTIVITY = "activity"
+    INSTANCES = "instances"
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the partition keys of the places of such limits."""
+        return "limit:" if self is LimitKind.ACTIVITY else "limit-instances:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A limit.
+
+    :param name: name of the activity, or of the limit of instances.
+    :param places: how many attempts may run at once, or how many instances may have begun and not ended.
+    :param kind: what the limit counts.
+    """
+
+    name: str
+    places: int
+    kind: LimitKind = LimitKind.ACTIVITY
+
+    @property
+    def key(self) -> str:
+        """The partition key of its places."""
+        return self.kind.prefix + escape(self.name)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One of the places of an activity with a limit.
+    """One of the places of a limit.
 
-    :param activity: name of the activity.
+    :param key: partition key of the places of the limit.
     :param number: number of the place, from 0.
-    :param held: whether an attempt has the place. The record of the attempt may say that the attempt has ended.
-    :param instance: the instance of this attempt, with the execution id of its generation.
-    :param task_id: number of the call.
-    :param attempt: number of the attempt.
-    :param worker: full name of the worker of the attempt.
+    :param held: whether an attempt or an instance has the place. It may have ended since.
+    :param instance: the instance, with the execution id of its generation. Of an attempt: the instance that called it.
+    :param task_id: number of the call; 0 in a limit of instances.
+    :param attempt: number of the attempt; 0 in a limit of instances.
+    :param worker: full name of the worker of the attempt; "" in a limit of instances.
+    :param waiting: row key of the row in which the instance has waited; "" if it has not waited.
     :param row: the row as it was read; None: there is no row yet.
     """
 
-    activity: str
+    key: str
     number: int
     held: bool = False
     instance: OrchestrationInstance = OrchestrationInstance(instance_id="")
     task_id: int = 0
     attempt: int = 0
     worker: str = ""
+    waiting: str = ""
     row: Entity | None = None
 
     def is_of_call(self, record: ActivityRecord) -> bool:
@@ -64,73 +101,110 @@ class Place:
         same = (mine.instance_id, mine.execution_id or "") == (others.instance_id, others.execution_id or "")
         return self.held and same and self.task_id == record.task_id
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
-    """An activity with a limit, as a worker has declared it.
-
-    :param activity: name of the activity.
-    :param places: how many attempts may run at once.
-    """
-
-    activity: str
-    places: int
-
-
-def _key(activity: str) -> str:
-    return _PREFIX + escape(activity)
-
-
-async def places_of(store: Store, names: HubNames, limit: Limit) -> list[Place]:
-    """Read the places of an activity, in the order of their numbers. The cost is one query."""
-    found = store.rows(names.controls, Compare("PartitionKey", "eq", _key(limit.activity)))
-    rows = {row.row_key: row async for row in found}
-    return [_decoded(limit.activity, number, rows.get(_row_key(number))) for number in range(limit.places)]
+    def is_of_run(self, instance: OrchestrationInstance) -> bool:
+        """Return True if this run of an instance has the place, in any of its generations."""
+        same = self.instance.instance_id == instance.instance_id
+        return self.held and same and same_start(self.instance.execution_id, instance.execution_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitState:
-    """An activity with a limit, and who has its places.
+    """A limit, and who has its places.
 
-    :param activity: name of the activity.
-    :param limit: how many attempts may run at once in the whole hub.
-    :param holders: the places that attempts have.
-    :param waiting: about how many calls wait for a place; None: it was not asked.
+    :param name: name of the activity, or of the limit of instances.
+    :param kind: what the limit counts.
+    :param declared: the number that the code of an activity or the newest start says; 0: there is no such limit yet.
+    :param ordered: the number that an administrator has ordered instead; None: there is no order.
+    :param by: who gave this order; "" if there is none.
+    :param places: the places that have a row, by their numbers.
+    :param waiting: about how many calls or instances wait for a place; None: it was not asked.
     """
 
-    activity: str
-    limit: int
-    holders: tuple[Place, ...] = ()
+    name: str
+    kind: LimitKind
+    declared: int
+    ordered: int | None = None
+    by: str = ""
+    places: Mapping[int, Place] = field(default_factory=dict)
     waiting: int | None = None
 
     @property
+    def limit(self) -> int:
+        """How many may run at once in the whole hub."""
+        return self.declared if self.ordered is None else self.ordered
+
+    @property
+    def holders(self) -> tuple[Place, ...]:
+        """The places that somebody has."""
+        return tuple(place for _, place in sorted(self.places.items()) if place.held)
+
+    @property
+    def free(self) -> list[Place]:
+        """The free places, the one with the lowest number first. Places above the limit, which may still be held,
+        count."""
+        key = Limit(name=self.name, places=self.limit, kind=self.kind).key
+        known = [self.places.get(number) or Place(key=key, number=number) for number in range(self.limit)]
+        return [place for place in known if not place.held][: max(0, self.limit - len(self.holders))]
+
+    @property
     def is_full(self) -> bool:
-        """Whether no place is free. After the limit was lowered, places with higher numbers may still be held."""
-        return sum(place.number < self.limit for place in self.holders) >= self.limit
+        """Whether no place is free."""
+        return not self.free
 
 
-async def states(store: Store, names: HubNames) -> dict[str, LimitState]:
-    """Read all activities with a limit, and who has their places, by the names of the activities. Cost: one query."""
-    within = And((Compare("PartitionKey", "ge", _PREFIX), Compare("PartitionKey", "lt", _AFTER)))
-    found: dict[str, tuple[int, list[Place]]] = {}
+async def states(store: Store, names: HubNames) -> dict[tuple[LimitKind, str], LimitState]:
+    """Read all limits and who has their places, by kind and name. Cost: one query."""
+    within = And((Compare("PartitionKey", "ge", _FIRST), Compare("PartitionKey", "lt", _AFTER)))
+    found: dict[str, list[Entity]] = {}
     async for row in store.rows(names.controls, within):
-        activity = unescape(row.partition_key.removeprefix(_PREFIX))
-        limit, holders = found.get(activity, (0, []))
-        if row.row_key == _DECLARED:
-            count = row.properties.get("Limit")
-            limit = count if isinstance(count, int) else 0
-        elif row.row_key.isdecimal() and (place := _decoded(activity, int(row.row_key), row)).held:
-            holders.append(place)
-        found[activity] = limit, holders
-    return {
-        name: LimitState(activity=name, limit=limit, holders=tuple(holders)) for name, (limit, holders) in found.items()
-    }
+        found.setdefault(row.partition_key, []).append(row)
+    read = {}
+    for key, rows in found.items():
+        kind = next(kind for kind in LimitKind if key.startswith(kind.prefix))
+        name = unescape(key.removeprefix(kind.prefix))
+        read[kind, name] = _state(kind, name, key, rows)
+    return read
+
+
+async def state_of(store: Store, names: HubNames, limit: Limit) -> LimitState:
+    """Read one limit and who has its places. Cost: one query.
+
+    :param limit: only its kind and its name are used.
+    """
+    rows = [row async for row in store.rows(names.controls, Compare("PartitionKey", "eq", limit.key))]
+    return _state(limit.kind, limit.name, limit.key, rows)
+
+
+def _state(kind: LimitKind, name: str, key: str, rows: list[Entity]) -> LimitState:
+    columns = next((row.properties for row in rows if row.row_key == _DECLARED), {})
+    declared, ordered, by = columns.get("Limit"), columns.get("Ordered"), columns.get("By")
+    places = {int(row.row_key): _decoded(key, int(row.row_key), row) for row in rows if row.row_key.isdecimal()}
+    return LimitState(
+        name=name,
+        kind=kind,
+        declared=declared if isinstance(declared, int) else 0,
+        ordered=ordered if isinstance(ordered, int) and ordered > 0 else None,
+        by=by if isinstance(by, str) and ordered else "",
+        places=places,
+    )
 
 
 def declared(names: HubNames, limit: Limit) -> Transact:
-    """Return the write that says that an activity has a limit."""
-    row = Entity(partition_key=_key(limit.activity), row_key=_DECLARED, properties={"Limit": limit.places})
-    return Transact(table=names.controls, rows=(RowOperation(verb=RowVerb.UPSERT_REPLACE, entity=row),))
+    """Return the write that says that a limit exists. The order of an administrator stays."""
+    row = Entity(partition_key=limit.key, row_key=_DECLARED, properties={"Limit": limit.places})
+    return Transact(table=names.controls, rows=(RowOperation(verb=RowVerb.UPSERT_MERGE, entity=row),))
+
+
+def order(names: HubNames, limit: Limit, places: int | None, *, by: str) -> Transact:
+    """Return the write of an administrator's order: how many may run at once, whatever the code or a start says.
+
+    :param limit: only its kind and its name are used.
+    :param places: the number; None: the order is lifted.
+    :param by: who gives the order.
+    """
+    columns: dict[str, Property | None] = {"Ordered": places or 0, "By": by}
+    row = Entity(partition_key=limit.key, row_key=_DECLARED, properties=columns)
+    return Transact(table=names.controls, rows=(RowOperation(verb=RowVerb.MERGE, entity=row, etag="*"),))
 
 
 def taken(names: HubNames, place: Place, record: ActivityRecord) -> Transact:
@@ -147,6 +221,16 @@ def taken(names: HubNames, place: Place, record: ActivityRecord) -> Transact:
         attempt=record.attempt,
         worker=record.worker,
     )
+    return written(names, named, place.row)
+
+
+def given(names: HubNames, place: Place, instance: OrchestrationInstance, waiting: str = "") -> Transact:
+    """Return the write that gives a place to an instance. The store refuses it with Conflict if somebody has changed
+    the place since the read.
+
+    :param waiting: row key of the row in which the instance has waited.
+    """
+    named = Place(key=place.key, number=place.number, held=True, instance=instance, waiting=waiting)
     return written(names, named, place.row)
 
 
@@ -176,8 +260,9 @@ def written(names: HubNames, place: Place, before: Entity | None) -> Transact:
         "TaskId": place.task_id,
         "Attempt": place.attempt,
         "Worker": place.worker,
+        "Waiting": place.waiting,
     }
-    row = Entity(partition_key=_key(place.activity), row_key=_row_key(place.number), properties=columns)
+    row = Entity(partition_key=place.key, row_key=_row_key(place.number), properties=columns)
     if before is None:
         operation = RowOperation(verb=RowVerb.INSERT, entity=row)
     else:
@@ -185,14 +270,13 @@ def written(names: HubNames, place: Place, before: Entity | None) -> Transact:
     return Transact(table=names.controls, rows=(operation,))
 
 
-def _decoded(activity: str, number: int, row: Entity | None) -> Place:
-    if row is None:
-        return Place(activity=activity, number=number)
+def _decoded(key: str, number: int, row: Entity) -> Place:
     columns = row.properties
     instance_id, execution_id = columns.get("InstanceId"), columns.get("ExecutionId")
+    waiting = columns.get("Waiting")
     task_id, attempt, worker = columns.get("TaskId"), columns.get("Attempt"), columns.get("Worker")
     return Place(
-        activity=activity,
+        key=key,
         number=number,
         held=columns.get("Held") is True,
         instance=OrchestrationInstance(
@@ -202,5 +286,6 @@ def _decoded(activity: str, number: int, row: Entity | None) -> Place:
         task_id=task_id if isinstance(task_id, int) else 0,
         attempt=attempt if isinstance(attempt, int) else 0,
         worker=worker if isinstance(worker, str) else "",
+        waiting=waiting if isinstance(waiting, str) else "",
         row=row,
     )

@@ -118,7 +118,7 @@ class PartitionOperations:
         self._names = names
         self._times = times
         self._clock = clock
-        self._by = by or _user()
+        self._by = by or this_user()
         self._controls = Controls(store, names)
 
     async def complete(self) -> None:
@@ -350,7 +350,8 @@ def _nodes(nodes: Sequence[str]) -> tuple[str, ...]:
     return tuple(nodes)
 
 
-def _user() -> str:
+def this_user() -> str:
+    """Return the name of the user of this process, to show to people."""
     try:
         return getuser()
     except (KeyError, OSError):  # the user of this process has no name

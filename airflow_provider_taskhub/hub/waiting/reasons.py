@@ -15,11 +15,11 @@ from dataclasses import field, replace
 from enum import StrEnum
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.events import OrchestrationInstance, Status
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.engine.pending_waits import LONGEST_NAME, NOTHING, Awaits
 from airflow_provider_taskhub.fast_dataclass import dataclass
-from airflow_provider_taskhub.hub.history.places import LimitState
+from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState
 from airflow_provider_taskhub.hub.model import (
     ACTIVITY,
     ORCHESTRATOR,
@@ -30,6 +30,7 @@ from airflow_provider_taskhub.hub.model import (
     OwnerState,
 )
 from airflow_provider_taskhub.hub.partitions.capabilities import Need, able, listed
+from airflow_provider_taskhub.instance_limit import InstanceLimit
 from airflow_provider_taskhub.near_names import did_you_mean
 from airflow_provider_taskhub.tags import WATCH_TAG
 
@@ -46,6 +47,7 @@ class Reason(StrEnum):
     UNREADABLE = "history_unreadable"
     SUSPENDED = "suspended"
     STARTS_LATER = "starts_later"
+    LIMIT = "limit"
     NO_ORCHESTRATOR = "no_worker_knows_orchestrator"
     VERSION = "no_worker_has_version"
     NOT_OWNER = "owner_does_not_know_orchestrator"
@@ -150,7 +152,7 @@ class Snapshot:
     :param children: awaited children whose ids are known. Of their ``state``, only the instance id is valid, because a
         child may have no instance row yet.
     :param child_rows: instance rows of the awaited children whose ids are known, by instance id.
-    :param limits: the awaited activities with a limit, by their names, and who has their places.
+    :param limits: the limits of the hub by kind and name, and who has their places.
     :param now: present time, by this machine's clock.
     """
 
@@ -163,7 +165,7 @@ class Snapshot:
     awaits: Awaits | None = None
     children: Sequence[Snapshot] = ()
     child_rows: Mapping[str, InstanceState] = field(default_factory=dict)
-    limits: Mapping[str, LimitState] = field(default_factory=dict)
+    limits: Mapping[tuple[LimitKind, str], LimitState] = field(default_factory=dict)
     now: Timestamp
 
 
@@ -185,6 +187,7 @@ def why(found: Snapshot) -> tuple[Why, ...]:
     ]
     # The worker holds an instance without progress also for one of the reasons before, which say more.
     reasons = [*(reasons or _held(found)), *_blocked_children(found)]
+    reasons = reasons or [*_without_place(found)]
     if not reasons:
         reasons = [*_awaited(found.awaits or NOTHING, found)]
     if not reasons:
@@ -406,10 +409,26 @@ def _awaited(awaits: Awaits, found: Snapshot) -> Iterable[Why]:
 def _full_limits(awaits: Awaits, found: Snapshot) -> Iterable[str]:
     """Return a text about each awaited activity whose limit is reached."""
     for name in awaits.activities:
-        limit = found.limits.get(name)
+        limit = found.limits.get((LimitKind.ACTIVITY, name))
         if limit is not None and limit.is_full:
             holders = listed([f"{place.instance.instance_id} #{place.task_id}" for place in limit.holders], _MOST_NAMES)
             yield f"at most {limit.limit} of {name!r} run in the hub, now {holders}"
+
+
+def _without_place(found: Snapshot) -> Iterable[Why]:
+    """Return a reason if the instance has a limit, has not begun or was rewound, and has no place."""
+    state = found.state
+    limit = InstanceLimit.of(state.tags) if state.parent is None else None
+    if limit is None or state.status is not Status.PENDING or _later_start(found) is not None:
+        return
+    places = found.limits.get((LimitKind.INSTANCES, limit.name))
+    run = OrchestrationInstance(instance_id=state.instance_id, execution_id=state.execution_id)
+    if places is None or not places.holders or any(place.is_of_run(run) for place in places.holders):
+        return
+    holders = listed([place.instance.instance_id for place in places.holders], _MOST_NAMES)
+    most = f"{places.limit} instance{'' if places.limit == 1 else 's'}"
+    text = f"its turn: at most {most} with the limit {limit.name!r} run at once, now {holders}"
+    yield Why(reason=Reason.LIMIT, text=text)
 
 
 def _ids(awaits: Awaits) -> str:

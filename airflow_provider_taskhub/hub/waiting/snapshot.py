@@ -18,7 +18,7 @@ from airflow_provider_taskhub.engine.pending_waits import Awaits
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.formats.waits_column import decode_awaits
 from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, sentinel_of
-from airflow_provider_taskhub.hub.history.places import LimitState, states
+from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState, states
 from airflow_provider_taskhub.hub.history.queries import query_filter
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import Control, ControlKind, InstanceState, Member, Ownership
@@ -26,6 +26,7 @@ from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.hub.partitions.observer import LeaseObserver
 from airflow_provider_taskhub.hub.queues import quarantine
 from airflow_provider_taskhub.hub.waiting.reasons import QuarantinedMessage, Reason, Snapshot, Why, unwatched, why
+from airflow_provider_taskhub.tags import LIMIT_TAG
 
 PARALLEL = 16
 """How many sentinels are read at the same time."""
@@ -41,6 +42,8 @@ QUARANTINED = 1000
 """How many messages in quarantine one call reads."""
 EXAMPLES = 3
 """How many instances :meth:`WaitingReader.scan` names for each reason."""
+Limits = Mapping[tuple[LimitKind, str], LimitState]
+"""The limits of a hub by kind and name."""
 REUSED = 5.0
 """For this time, in seconds, calls use the state of the hub that was read last, and do not read it again. The web page
 calls every 2 s."""
@@ -85,14 +88,14 @@ class _HubState:
     :param served: owner by the number of the partition.
     :param controls: orders of administrators that are in force.
     :param quarantined: messages in quarantine by instance id.
-    :param limits: the activities with a limit by their names, and who has their places.
+    :param limits: the limits by kind and name, and who has their places.
     """
 
     read: float
     served: Mapping[int, Ownership]
     controls: tuple[Control, ...]
     quarantined: Mapping[str, Sequence[QuarantinedMessage]]
-    limits: Mapping[str, LimitState] = field(default_factory=dict)
+    limits: Limits = field(default_factory=dict)
 
 
 class WaitingReader:
@@ -104,7 +107,7 @@ class WaitingReader:
     def __init__(self, hub: Hub, observer: LeaseObserver) -> None:
         self._hub, self._observer = hub, observer
         self._hub_state: _HubState | None = None
-        self._limits_read: tuple[float, Mapping[str, LimitState]] | None = None
+        self._limits_read: tuple[float, Limits] | None = None
         self._reading = asyncio.Lock()
 
     async def one(
@@ -126,7 +129,7 @@ class WaitingReader:
         quarantined, rows, limits, _ = await asyncio.gather(
             asyncio.gather(*map(self._quarantined, ids)),
             asyncio.gather(*map(self._hub.instance, ids[1:])),
-            self._limits((awaits,)),
+            self._limits((state,), (awaits,)),
             asyncio.gather(*map(self._observer.refresh_one, partitions)),
         )
         hub_state = _HubState(
@@ -161,7 +164,7 @@ class WaitingReader:
         asked = sorted(begun, key=lambda state: (state.status is Status.SUSPENDED, _changed(state)))[:sentinels]
         read = await gather_bounded(self._awaits, asked, limit=PARALLEL)
         known = {state.instance_id: one for state, one in zip(asked, read, strict=True)}
-        hub_state = replace(hub_state, limits=await self._limits(read))
+        hub_state = replace(hub_state, limits=await self._limits(found, read))
         whys = {
             state.instance_id: self._whys(state, members, watching, hub_state, known.get(state.instance_id))
             for state in found
@@ -249,9 +252,12 @@ class WaitingReader:
             )
             return self._hub_state
 
-    async def _limits(self, awaits: Iterable[Awaits | None]) -> Mapping[str, LimitState]:
-        """Read which activities have a limit, and who has their places, if an instance awaits an activity."""
-        if not any(one is not None and one.activities for one in awaits):
+    async def _limits(self, instances: Iterable[InstanceState], awaits: Iterable[Awaits | None]) -> Limits:
+        """Read the limits, and who has their places, if an instance awaits an activity or waits for its turn."""
+        pending = (one for one in instances if one.status is Status.PENDING)
+        if not any(one is not None and one.activities for one in awaits) and not any(
+            LIMIT_TAG in (one.tags or {}) for one in pending
+        ):
             return {}
         now = self._hub.clock.monotonic()
         if self._limits_read is None or now - self._limits_read[0] >= REUSED:

@@ -189,7 +189,7 @@ export const PARTITION_STATES = {
 
 // --- the bar on top
 
-const TABS = [["instances", "Instances"], ["partitions", "Partitions"], ["workers", "Workers"], ["quarantine", "Quarantine"]];
+const TABS = [["instances", "Instances"], ["partitions", "Partitions"], ["workers", "Workers"], ["limits", "Limits"], ["quarantine", "Quarantine"]];
 let updated = 0, place = null, wrong = null;
 
 export function bar(answer) {

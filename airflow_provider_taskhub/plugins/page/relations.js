@@ -2,7 +2,7 @@
 
 import { ask, base, duration, el, instanceHref, keepFocus, status, time, trouble } from "./page.js";
 
-const TAB_NAMES = { quarantine: "Quarantine", partitions: "Partitions", workers: "Workers" };
+const TAB_NAMES = { quarantine: "Quarantine", partitions: "Partitions", workers: "Workers", limits: "Limits" };
 const PAUSE = 10000;
 
 /** The way to an instance: the list, its parent if it has one, then itself. */

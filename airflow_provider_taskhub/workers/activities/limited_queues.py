@@ -1,15 +1,19 @@
-"""The queues of activities with a limit: makes them, and empties those that no worker reads any more.
+"""Looks after the limits of a hub: makes the queues of activities with a limit, and empties those that nobody reads.
 
 The calls of an activity with a limit wait in a queue of this activity (:mod:`.places`). A worker sends them there once
 it has made the queue. A call that lies in another queue, because its sender did not know the limit, is moved there.
 
 If the limit is taken out of the code, or no live worker has the activity any more, nobody reads its queue. Then this
 module moves the calls to the queue of all activities, where what always applies to them applies.
+
+The limits of instances have no queues. They are read together with the others, and handed over.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -20,7 +24,7 @@ from airflow_provider_taskhub.engine.registry import ActivityDefinition
 from airflow_provider_taskhub.errors import InputError, NotFound, StorageError
 from airflow_provider_taskhub.hub.formats.message_envelope import encode
 from airflow_provider_taskhub.hub.history import places
-from airflow_provider_taskhub.hub.history.places import Limit
+from airflow_provider_taskhub.hub.history.places import Limit, LimitKind, LimitState
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ACTIVITY, Member, Need
 from airflow_provider_taskhub.hub.partitions.capabilities import able
@@ -38,10 +42,14 @@ CHECK, SELDOM = 60.0, 600.0
 worker with other code may declare a limit, send calls to its queue, and end for good."""
 
 
+States = Mapping[tuple[LimitKind, str], LimitState]
+"""All limits of a hub, by kind and name."""
+
+
 def limits_of(activities: Mapping[str, ActivityDefinition]) -> dict[str, Limit]:
     """Return the limits that the code declares, by the names of the activities."""
     return {
-        name: Limit(activity=name, places=activity.limit)
+        name: Limit(name=name, places=activity.limit)
         for name, activity in activities.items()
         if activity.limit is not None
     }
@@ -68,6 +76,7 @@ class LimitedQueues:
     :param activities: the activities of this worker.
     :param live: reads the live members of the hub.
     :param made: called with the name of each activity with a limit, and the name of its queue, once the queue exists.
+    :param look: looks after the limits of instances, and returns the seconds until the next look; None: there are none.
     :param visibility: how long a received message is hidden from other workers.
     """
 
@@ -78,14 +87,19 @@ class LimitedQueues:
         live: Callable[[], Coroutine[Any, Any, Sequence[Member]]],
         *,
         made: Callable[[str, str], None],
+        look: Callable[[States], Coroutine[Any, Any, float | None]],
         visibility: timedelta,
     ) -> None:
-        self._visibility = visibility
+        self._visibility, self._look, self._soon = visibility, look, asyncio.Event()
         self._hub, self._activities, self._live, self._made = hub, activities, live, made
         self._limits = limits_of(activities)
 
+    def look_soon(self) -> None:
+        """Look at the limits now: this worker has met the first limit of instances since it looked last."""
+        self._soon.set()
+
     async def run(self) -> None:
-        """Make the queues, then empty those that nobody reads. Runs until cancelled."""
+        """Make the queues, then look after the limits of the hub. Runs until cancelled."""
         hub, outage = self._hub, Outage(log, "limits_unreadable", self._hub.clock.monotonic)
         left = dict(self._limits)
         while True:
@@ -93,26 +107,30 @@ class LimitedQueues:
                 for name, limit in list(left.items()):
                     await self._make(limit)
                     del left[name]
-                again = await self._empty_unread()
+                found = await places.states(hub.store, hub.names)
+                pauses = [CHECK if await self._empty_unread(found) else SELDOM, await self._look(found) or SELDOM]
                 outage.over()
             except StorageError as error:
                 outage.failed(error)
-                again = True
-            await hub.clock.sleep(AGAIN if left else CHECK if again else SELDOM)
+                pauses = [AGAIN if left else CHECK]
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(pauses)):
+                    await self._soon.wait()
+            self._soon.clear()
 
     async def _make(self, limit: Limit) -> None:
-        hub, queue = self._hub, self._hub.names.limited(limit.activity)
-        known = (await places.states(hub.store, hub.names)).get(limit.activity)
-        if known is not None and known.limit != limit.places:
-            log.warning("limit_changed", activity=limit.activity, before=known.limit, limit=limit.places)
+        hub, queue = self._hub, self._hub.names.limited(limit.name)
+        known = await places.state_of(hub.store, hub.names, limit)
+        if known.declared not in (0, limit.places):
+            log.warning("limit_changed", kind=limit.kind, limit=limit.name, before=known.declared, now=limit.places)
         await hub.store.create_queue(queue)
         await hub.store.execute(places.declared(hub.names, limit))
-        self._made(limit.activity, queue)
+        self._made(limit.name, queue)
 
-    async def _empty_unread(self) -> bool:
+    async def _empty_unread(self, found: States) -> bool:
         """Move the calls of all queues that nobody reads. :returns: True if there are such queues."""
         hub = self._hub
-        unread = [name for name in await places.states(hub.store, hub.names) if name not in self._limits]
+        unread = [name for kind, name in found if kind is LimitKind.ACTIVITY and name not in self._limits]
         members = await self._live() if unread else ()
         for name in unread:
             known = self._activities.get(name)

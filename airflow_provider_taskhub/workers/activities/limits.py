@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import structlog
 
@@ -25,7 +26,7 @@ from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
 from airflow_provider_taskhub.hub.history import activity_records as records
 from airflow_provider_taskhub.hub.history import places as rows
-from airflow_provider_taskhub.hub.history.places import Limit, Place
+from airflow_provider_taskhub.hub.history.places import Limit, LimitState, Place
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState, WorkerIdentity
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
@@ -113,15 +114,15 @@ class ActivityLimit:
                 self.decided(held)
 
     async def _take(self, record: ActivityRecord) -> bool:
-        places = await rows.places_of(self._hub.store, self._hub.names, self.limit)
-        own = [place for place in places if place.is_of_call(record)]
-        for place in own or [place for place in places if not place.held]:
+        found = await self._state()
+        own = [place for place in found.holders if place.is_of_call(record)]
+        for place in own or found.free:
             try:
                 await self._hub.store.execute(rows.taken(self._hub.names, place, record))
             except Conflict:  # another worker was faster
                 continue
             self._mine[record.instance, record.task_id] = place.number
-            self._free = max(0, sum(not one.held for one in places) - (not place.held))
+            self._free = max(0, len(found.free) - (not place.held))
             self._changed.set()  # if it was the last one, this worker looks from now on
             return True
         self._free = 0
@@ -134,7 +135,7 @@ class ActivityLimit:
         :raises Unasked: if the store does not answer, or refuses the request.
         """
         try:
-            return any(place.is_of_call(record) for place in await self._places())
+            return any(place.is_of_call(record) for place in (await self._state()).holders)
         except StorageError as error:
             raise Unasked(str(error)) from error
 
@@ -150,10 +151,11 @@ class ActivityLimit:
         """
         self.forget(record)
         try:
-            for place in await self._places():
+            found = await self._state()
+            for place in found.holders:
                 if place.is_of_call(record) and place.attempt <= record.attempt:
                     await self._hub.store.execute(rows.freed(self._hub.names, place))
-                    self._free += 1
+                    self._free = max(0, found.limit - len(found.holders) + 1)
         except Conflict:
             pass
         except StorageError as error:
@@ -168,7 +170,7 @@ class ActivityLimit:
         """
         self._freed = freed
         await self._open.wait()
-        outage = Outage(log.bind(activity=self.limit.activity), "places_unreadable", self._hub.clock.monotonic)
+        outage = Outage(log.bind(activity=self.limit.name), "places_unreadable", self._hub.clock.monotonic)
         pause = FIRST_LOOK
         while True:
             try:
@@ -207,17 +209,15 @@ class ActivityLimit:
 
         :returns: True if other workers hold places.
         """
-        free, others = 0, False
-        for place in await self._places():
-            if place.held and place.number not in self._mine.values():
-                others = True
-                if await self._is_over(place):
-                    free += await self._take_away(place)
-            else:
-                self._silences.pop(place.number, None)
-                free += not place.held
-        self._free = free
-        return others
+        found, freed = await self._state(), 0
+        others = [place for place in found.holders if place.number not in self._mine.values()]
+        for place in others:
+            if await self._is_over(place):
+                freed += await self._take_away(place)
+        for number in self._silences.keys() - {place.number for place in others}:
+            del self._silences[number]
+        self._free = max(0, found.limit - len(found.holders) + freed)
+        return bool(others)
 
     async def _is_over(self, place: Place) -> bool:
         """Return True if the attempt that has a place does not run any more, or never began."""
@@ -237,7 +237,7 @@ class ActivityLimit:
         lost = found[0].lost()
         with suppress(Conflict, NotFound):
             await hub.store.execute(records.update(hub.names, lost, last.etag))
-            about = {"activity": place.activity, "instance_id": place.instance.instance_id}
+            about = {"activity": self.limit.name, "instance_id": place.instance.instance_id}
             log.warning("limited_attempt_lost", worker=lost.worker, **about)
             return await self._nothing_is_left_of(lost)
         return False  # its worker has changed the record, so it is alive
@@ -261,11 +261,11 @@ class ActivityLimit:
 
         :returns: False if the place was changed meanwhile, or if its attempt runs after all.
         """
-        hub, reserved = self._hub, Place(activity=place.activity, number=place.number, held=True, worker=self._me)
+        hub, reserved = self._hub, Place(key=place.key, number=place.number, held=True, worker=self._me)
         with suppress(Conflict):
             await hub.store.execute(rows.written(hub.names, reserved, place.row))
             found = await self._record_of(place)
-            mine = next(one for one in await self._places() if one.number == place.number)
+            mine = (await self._state()).places[place.number]
             if mine.worker != self._me or mine.instance.instance_id:
                 return False
             runs = found is not None and found[0].runs
@@ -277,8 +277,9 @@ class ActivityLimit:
             return not runs
         return False
 
-    async def _places(self) -> list[Place]:
-        return await rows.places_of(self._hub.store, self._hub.names, self.limit)
+    async def _state(self) -> LimitState:
+        found = await rows.state_of(self._hub.store, self._hub.names, self.limit)
+        return found if found.declared else replace(found, declared=self.limit.places)
 
     async def _record_of(self, place: Place) -> tuple[ActivityRecord, Entity] | None:
         """Read the last attempt of the call that has a place. None: the attempt that the place names has no record yet.

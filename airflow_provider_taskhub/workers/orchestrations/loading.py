@@ -43,7 +43,7 @@ from airflow_provider_taskhub.hub.history.salvage import salvage
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import InstanceState
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
-from airflow_provider_taskhub.tags import FIRE_AND_FORGET
+from airflow_provider_taskhub.tags import FIRE_AND_FORGET, LIMIT_TAG
 
 log = structlog.get_logger(__name__)
 
@@ -78,6 +78,7 @@ class LoadedInstance:
     :ivar ended: the final status; None while the instance has not ended.
     :ivar forgetful: True after a ``continue_as_new`` had to remember more consumed messages than the sentinel has room
         for, so that the oldest were forgotten.
+    :ivar has_place: True if the instance is known to have a place of its limit, or to have no limit.
     :ivar stuck: True if the orchestrator's code must not run, because the instance is in quarantine or this worker does
         not have the code.
     """
@@ -95,6 +96,7 @@ class LoadedInstance:
     past: tuple[HistoryEvent, ...] = ()
     ended: Status | None = None
     forgetful: bool = False
+    has_place: bool = False
     stuck: bool = False
 
     def absorb(self, events: Sequence[HistoryEvent], *, switched: bool) -> None:
@@ -395,6 +397,7 @@ def _runs_unread(event: ExecutionStarted, held: Delivery) -> bool:
     """Return True if a start can be processed without reading the store, because its instance has no history yet.
 
     That is certain only for the first delivery of a start whose client inserted the instance row. If the start had to
-    wait for its time, another worker may have stored a history meanwhile.
+    wait for its time, or for a place of its limit, another worker may have stored a history meanwhile.
     """
-    return event.taskhub_row_etag is not None and event.scheduled_start_time is None and held.dequeue_count == 1
+    waited = event.scheduled_start_time is not None or LIMIT_TAG in (event.tags or {})
+    return event.taskhub_row_etag is not None and not waited and held.dequeue_count == 1

@@ -55,6 +55,7 @@ from airflow_provider_taskhub.workers.activities.local_queues import LocalQueues
 from airflow_provider_taskhub.workers.demand import Demand
 from airflow_provider_taskhub.workers.missing_functions import MissingFunctions
 from airflow_provider_taskhub.workers.orchestrations.commit import Aborted, Committer
+from airflow_provider_taskhub.workers.orchestrations.instance_limits import InstanceLimits
 from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstance, Loader, current_execution_id
 from airflow_provider_taskhub.workers.orchestrations.missing_code import MissingCode
 from airflow_provider_taskhub.workers.orchestrations.sessions import Session, Sessions
@@ -76,6 +77,7 @@ class Orchestrations:
     :param queues: takes messages for queues that this worker itself reads.
     :param absences: the functions that this worker does not have.
     :param demand: remembers which functions the instances of each partition need.
+    :param limits: the limits of instances.
     :param kept_generations: how many earlier generations of an instance keep their activity records; 0: all.
     :ivar stopping: whether the worker stops, and cancels episodes that do not end in time.
     """
@@ -89,18 +91,19 @@ class Orchestrations:
         queues: LocalQueues,
         absences: MissingFunctions,
         demand: Demand,
+        limits: InstanceLimits,
         kept_generations: int,
         work_queues: Mapping[str, str],
     ) -> None:
         self._hub, self._sessions, self._queues = hub, sessions, queues
-        self._demand = demand
+        self._demand, self._limits = demand, limits
         self._kept_generations = kept_generations
         self._work_queues = work_queues
         self.stopping = False
         self._committer = Committer(hub)
-        self._loader, self._triage = Loader(hub, registry), Triage(hub)
+        self._loader, self._triage = Loader(hub, registry), Triage(hub, limits)
         self.episodes, self._cancelling = Episodes(), ActivityCancellation(hub, registry)
-        self._settler = Settler(hub, self.episodes, self._cancelling)
+        self._settler = Settler(hub, self.episodes, self._cancelling, limits)
         self._missing_code = MissingCode(
             sessions=sessions,
             loader=self._loader,
@@ -199,6 +202,7 @@ class Orchestrations:
             live = self._loader.restarted(session.instance_id, live)
         if live.stored.suspension_stamp != found.facts.suspension_stamp:
             live.stored = replace(live.stored, suspension_stamp=found.facts.suspension_stamp)
+        live.has_place = live.has_place or found.has_place
         if live.stored.arrived != found.arrived:
             live.stored = replace(live.stored, arrived=found.arrived)
         self._put_into_session(session, live)
@@ -225,7 +229,8 @@ class Orchestrations:
             found.process = [held for held in found.process if isinstance(held.message.event, ExecutionTerminated)]
         await self._settler.settle(session, live, found)
         settled = [held for held, *_ in (*found.discard, *found.later, *found.refuse)]
-        left = [held for held in batch if held not in found.process and held not in (*settled, *found.hold)]
+        kept = (*settled, *found.stored, *found.hold)
+        left = [held for held in batch if held not in found.process and held not in kept]
         await self._settler.give_back(session, left, error, failed=False)
         if not found.process:
             return found.hold
@@ -470,6 +475,7 @@ class Orchestrations:
         if cancels:
             await self._cancelling.cancel(session.instance_id, live.execution_id)
             await self._settler.delete(session, batch)
+        await self._limits.ended(live, episode.current)
 
     async def _trim(self, instance: OrchestrationInstance) -> None:
         """Delete the activity records of old generations. If the store fails, a later generation tries again."""

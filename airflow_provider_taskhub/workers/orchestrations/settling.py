@@ -41,6 +41,7 @@ from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.storage.primitives import (
     MAX_VISIBILITY,
     DeleteBlob,
+    DeleteMessage,
     Entity,
     PutBlob,
     PutMessage,
@@ -49,6 +50,7 @@ from airflow_provider_taskhub.storage.primitives import (
 )
 from airflow_provider_taskhub.workers.activities.cancellation import ActivityCancellation
 from airflow_provider_taskhub.workers.orchestrations.commit import Aborted
+from airflow_provider_taskhub.workers.orchestrations.instance_limits import InstanceLimits
 from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstance
 from airflow_provider_taskhub.workers.orchestrations.sessions import Session
 from airflow_provider_taskhub.workers.orchestrations.triage import TriagedBatch, unchanged
@@ -62,10 +64,11 @@ class Settler:
 
     :param episodes: tells the watchdog which episode runs. A repair uses it too, because it may run orchestrator code.
     :param cancelling: cancels running activities of an instance that has ended.
+    :param limits: the limits of instances.
     """
 
-    def __init__(self, hub: Hub, episodes: Episodes, cancelling: ActivityCancellation) -> None:
-        self._hub, self._episodes, self._cancelling = hub, episodes, cancelling
+    def __init__(self, hub: Hub, episodes: Episodes, cancelling: ActivityCancellation, limits: InstanceLimits) -> None:
+        self._hub, self._episodes, self._cancelling, self._limits = hub, episodes, cancelling, limits
 
     async def settle(self, session: Session[LoadedInstance], live: LoadedInstance, found: TriagedBatch) -> None:
         """Settle all messages of a batch that the next episode does not take.
@@ -91,7 +94,16 @@ class Settler:
             if judged.forgotten and held.envelope.blob_name:
                 blob = DeleteBlob(container=self._hub.names.large_messages, name=held.envelope.blob_name)
                 await self._hub.store.execute(blob)
+        await self._delete_stored(session, found.stored)
         await self._give_back_later(session, found)
+
+    async def _delete_stored(self, session: Session[LoadedInstance], messages: Sequence[Delivery]) -> None:
+        """Delete messages that a row of the hub has now. Their payloads stay in the same blobs, so their deletion is
+        not that of messages whose work is done."""
+        if messages:
+            deletions = [DeleteMessage(queue=held.queue, message=held.receipt, quiet=True) for held in messages]
+            await self._hub.store.commit(Unit(steps=(Step(name="stored", operations=tuple(deletions)),)))
+            session.reader.release(messages)
 
     async def _cancel_of_failed(self, live: LoadedInstance, discarded: Sequence[Delivery]) -> None:
         """Cancel the activities that still run for a failed instance, if one of the messages is a terminate for it."""
@@ -172,6 +184,7 @@ class Settler:
                 await hub.store.execute(hint)
             if self._cancelling.concerns(live.open_tasks, live.ended):
                 await self._cancelling.cancel(session.instance_id, live.execution_id)
+            await self._limits.ended(live, live.execution.instance)
 
     async def _record(self, session: Session[LoadedInstance], live: LoadedInstance, held: Delivery, run: str) -> None:
         """Store a suspension or resume in the sentinel, because it came before the first checkpoint of its run.

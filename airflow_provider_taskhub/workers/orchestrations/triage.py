@@ -1,7 +1,8 @@
 """Triage: applies admission to each message of a batch. Admission decides what becomes of a message.
 
 The rules of admission are pure functions (``hub/admission``). This module gives them the facts of the instance, and
-reads the instance row and the sentinel (the last row of the history) if a rule needs them. It writes nothing.
+reads the instance row and the sentinel (the last row of the history) if a rule needs them. It writes nothing but the
+place of an instance that has a limit.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.engine.identity import run_name, same_start
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.admission.facts import SUSPENSIONS, Facts, Incoming, Judged, RowFacts, Verdict
-from airflow_provider_taskhub.hub.admission.rules import SHORTEST
+from airflow_provider_taskhub.hub.admission.rules import SHORTEST, without_place
 from airflow_provider_taskhub.hub.admission.table import judge
 from airflow_provider_taskhub.hub.formats.history_rows import Sentinel
 from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, lock_of, sentinel_of
@@ -34,6 +35,7 @@ from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.queues.event_order import is_missing, with_arrived
 from airflow_provider_taskhub.tags import FIRE_AND_FORGET
 from airflow_provider_taskhub.workers.orchestrations.commit import Aborted
+from airflow_provider_taskhub.workers.orchestrations.instance_limits import InstanceLimits, is_stored_whole
 from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstance, start_from_row
 from airflow_provider_taskhub.workers.orchestrations.sessions import Session
 from airflow_provider_taskhub.workers.orchestrations.waiting_circles import Read, waiting_circle
@@ -62,6 +64,8 @@ class TriagedBatch:
         terminate of a run that has not begun, or the start of a run whose parent waits for itself.
     :param arrived: for each process, the number of the last of its events that has arrived
         (``event_order.with_arrived``).
+    :param stored: messages of an instance that waits for a place of its limit. A row of the hub has them now.
+    :param has_place: whether the instance may run: it has a place of its limit, or no limit. False: nobody asked.
     :param made: the start of a run that is terminated before its first checkpoint. It was not received but built from
         the instance row or from the terminate. It is the first event of the only episode of the run. None: no such run.
     """
@@ -74,6 +78,8 @@ class TriagedBatch:
     record: list[tuple[Delivery, str]] = field(default_factory=list)
     refuse: list[tuple[Delivery, Judged, str]] = field(default_factory=list)
     arrived: Mapping[str, int] = field(default_factory=dict)
+    stored: list[Delivery] = field(default_factory=list)
+    has_place: bool = False
     made: ExecutionStarted | None = None
 
     @property
@@ -114,8 +120,8 @@ async def unchanged(hub: Hub, instance_id: str, etag: str | None) -> Timestamp |
 class Triage:
     """Applies admission to batches. It keeps no state between two batches."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self, hub: Hub, limits: InstanceLimits) -> None:
+        self._hub, self._limits = hub, limits
 
     async def judge_batch(
         self, session: Session[LoadedInstance], live: LoadedInstance, batch: Sequence[Delivery], facts: Facts
@@ -147,6 +153,12 @@ class Triage:
             match judged.verdict:
                 case Verdict.PROCESS if not self._is_its_turn(found, held):
                     found.hold.append(held)
+                case Verdict.PROCESS if not await self._may_run(live, found, held):
+                    taken.add(held.identity)
+                    if is_stored_whole(held):
+                        found.stored.append(held)
+                    else:
+                        found.later.append((held, without_place(message)))
                 case Verdict.PROCESS:
                     taken.add(held.identity)
                     self._process(found, held)
@@ -195,6 +207,13 @@ class Triage:
         if held.waited:
             log.warning("event_out_of_turn", instance_id=held.message.instance.instance_id, message_id=held.message_id)
         return held.waited
+
+    async def _may_run(self, live: LoadedInstance, found: TriagedBatch, held: Delivery) -> bool:
+        """Return False if the instance of a message has a limit and must wait for a place. A terminate needs none."""
+        if found.has_place or found.start is not None or isinstance(held.message.event, ExecutionTerminated):
+            return True
+        found.has_place = await self._limits.admit(live, held)
+        return found.has_place
 
     def _process(self, found: TriagedBatch, held: Delivery) -> None:
         event = held.message.event

@@ -30,6 +30,10 @@ with DAG("zero", schedule=None, default_args=AT_ONCE, params={"orchestrator": "s
         task_id="hub", orchestrator="{{ params.orchestrator }}", input=[1, 2, 3], tags={"run": "of {{ run_id }}"}
     )
 
+with DAG("two_at_once", schedule=None, default_args=AT_ONCE, max_active_tasks=2):
+    for _number in range(10):
+        TaskHubOperator(task_id=f"hub_{_number}", orchestrator="together", input="{{ params.folder }}")
+
 with DAG("zero_mapped", schedule=None, default_args=AT_ONCE, params={"second": "tuesday"}):
     TaskHubOperator.partial(task_id="hub", orchestrator="sums").expand_kwargs(
         [

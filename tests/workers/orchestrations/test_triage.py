@@ -27,10 +27,17 @@ ENDED = Facts(execution_id=GEN0, checkpointed=NOW, final=True)
 
 
 def sort(
-    monkeypatch: pytest.MonkeyPatch, *batch: Delivery, facts: Facts = ENDED, row: InstanceState | None = ROW
+    monkeypatch: pytest.MonkeyPatch,
+    *batch: Delivery,
+    facts: Facts = ENDED,
+    row: InstanceState | None = ROW,
+    may_run: bool = True,
 ) -> TriagedBatch:
     async def instance(instance_id: str, *, payloads: Any = False) -> InstanceState | None:
         return row
+
+    async def admit(*_: object) -> bool:
+        return may_run
 
     async def unchanged(*_: object) -> Any:
         return NOW
@@ -39,7 +46,8 @@ def sort(
     hub: Any = SimpleNamespace(instance=instance, clock=SimpleNamespace(utc_now=lambda: NOW))
     session: Any = SimpleNamespace(instance_id="i", reader=SimpleNamespace(visibility=timedelta(seconds=30)))
     live: Any = SimpleNamespace(stored=Stored(sentinel_etag="e"))
-    coming = Triage(hub).judge_batch(session, live, batch, facts)
+    limits: Any = SimpleNamespace(admit=admit)
+    coming = Triage(hub, limits).judge_batch(session, live, batch, facts)
     with pytest.raises(StopIteration) as done:
         coming.send(None)
     found = done.value.value
@@ -55,6 +63,16 @@ def test_of_two_messages_that_carry_out_one_action_one_is_taken(monkeypatch: pyt
     first = held(raised())
     found = sort(monkeypatch, first, first, facts=replace(ENDED, final=False))
     assert (found.process, [one for one, _ in found.discard]) == ([first], [first])
+
+
+def test_without_a_place_a_start_is_stored_and_other_messages_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    begins = held(start(OTHER))
+    found = sort(monkeypatch, begins, may_run=False)
+    assert (found.stored, found.process, found.start) == ([begins], [], None)
+    event, terminate = held(raised()), held(named(ExecutionTerminated(timestamp=NOW), GEN0))
+    found = sort(monkeypatch, event, terminate, facts=replace(ENDED, final=False), may_run=False)
+    assert (found.stored, found.process) == ([], [terminate])
+    assert [one for one, _ in found.later] == [event]
 
 
 @pytest.mark.rows("K36", "K57")

@@ -1,0 +1,127 @@
+"""The instances that wait for a place of their limit: rows of the hub's table of controls, in the order of their turn.
+
+A row has the message that lets the instance begin, or go on after a rewind. Nothing reads the rows until a place is
+free, so an instance that waits costs nothing.
+"""
+
+from __future__ import annotations
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.events import OrchestrationInstance
+from airflow_provider_taskhub.fast_dataclass import dataclass
+from airflow_provider_taskhub.hub.formats.keys import escape
+from airflow_provider_taskhub.hub.model import HubNames
+from airflow_provider_taskhub.storage.primitives import (
+    And,
+    Compare,
+    Entity,
+    Property,
+    RowOperation,
+    RowVerb,
+    Store,
+    Transact,
+)
+
+MOST_COUNTED = 1000
+"""How many rows :func:`count` counts at most: one request on Azure."""
+_CHARACTERS = 30_000
+"""Characters in one column. Azure allows 32,768, and a message can have about twice as many."""
+_AGAIN = Timestamp(0)
+"""The time of an instance that was rewound. It has waited for its turn before, so it comes before all others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingInstance:
+    """An instance that waits for a place.
+
+    :param instance: the instance, with its execution id.
+    :param text: the message that lets it begin or go on, as it stands in a queue.
+    :param since: when its start was put into the queue, by the clock of the store, or its time if it was scheduled for
+        later. None: it was rewound.
+    :param etag: the ETag of its row; None: it has none yet.
+    """
+
+    instance: OrchestrationInstance
+    text: str
+    since: Timestamp | None
+    etag: str | None = None
+
+    @property
+    def row_key(self) -> str:
+        """The key of its row. The smallest key comes first."""
+        return f"{(self.since or _AGAIN).ticks:020d}-{escape(self.instance.instance_id)}"
+
+
+def _key(limit: str) -> str:
+    return "waiting:" + escape(limit)
+
+
+def stored(names: HubNames, limit: str, waiting: WaitingInstance) -> Transact:
+    """Return the write that lets an instance wait. A repetition for the same message changes nothing.
+
+    :param limit: name of the limit.
+    """
+    parts = [waiting.text[at : at + _CHARACTERS] for at in range(0, len(waiting.text), _CHARACTERS)]
+    columns: dict[str, Property | None] = {
+        "InstanceId": waiting.instance.instance_id,
+        "ExecutionId": waiting.instance.execution_id or "",
+        **{f"Message{number}": part for number, part in enumerate(parts)},
+    }
+    row = Entity(partition_key=_key(limit), row_key=waiting.row_key, properties=columns)
+    return Transact(table=names.controls, rows=(RowOperation(verb=RowVerb.UPSERT_REPLACE, entity=row),))
+
+
+def removed(names: HubNames, limit: str, waiting: WaitingInstance) -> Transact:
+    """Return the write that deletes the row. The store refuses it if the row was changed or deleted since the read."""
+    row = Entity(partition_key=_key(limit), row_key=waiting.row_key)
+    return Transact(table=names.controls, rows=(RowOperation(verb=RowVerb.DELETE, entity=row, etag=waiting.etag),))
+
+
+async def get(store: Store, names: HubNames, limit: str, row_key: str) -> WaitingInstance | None:
+    """Read the row of one instance that waits; None: there is no such row."""
+    row = await store.get(names.controls, _key(limit), row_key)
+    return _decoded(row) if row is not None else None
+
+
+async def waits(store: Store, names: HubNames, limit: str, instance_id: str) -> bool:
+    """Return True if an instance waits. The store looks into the rows of all that wait."""
+    where = And((Compare("PartitionKey", "eq", _key(limit)), Compare("InstanceId", "eq", instance_id)))
+    async for _ in store.rows(names.controls, where, select=("PartitionKey", "RowKey")):
+        return True
+    return False
+
+
+async def first(store: Store, names: HubNames, limit: str, most: int) -> list[WaitingInstance]:
+    """Read the instances whose turn comes first. Cost: one query.
+
+    :param most: how many to read at most.
+    """
+    return [_decoded(row) for row in await _rows(store, names, limit, most)]
+
+
+async def count(store: Store, names: HubNames, limit: str) -> int:
+    """Count the instances that wait for a place of a limit, up to :data:`MOST_COUNTED`. Cost: one query."""
+    return len(await _rows(store, names, limit, MOST_COUNTED, "PartitionKey", "RowKey"))
+
+
+async def _rows(store: Store, names: HubNames, limit: str, most: int, *columns: str) -> list[Entity]:
+    where, found, continuation = Compare("PartitionKey", "eq", _key(limit)), list[Entity](), None
+    while len(found) < most:
+        page = await store.query(
+            names.controls, where, select=columns or None, limit=most - len(found), continuation=continuation
+        )
+        found += page.entities
+        if (continuation := page.continuation) is None:
+            break
+    return found
+
+
+def _decoded(row: Entity) -> WaitingInstance:
+    texts = {name: value for name, value in row.properties.items() if isinstance(value, str)}
+    parts = [texts.get(f"Message{number}", "") for number in range(len(texts))]
+    ticks = int(row.row_key.partition("-")[0])
+    instance = OrchestrationInstance(
+        instance_id=texts.get("InstanceId", ""), execution_id=texts.get("ExecutionId") or None
+    )
+    since = Timestamp(ticks) if ticks else None
+    return WaitingInstance(instance=instance, text="".join(parts), since=since, etag=row.etag)

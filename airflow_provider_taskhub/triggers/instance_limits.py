@@ -1,0 +1,70 @@
+"""The limit of instances of a task: the parameters ``max_active_instances`` and ``limit_name`` of the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+from airflow.sdk import conf
+
+from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.instance_limit import LONGEST_NAME, MOST, InstanceLimit
+
+
+def check(where: str, most: Any, name: Any) -> None:
+    """Check the two parameters.
+
+    :param where: the operator and its task id, for the error.
+    :param most: ``max_active_instances``.
+    :param name: ``limit_name``.
+    :raises InputError: if a parameter is wrong, or there is a name without a number.
+    """
+    if most is None and name is not None:
+        raise InputError(
+            f"{where}: limit_name is {name!r}, but max_active_instances is not given: "
+            "say how many instances may run at once, e.g. max_active_instances=2"
+        )
+    if most is not None and (type(most) is not int or not 1 <= most <= MOST):
+        raise InputError(
+            f"{where}: max_active_instances is {most!r}: give a whole number from 1 to {MOST:,}, or None for no limit"
+        )
+    if most is not None and name is not None:
+        try:
+            InstanceLimit(name=name, instances=most)
+        except InputError as error:
+            raise InputError(f"{where}: limit_name: {error}") from None
+
+
+def limit_of(operator: Any) -> InstanceLimit | None:
+    """Return the limit with which an operator starts its instance; None: no limit.
+
+    Airflow counts a task against ``max_active_tasks`` of its DAG only while a worker runs it, and a task that waits for
+    an orchestration is deferred. So the hub counts the instances instead, if the DAG sets this number.
+    """
+    if operator.max_active_instances is not None:
+        name = operator.limit_name or _short(f"{operator.dag_id}:{operator.task_id}")  # no id contains a colon
+        return InstanceLimit(name=name, instances=operator.max_active_instances)
+    if not operator.has_dag():
+        return None
+    most = operator.dag.max_active_tasks
+    if most == conf.getint("core", "max_active_tasks_per_dag") or not 1 <= most <= MOST:
+        return None
+    return InstanceLimit(name=_short(f"DAG {operator.dag_id}"), instances=most)
+
+
+def _short(name: str) -> str:
+    """Return a name that is not too long for a limit, with a digest in place of its end."""
+    return (
+        name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 17]}-{sha256(name.encode()).hexdigest()[:16]}"
+    )
+
+
+def stored(limit: InstanceLimit | None) -> list[Any] | None:
+    """Return a limit as a trigger stores it."""
+    return None if limit is None else [limit.name, limit.instances]
+
+
+def restored(limit: Sequence[Any] | None) -> InstanceLimit | None:
+    """Return the limit that a trigger has stored."""
+    return None if limit is None else InstanceLimit(name=limit[0], instances=limit[1])
