@@ -120,11 +120,11 @@ class InstancePlaces:
             progress = False
             for one in waiting:
                 if _place_of(found, one.instance) is None:  # it has one if a worker died before it deleted the row
+                    if not free:
+                        continue
                     if not await self._still_waits(one):
                         await self._remove(name, one)
                         progress = True
-                        continue
-                    if not free:
                         continue
                     if not await self._give(free.pop(0), one):  # another worker does the same: read again
                         conflicts += 1
@@ -146,9 +146,8 @@ class InstancePlaces:
         :returns: True if instances wait.
         """
         before = self._final.pop(state.name, set())
-        now = set(await gather_bounded(partial(self._look_at, state.name, before), state.holders, limit=AT_ONCE)) - {
-            None
-        }
+        looked = await gather_bounded(partial(self._look_at, state.name, before), state.holders, limit=AT_ONCE)
+        now = {seen for seen in looked if seen is not None}
         if now:
             self._final[state.name] = now
         return await self.advance(state.name)

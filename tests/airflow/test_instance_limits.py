@@ -26,13 +26,13 @@ def made(dag: dict[str, Any] | None = None, **arguments: Any) -> TaskHubOperator
     ("dag", "arguments", "limit"),
     [
         ({}, {}, None),
-        ({}, {"max_active_instances": 2}, ("flights.load", 2)),
+        ({}, {"max_active_instances": 2}, ("flights:load", 2)),
         ({}, {"max_active_instances": 2, "limit_name": "warehouse"}, ("warehouse", 2)),
         ({"max_active_tasks": 3}, {}, ("DAG flights", 3)),
         ({"max_active_tasks": 16}, {}, None),
         ({"max_active_tasks": 0}, {}, None),
         ({"max_active_tasks": 20_000}, {}, None),
-        ({"max_active_tasks": 3}, {"max_active_instances": 5}, ("flights.load", 5)),
+        ({"max_active_tasks": 3}, {"max_active_instances": 5}, ("flights:load", 5)),
         ({"default_args": {"max_active_instances": 4, "limit_name": "all"}}, {}, ("all", 4)),
     ],
 )
@@ -48,7 +48,7 @@ def test_which_limit_a_task_has(dag: dict[str, Any], arguments: dict[str, Any], 
 def test_all_rows_of_a_mapped_task_share_the_limit() -> None:
     with DAG("flights", schedule=None) as dag:
         TaskHubOperator.partial(task_id="months", orchestrator="o", max_active_instances=2).expand(input=[1, 2, 3])
-    assert dag.get_task("months").start_trigger_args.trigger_kwargs["limit"] == ["flights.months", 2]
+    assert dag.get_task("months").start_trigger_args.trigger_kwargs["limit"] == ["flights:months", 2]
 
 
 def test_the_trigger_starts_the_instance_with_the_limit(hub: FakeHub, airflow: Airflow) -> None:

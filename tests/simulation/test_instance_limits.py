@@ -14,8 +14,10 @@ from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.client import InstanceLimit
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.errors import InputError
-from airflow_provider_taskhub.hub.history import waiting_instances
+from airflow_provider_taskhub.errors import Conflict, InputError
+from airflow_provider_taskhub.hub import instance_places
+from airflow_provider_taskhub.hub.history import places, waiting_instances
+from airflow_provider_taskhub.hub.history.places import Limit, LimitKind
 from airflow_provider_taskhub.hub.model import StartPolicy
 from airflow_provider_taskhub.hub.waiting.reasons import Reason
 from airflow_provider_taskhub.storage.primitives import Operation, Result, Transact
@@ -156,6 +158,7 @@ def test_the_limit_holds_while_workers_die_and_join(seed: int) -> None:
                 machines.append(await world.join(f"w{number}"))
             await _all_complete(world, 20)
             assert gate.most <= 2
+            await world.clock.sleep(300)  # the last worker may have died before it freed the place of the last instance
             for state in await world.client.admin.limits():
                 assert (state.waiting, state.holders) == (0, ())
             await world.settle()
@@ -353,6 +356,73 @@ def test_a_worker_that_dies_while_it_hands_a_place_over_leaves_nothing_undone(at
             await world.join("two")
             await _all_complete(world, 3)
             assert set(gate.ran.values()) == {1}
+            await world.settle()
+
+    simulate(main)
+
+
+def test_a_rewind_that_comes_first_does_not_hide_the_message_of_the_one_that_has_the_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worker dies after it has given the place, and before it puts the message. Then a rewound instance waits."""
+    gate = Gate()
+    gate.broken = {"i00"}
+    monkeypatch.setattr(instance_places, "AT_ONCE", 1)
+
+    async def main() -> None:
+        async with World(gate.app) as world:
+            one = await world.join("one")
+            limit = InstanceLimit(name="nightly", instances=1)
+            for number in range(3):
+                await world.client.start("load", 5.0, instance_id=f"i{number:02}", limit=limit)
+            await world.clock.sleep(2)
+            execute = one.backend.hub.store.execute
+
+            async def dies(operation: Operation) -> Result:
+                done = await execute(operation)
+                if isinstance(operation, Transact) and operation.rows[0].entity.properties.get("InstanceId") == "i01":
+                    one.die()
+                    raise asyncio.CancelledError
+                return done
+
+            one.backend.hub.store.execute = dies  # type: ignore[method-assign]
+            await world.clock.sleep(10)
+            gate.broken.clear()
+            await world.client.rewind("i00", "the data is repaired")
+            await world.join("two")
+            await _all_complete(world, 3)
+            assert gate.order == ["i00", "i01", "i02"]
+            assert gate.ran == {"i00": 2, "i01": 1, "i02": 1}
+            await world.settle()
+
+    simulate(main)
+
+
+def test_the_late_end_of_a_run_does_not_free_the_place_of_the_rewound_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that has lost the partition reads the place while the instance is failed, and frees it late."""
+    gate = Gate()
+    gate.broken = {"i00"}
+
+    async def nothing(*given: object) -> None:
+        return None
+
+    async def main() -> None:
+        async with World(gate.app) as world:
+            hub = world.client.hub
+            wanted = Limit(name="nightly", places=2, kind=LimitKind.INSTANCES)
+            await world.join("one")
+            with monkeypatch.context() as patch:
+                patch.setattr(instance_places.InstancePlaces, "leave", nothing)
+                await world.client.start("load", 1.0, instance_id="i00", limit=LIMIT)
+                assert (await world.wait("i00")).status is Status.FAILED
+            (seen,) = (await places.state_of(world.store, hub.names, wanted)).holders
+            gate.broken.clear()
+            await world.client.rewind("i00", "the data is repaired")
+            await world.clock.sleep(0.8)
+            assert gate.inside == {"i00"}
+            with pytest.raises(Conflict):
+                await world.store.execute(places.freed(hub.names, seen))
+            assert (await world.wait("i00")).status is Status.COMPLETED
             await world.settle()
 
     simulate(main)
