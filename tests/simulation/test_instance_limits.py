@@ -13,14 +13,16 @@ import pytest
 from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.client import InstanceLimit
 from airflow_provider_taskhub.engine.context import OrchestrationContext
-from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.events import OrchestrationInstance, Status
 from airflow_provider_taskhub.errors import Conflict, InputError
 from airflow_provider_taskhub.hub import instance_places
 from airflow_provider_taskhub.hub.history import places, waiting_instances
 from airflow_provider_taskhub.hub.history.places import Limit, LimitKind
+from airflow_provider_taskhub.hub.history.waiting_instances import WaitingInstance
 from airflow_provider_taskhub.hub.model import StartPolicy
 from airflow_provider_taskhub.hub.waiting.reasons import Reason
 from airflow_provider_taskhub.storage.primitives import Operation, Result, Transact
+from airflow_provider_taskhub.tags import LIMIT_TAG
 from tests.simulation.world import World, running, simulate
 
 LIMIT = InstanceLimit(name="nightly", instances=2)
@@ -135,6 +137,8 @@ def test_children_do_not_count_and_do_not_wait() -> None:
             for name in ("a", "b"):
                 assert (await world.wait(name)).status is Status.COMPLETED
             assert gate.most == 3
+            tags = [state.tags or {} for state in (await world.client.list()).instances]
+            assert sum(LIMIT_TAG in one for one in tags) == 2, tags
             await world.settle()
 
     simulate(main)
@@ -318,9 +322,10 @@ def test_a_start_that_is_put_again_changes_nothing() -> None:
     simulate(main)
 
 
-@pytest.mark.parametrize("at", ["place taken", "message put"])
+@pytest.mark.parametrize("at", ["place taken", "message put", "row removed"])
 def test_a_worker_that_dies_while_it_hands_a_place_over_leaves_nothing_undone(at: str) -> None:
-    """The first instance ends, and the worker dies after it has given its place to the next, or after the put."""
+    """The first instance ends, and the worker dies after it has given its place to the next, after the put,
+    or after it has deleted the row."""
     gate = Gate()
 
     async def main() -> None:
@@ -332,19 +337,20 @@ def test_a_worker_that_dies_while_it_hands_a_place_over_leaves_nothing_undone(at
             await world.clock.sleep(2)
             store, execute = one.backend.hub.store, one.backend.hub.store.execute
             dead: list[str] = []
-            after = "waiting:" if at == "message put" else "limit-instances:"
+            after = "limit-instances:" if at == "place taken" else "waiting:"
 
             async def dies(operation: Operation) -> Result:
                 concerned = isinstance(operation, Transact) and any(
                     row.entity.partition_key.startswith(after) for row in operation.rows
                 )
                 given = concerned and isinstance(operation, Transact)
-                if given and after == "waiting:":
+                if given and at == "message put":
                     dead.append(at)
                     one.die()
                     raise asyncio.CancelledError
                 done = await execute(operation)
-                if given and isinstance(operation, Transact) and operation.rows[0].entity.properties.get("Held"):
+                taken = isinstance(operation, Transact) and operation.rows[0].entity.properties.get("Held")
+                if given and (taken or at == "row removed"):
                     dead.append(at)
                     one.die()
                     raise asyncio.CancelledError
@@ -424,6 +430,51 @@ def test_the_late_end_of_a_run_does_not_free_the_place_of_the_rewound_run(monkey
                 await world.store.execute(places.freed(hub.names, seen))
             assert (await world.wait("i00")).status is Status.COMPLETED
             await world.settle()
+
+    simulate(main)
+
+
+def test_who_comes_later_does_not_take_a_free_place_before_who_waits() -> None:
+    """A worker has died after it freed the place, so the place is free although an instance waits."""
+
+    async def main() -> None:
+        async with World(Gate().app) as world:
+            hub, one = world.client.hub, InstanceLimit(name="nightly", instances=1)
+            waiting = {}
+            for name in ("first", "second"):
+                state = await world.client.start("load", 1.0, instance_id=name, limit=one)
+                instance = OrchestrationInstance(instance_id=name, execution_id=state.execution_id)
+                waiting[name] = WaitingInstance(instance=instance, text="{}", since=world.clock.utc_now())
+                await world.clock.sleep(1)
+            await world.store.execute(waiting_instances.stored(hub.names, "nightly", waiting["first"]))
+            assert not await instance_places.InstancePlaces(hub).admit(one, waiting["second"])
+            (state,) = await world.client.admin.limits()
+            assert ([place.instance.instance_id for place in state.holders], state.waiting) == (["first"], 1)
+
+    simulate(main)
+
+
+def test_a_place_is_freed_when_two_looks_find_its_instance_ended_and_the_place_unchanged() -> None:
+    """An instance that is just being rewound has its place before its row says Pending."""
+
+    async def main() -> None:
+        async with World(Gate().app) as world:
+            hub, one = world.client.hub, InstanceLimit(name="nightly", instances=1)
+            looking, wanted = instance_places.InstancePlaces(hub), instance_places.limit_of(one)
+            gone = OrchestrationInstance(instance_id="gone", execution_id="1")
+            waiting = WaitingInstance(instance=gone, text="{}", since=None)
+            held = []
+            for rewound in (True, False, True, False, False):
+                if rewound:
+                    assert await looking.admit(one, waiting)
+                await looking.look(await places.state_of(world.store, hub.names, wanted))
+                held.append(len((await places.state_of(world.store, hub.names, wanted)).holders))
+            assert held == [1, 0, 1, 0, 0]
+            assert await looking.admit(one, waiting)
+            await looking.look(await places.state_of(world.store, hub.names, wanted))
+            assert await looking.admit(one, waiting)
+            await looking.look(await places.state_of(world.store, hub.names, wanted))
+            assert len((await places.state_of(world.store, hub.names, wanted)).holders) == 1
 
     simulate(main)
 
