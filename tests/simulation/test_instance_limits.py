@@ -205,6 +205,7 @@ def test_a_waiting_instance_can_be_terminated_and_purged() -> None:
     async def main() -> None:
         async with World(gate.app) as world:
             await world.join("one")
+            begun = world.clock.monotonic()
             await _start(world, 6, 10.0)
             await world.clock.sleep(2)
             assert (await world.client.terminate("i03", "enough", wait=True)).status is Status.TERMINATED
@@ -213,6 +214,7 @@ def test_a_waiting_instance_can_be_terminated_and_purged() -> None:
             for name in ("i00", "i01", "i02", "i05"):
                 assert (await world.wait(name)).status is Status.COMPLETED
             assert set(gate.ran) == {"i00", "i01", "i02", "i05"}
+            assert world.clock.monotonic() - begun < 23, "the ended instances have held no place"
             await world.clock.sleep(1)  # the place of the last one is freed after its end is seen
             (state,) = await world.client.admin.limits()
             assert (state.waiting, state.holders) == (0, ())
