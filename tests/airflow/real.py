@@ -249,6 +249,8 @@ class RealAirflow:
         last: dict[str, Any] = {}
 
         def look() -> Any:
+            if index >= 0 and self.request("GET", f"{self.path(dag_id, run_id, task_id)}/{index}").status_code == 404:
+                return None  # Airflow makes the rows of a task mapped over a result only when it has the result
             last.update(self.task(dag_id, run_id, task_id, index))
             if last["state"] in ("success", "failed", "upstream_failed") and last["state"] not in states:
                 tries = range(1, int(last["try_number"]) + 1)

@@ -109,7 +109,7 @@ def test_the_focus_goes_through_an_instance_from_top_to_bottom(shown: Open, work
     expect(page.locator("svg .pick")).to_have_count(3)
     passed = tab_to(page, "tags")
     assert passed[:9] == [
-        "Instances", "Partitions", "Workers", "Quarantine", "Instances", "Compare…", "Raise event…", "Suspend…",
+        "Instances", "Partitions", "Workers", "Limits", "Quarantine", "Instances", "Compare…", "Raise event…", "Suspend…",
         "Terminate…",
     ]  # fmt: skip
     bars = [name.split(":")[0] for name in passed if ": " in name]
