@@ -29,6 +29,7 @@ from airflow_provider_taskhub.errors import (
     TaskFailedError,
 )
 from airflow_provider_taskhub.no_input import NO_INPUT
+from airflow_provider_taskhub.worker_pools import DEFAULT_POOL, POOL_FORM, is_pool
 
 __all__ = [
     "App",
@@ -132,6 +133,7 @@ class App:
         record: bool = False,
         standalone: bool = False,
         limit: int | None = None,
+        pool: str = DEFAULT_POOL,
     ) -> Callable[[F], F]: ...
 
     def activity(
@@ -145,6 +147,7 @@ class App:
         record: bool = False,
         standalone: bool = False,
         limit: int | None = None,
+        pool: str = DEFAULT_POOL,
     ) -> F | Callable[[F], F]:
         """Declare an activity: a function with one parameter or none, plain or ``async``.
 
@@ -167,6 +170,8 @@ class App:
         :param limit: how many attempts of the activity may run at once, on all workers of the hub together. The others
             wait in the hub and take no slot of a worker. Each attempt has a record, as with ``record=True``. None: as
             many as the workers have slots.
+        :param pool: the pool of workers that run the activity: those that were started with ``--pools`` and this name.
+            Workers without ``--pools`` are the pool ``default``.
         :raises ConfigurationError: if the app already has an activity of this name, the function needs other
             parameters or is a generator, or an argument is wrong.
         """
@@ -174,7 +179,7 @@ class App:
         def declare(function: F) -> F:
             function = original(function)
             self._declare_activity(
-                function, name, retry, timeout, queue_timeout, record=record, spark=False, limit=limit
+                function, name, retry, timeout, queue_timeout, record=record, spark=False, limit=limit, pool=pool
             )
             self._declare_alone(function, name, standalone)
             return refused_in_orchestrators(function, _name_of(function, name, "activity"))
@@ -196,6 +201,7 @@ class App:
         standalone: bool = False,
         conf: Mapping[str, str | int | float | bool] | None = None,
         limit: int | None = None,
+        pool: str = DEFAULT_POOL,
     ) -> Callable[[F], F]: ...
 
     def spark_activity(
@@ -210,6 +216,7 @@ class App:
         standalone: bool = False,
         conf: Mapping[str, str | int | float | bool] | None = None,
         limit: int | None = None,
+        pool: str = DEFAULT_POOL,
     ) -> F | Callable[[F], F]:
         """Declare an activity whose first argument is a SparkSession: ``f(spark)`` or ``f(spark, input)``.
 
@@ -223,7 +230,16 @@ class App:
         def declare(function: F) -> F:
             function = original(function)
             self._declare_activity(
-                function, name, retry, timeout, queue_timeout, record=record, spark=True, conf=conf, limit=limit
+                function,
+                name,
+                retry,
+                timeout,
+                queue_timeout,
+                record=record,
+                spark=True,
+                conf=conf,
+                limit=limit,
+                pool=pool,
             )
             self._declare_alone(function, name, standalone)
             return refused_in_orchestrators(function, _name_of(function, name, "activity"))
@@ -260,6 +276,7 @@ class App:
         record: bool,
         spark: bool,
         limit: int | None,
+        pool: str,
         conf: Mapping[str, Any] | None = None,
     ) -> None:
         name = _name_of(function, name, "activity")
@@ -271,6 +288,8 @@ class App:
                 raise ConfigurationError(f"{what}: {label} is {value!r}; give a timedelta above 0, or None")
         if limit is not None and (type(limit) is not int or limit < 1):
             raise ConfigurationError(f"{what}: limit is {limit!r}; give a whole number from 1 on, or None")
+        if not is_pool(pool):
+            raise ConfigurationError(f"{what}: pool is {pool!r}; give {POOL_FORM}")
         if retry is not None and not isinstance(retry, RetryPolicy):
             raise ConfigurationError(
                 f"{what}: retry is {retry!r}; give a RetryPolicy, e.g. RetryPolicy(max_attempts=3)"
@@ -290,6 +309,7 @@ class App:
             version=self._version,
             spark_conf=_spark_conf(what, conf),
             limit=limit,
+            pool=pool,
         )
         _mark(function, name)
 

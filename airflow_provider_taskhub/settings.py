@@ -39,6 +39,7 @@ from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.masking import MASK
 from airflow_provider_taskhub.near_names import near
 from airflow_provider_taskhub.spark_connect import connect_server
+from airflow_provider_taskhub.worker_pools import DEFAULT_POOL, pools_of
 
 __all__ = ["LeaseTimes", "Settings", "SparkSettings", "home", "load_settings"]
 
@@ -222,6 +223,9 @@ class Settings(BaseSettings):
     executor_max_memory: ByteSize | None = Field(default=None, ge=64 * 1024 * 1024)
     """Another executor takes the place of an executor whose processes have more resident memory than this, such as
     ``4GiB``. For a Spark executor, the memory of Java counts too. The worker looks every 2 s. None: any size."""
+    pools: str = DEFAULT_POOL
+    """The pools of workers to which a worker belongs: names separated by commas. It runs only activities of these pools
+    (``@app.activity(pool="heavy")``). Activities without a pool belong to the pool ``default``."""
     withheld: str = ""
     """Environment variables of the worker that activities do not get: names separated by commas, where ``*`` stands for
     any characters (``DB_PASSWORD,AWS_*``). Activities never get TaskHub's own variables or those that open the hub."""
@@ -250,6 +254,16 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=_file())
+
+    @field_validator("pools")
+    @classmethod
+    def _pools(cls, value: str) -> str:
+        return ",".join(pools_of(value))
+
+    @property
+    def pool_names(self) -> tuple[str, ...]:
+        """The names of ``pools``."""
+        return pools_of(self.pools)
 
     @property
     def withheld_names(self) -> tuple[str, ...]:

@@ -320,7 +320,12 @@ class _EndlessTenure:
 async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ...], limit: timedelta) -> Any:
     registry, clock = runner.registry, virtual_time.VirtualClock()
     settings = Settings(
-        hub="Testing", partitions=1, lease=_ALONE, max_polling=timedelta(days=1), session_idle=timedelta(days=1)
+        hub="Testing",
+        pools=",".join(registry.pools),
+        partitions=1,
+        lease=_ALONE,
+        max_polling=timedelta(days=1),
+        session_idle=timedelta(days=1),
     )
     me = WorkerIdentity(name="testing", host="here", incarnation="1")
     member = Member(

@@ -40,6 +40,12 @@ def _home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("TASKHUB_LEASE", "5", "TASKHUB_LEASE is 5: it has parts"),
         ("TASKHUB_LEASE", '{"take": "soon"}', "TASKHUB_LEASE__TAKE is 'soon'"),
         ("TASKHUB_LEASE__TAKES", "PT1S", "TASKHUB_LEASE__TAKES: there is no such setting"),
+        ("TASKHUB_POOLS", " , ", "TASKHUB_POOLS is ' , ': give at least one pool of workers, such as heavy,default"),
+        (
+            "TASKHUB_POOLS",
+            "heavy,a b",
+            "'a b' cannot name a pool of workers: use 1 to 50 letters, digits, dots",
+        ),
         ("TASKHUB_HUB", "9lives", "TASKHUB_HUB: hub name '9lives' cannot name"),
         (
             "TASKHUB_SPARK",

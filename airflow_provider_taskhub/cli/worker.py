@@ -48,6 +48,13 @@ def worker(
             "Default: the setting spark_activities, or the number of the others.",
         ),
     ] = None,
+    pools: Annotated[
+        str | None,
+        typer.Option(
+            help="Pools of workers to which it belongs, separated by commas: it runs only their activities. "
+            f"Default: the setting pools ({_DEFAULTS['pools'].default})."
+        ),
+    ] = None,
     drain_timeout: Annotated[
         float | None,
         typer.Option(
@@ -86,7 +93,7 @@ def worker(
         raise typer.BadParameter("give a port too, such as --health-port 8080", param_hint="--health-host")
     telemetry.configure(as_json=log_json, verbose=verbose)
     settings = settings_of(
-        hub=hub, activities=activities, spark_activities=spark_activities, drain_timeout=drain_timeout
+        hub=hub, activities=activities, spark_activities=spark_activities, pools=pools, drain_timeout=drain_timeout
     )
     options = Options(
         apps=tuple(app),

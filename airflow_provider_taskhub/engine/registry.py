@@ -21,6 +21,7 @@ from airflow_provider_taskhub.engine.inputs import input_arguments
 from airflow_provider_taskhub.engine.references import Frame, stored
 from airflow_provider_taskhub.engine.retry import RetryPolicy
 from airflow_provider_taskhub.errors import ConfigurationError, InputError, UnknownActivity, UnknownOrchestrator
+from airflow_provider_taskhub.worker_pools import DEFAULT_POOL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +98,7 @@ class ActivityDefinition:
     :param version: version of the activity's app.
     :param spark_conf: settings of the Spark session of each attempt.
     :param limit: how many attempts may run at once in the whole hub; None: as many as the workers have slots.
+    :param pool: the pool of workers that run it.
     """
 
     name: str
@@ -111,6 +113,7 @@ class ActivityDefinition:
     version: str = ""
     spark_conf: Mapping[str, str] = field(default_factory=dict)
     limit: int | None = None
+    pool: str = DEFAULT_POOL
 
     @property
     def takes_input(self) -> bool:
@@ -221,6 +224,16 @@ class Registry:
             for name, definition in self.orchestrators.items()
             if definition.compatible is not None
         }
+
+    @property
+    def pool_of(self) -> dict[str, str]:
+        """By activity name, its pool of workers. Activities of the pool ``default`` are left out."""
+        return {name: one.pool for name, one in self.activities.items() if one.pool != DEFAULT_POOL}
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """The pools of workers of all activities, and the pool ``default``."""
+        return tuple(sorted({DEFAULT_POOL, *(one.pool for one in self.activities.values())}))
 
     def activity(self, name: str) -> ActivityDefinition:
         """Return the activity of this name.

@@ -19,6 +19,7 @@ from airflow_provider_taskhub.engine.events import FailureDetails, Orchestration
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.lineage import NO_LINEAGE, Lineage
 from airflow_provider_taskhub.settings import hub_name
+from airflow_provider_taskhub.worker_pools import DEFAULT_POOL
 
 BEGINS_WITHIN = timedelta(seconds=2)
 """Longest time between a request that finds an instance open and the beginning of an activity that relies on it. A
@@ -102,6 +103,17 @@ class HubNames:
         """Return the name of the queue of an activity with a limit. The name has a digest, as not every name of an
         activity is allowed in the name of a queue."""
         return self.limited_prefix + sha256(activity.encode()).hexdigest()[:10]
+
+    @property
+    def pool_prefix(self) -> str:
+        return f"{self.hub.lower()}-pool-"
+
+    def pool(self, pool: str, *, spark: bool) -> str:
+        """Return the name of the queue of the activities of a pool of workers, other than the pool ``default``.
+
+        :param spark: True: the queue of its Spark activities, which have slots of their own.
+        """
+        return self.pool_prefix + sha256(f"{'spark' if spark else 'plain'} {pool}".encode()).hexdigest()[:10]
 
     @property
     def controls(self) -> str:
@@ -241,6 +253,8 @@ class Member:
         version included. An orchestrator that is not listed can continue every version.
     :param awaited: of a triggerer: the fingerprints of the instances that its sensors wait for (``hub.change_hints``).
     :param backlog: the instances that the worker has held for long.
+    :param pools: the pools of workers to which it belongs: it runs only activities of these pools.
+    :param pool_of: the pool of each activity in ``activities`` that does not belong to the pool ``default``.
     """
 
     worker: str
@@ -255,6 +269,8 @@ class Member:
     accepts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     awaited: frozenset[int] = frozenset()
     backlog: Backlog = NO_BACKLOG
+    pools: tuple[str, ...] = (DEFAULT_POOL,)
+    pool_of: Mapping[str, str] = field(default_factory=dict)
 
     def functions(self, kind: FunctionKind) -> tuple[str, ...]:
         """Return the names of the worker's functions of one kind.
@@ -262,6 +278,10 @@ class Member:
         :param kind: ``orchestrator`` or ``activity``.
         """
         return self.orchestrators if kind == ORCHESTRATOR else self.activities
+
+    def serves(self, activity: str) -> bool:
+        """Return True if the worker belongs to the pool of one of its activities. :param activity: its name."""
+        return self.pool_of.get(activity, DEFAULT_POOL) in self.pools
 
 
 @dataclass(frozen=True, slots=True, order=True)

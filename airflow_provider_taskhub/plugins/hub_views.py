@@ -94,6 +94,7 @@ def worker(member: Member, states: Sequence[PartitionState], drained: Control | 
         "alive": member.alive,
         "started": milliseconds(member.started),
         "roles": list(member.roles),
+        "pools": list(member.pools),
         "apps": dict(member.apps),
         "running": member.running,
         "weight": member.weight,

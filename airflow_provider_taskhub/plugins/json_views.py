@@ -51,6 +51,7 @@ _TABS = {
     Reason.NO_ORCHESTRATOR: "workers",
     Reason.VERSION: "workers",
     Reason.NO_ACTIVITY: "workers",
+    Reason.NO_POOL: "workers",
     Reason.NO_CHILD: "workers",
 }
 """The tab of the page that shows more about a reason."""

@@ -96,7 +96,9 @@ class UnusableTime:
         lacks = {why.reason for why in seen.whys if why.reason in LACKING} or {Reason.NO_ORCHESTRATOR}
         kinds: set[FunctionKind] = {ACTIVITY if reason is Reason.NO_ACTIVITY else ORCHESTRATOR for reason in lacks}
         live, lately = seen.members or (), (*(seen.members or ()), *seen.gone)
-        return Reason.NOT_OWNER not in lacks and all(agree(live, kind) and agree(lately, kind) for kind in kinds)
+        if lacks & {Reason.NOT_OWNER, Reason.NO_POOL}:  # workers of a pool may be started only when there is work
+            return False
+        return all(agree(live, kind) and agree(lately, kind) for kind in kinds)
 
     def _lack(self, seen: WatchedInstance, seconds: float, *, is_known: bool) -> str:
         """Return the error text. :param is_known: whether a live worker knows the orchestrator."""

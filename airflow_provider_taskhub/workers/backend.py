@@ -8,7 +8,7 @@ worker process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -23,8 +23,8 @@ from airflow_provider_taskhub.hub.queues.message_blobs import MessageBlobs
 from airflow_provider_taskhub.hub.queues.reader import WORK_EVENTS, ControlReader, Reader, ReaderContext
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.supervision import Supervisor
+from airflow_provider_taskhub.worker_pools import DEFAULT_POOL
 from airflow_provider_taskhub.workers.activities.begins import Begins
-from airflow_provider_taskhub.workers.activities.limited_queues import LimitedQueues, limits_of
 from airflow_provider_taskhub.workers.activities.limits import ActivityLimit
 from airflow_provider_taskhub.workers.activities.local_queues import LocalQueues
 from airflow_provider_taskhub.workers.activities.processor import Activities
@@ -33,6 +33,7 @@ from airflow_provider_taskhub.workers.activities.responses import Responses
 from airflow_provider_taskhub.workers.activities.runner import Runner
 from airflow_provider_taskhub.workers.activities.slots import Slots
 from airflow_provider_taskhub.workers.activities.work_items import WorkItems
+from airflow_provider_taskhub.workers.activities.work_queues import WorkQueues, limits_of
 from airflow_provider_taskhub.workers.demand import Demand
 from airflow_provider_taskhub.workers.dispatch import Dispatcher
 from airflow_provider_taskhub.workers.missing_functions import MissingFunctions
@@ -110,12 +111,15 @@ class Backend:
         self.draining = False
         self.supervisor = Supervisor(hub.clock)
         self.message_blobs = MessageBlobs(hub.store, hub.names, hub.clock)
-        self.work_items = self._work_items(hub.names.work_items, settings.activities, registry.activities)
+        self._registry, self._pools = registry, settings.pool_names
+        self._reads_default = False
+        """Whether this worker reads the queues of the pool ``default``, to which it does not belong."""
         spark_slots = settings.spark_activities or settings.activities
-        self.spark_items = self._work_items(hub.names.spark_work_items, spark_slots, registry.activities)
+        self.work_items = self._work_items(hub.names.work_items, Slots(settings.activities, hub.clock), DEFAULT_POOL)
+        self.spark_items = self._work_items(hub.names.spark_work_items, Slots(spark_slots, hub.clock), DEFAULT_POOL)
         self._limits = {
             name: ActivityLimit(hub, limit, me=me, peers=peers, times=times, end_sessions=runner.end_sessions)
-            for name, limit in limits_of(registry.activities).items()
+            for name, limit in limits_of(registry.activities, self._pools).items()
         }
         limited_items = {name: self._limited_items(limit, registry) for name, limit in self._limits.items()}
         spark = (name for name, activity in registry.activities.items() if activity.spark)
@@ -123,6 +127,12 @@ class Backend:
         """By the name of an activity, the queue of its work items, if it is not that of most activities."""
         self._limited: dict[str, str] = {}
         """The queues of activities with a limit, as far as they exist."""
+        pool_items = {
+            (pool, spark): self._pool_items(pool, spark=spark)
+            for pool in self._pools
+            if pool != DEFAULT_POOL
+            for spark in (False, True)
+        }
         self.queues = LocalQueues(
             (self.work_items, self.spark_items),
             takes_work=ACTIVITY in self.roles,
@@ -139,13 +149,16 @@ class Backend:
             hub,
             serves=lambda: [reader.tenure.partition for reader in self.queues],
             advanced=self.queues.poll_soon,
-            met=lambda: self._limited_queues.look_soon(),
+            met=lambda: self._queues_of_work.look_soon(),
         )
-        self._limited_queues = LimitedQueues(
+        self._queues_of_work = WorkQueues(
             hub,
             registry.activities,
+            self._pools,
             peers.live,
-            made=self._limited_made,
+            limit_made=self._limited_made,
+            pool_made=self._pool_made,
+            default_served=self._read_default,
             look=instance_limits.look,
             visibility=times.visibility,
         )
@@ -189,14 +202,19 @@ class Backend:
                 recorded=recorded,
                 absences=self.absences,
                 limited=self._limited if limit is None else None,
+                pools=self._pools,
+                queues=self._work_queues,
             )
 
         # Light work never waits behind Spark: each kind has its own queue, slots and dispatcher.
-        # Calls of an activity with a limit wait in its own queue, and then share the slots of their kind.
+        # Calls of a pool, or of an activity with a limit, wait in their own queue, and share the slots of their kind.
         lanes: list[tuple[str, WorkItems, ActivityLimit | None]] = [
             ("activities", self.work_items, None),
             ("spark activities", self.spark_items, None),
         ]
+        for pool, of_spark in pool_items:
+            kind = "spark activities" if of_spark else "activities"
+            lanes.append((f"{kind} of pool {pool}", pool_items[pool, of_spark], None))
         for name, items in limited_items.items():
             lanes.append((f"activities {name}", items, self._limits[name]))
         self._lanes = tuple(
@@ -209,17 +227,46 @@ class Backend:
         """The number of activities that run in this worker."""
         return self.work_items.slots.busy + self.spark_items.slots.busy
 
-    def _work_items(self, queue: str, limit: int, activities: Collection[str]) -> WorkItems:
-        slots = Slots(limit, self.hub.clock)
+    def _work_items(self, queue: str, slots: Slots, pool: str) -> WorkItems:
+        """Return the work items of a queue, which belong to a pool of workers."""
+
+        def room() -> int:
+            read = pool in self._pools or self._reads_default
+            return slots.room if read and not reader.stopping else 0
+
         reader = Reader(
             self._reader_context(),
             queue=queue,
             carries=WORK_EVENTS,
-            runs=lambda held: getattr(held.message.event, "name", None) in activities,
-            room=lambda: 0 if reader.stopping else slots.room,
+            runs=lambda held: self._runs(getattr(held.message.event, "name", "")),
+            room=room,
             deliver=slots.put,
         )
         return WorkItems(reader, slots)
+
+    def _runs(self, activity: str) -> bool:
+        """Return True if this worker has an activity, and belongs to its pool."""
+        definition = self._registry.activities.get(activity)
+        return definition is not None and definition.pool in self._pools
+
+    def _pool_items(self, pool: str, *, spark: bool) -> WorkItems:
+        """Return the work items of a pool other than ``default``. They share the slots of their kind."""
+        kind = self.spark_items if spark else self.work_items
+        slots = Slots(kind.slots.limit, self.hub.clock, shared=kind.slots)
+        return self._work_items(self.hub.names.pool(pool, spark=spark), slots, pool)
+
+    def _read_default(self, served: bool) -> None:
+        """Read the queues of the pool ``default`` if no live worker belongs to it. :param served: whether one does."""
+        if self._reads_default == served:
+            self._reads_default = not served
+            for items in (self.work_items, self.spark_items):
+                items.reader.freed()
+
+    def _pool_made(self, pool: str) -> None:
+        """Use the queues of a pool, which now exist."""
+        for name, one in self._registry.activities.items():
+            if one.pool == pool and name not in self._limited:
+                self._work_queues[name] = self.hub.names.pool(pool, spark=one.spark)
 
     def _limited_made(self, activity: str, queue: str) -> None:
         """Use the queue of an activity with a limit, which now exists."""
@@ -294,7 +341,7 @@ class Backend:
                 self.supervisor.keep(reader.queue, reader.run)
                 if lane.limit is not None:
                     self.supervisor.keep(f"limit {name}", partial(lane.limit.run, reader.freed))
-        self.supervisor.keep("queues of limited activities", self._limited_queues.run)
+        self.supervisor.keep("queues of work items", self._queues_of_work.run)
 
     async def drain(self, timeout: float) -> None:
         """Stop taking work items, give back those whose activity has not begun, and wait for the running activities.

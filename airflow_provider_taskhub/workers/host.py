@@ -122,6 +122,7 @@ class Host:
         apps = [load_app(name) for name in self._options.apps]
         registry = Registry.of(apps)
         tell_unknown_results(registry)
+        self._refuse_unknown_pools(registry)
         try:
             async with AsyncExitStack() as stack:
                 await self._start(stack, registry, apps)
@@ -149,7 +150,8 @@ class Host:
         if options.strict:
             await self._refuse_different_apps(member, members, incarnation)
         growth = LogGrowth(hub)
-        pool = await self._start_pool(stack, growth, incarnation)
+        spark = any(one.spark and one.pool in settings.pool_names for one in registry.activities.values())
+        pool = await self._start_pool(stack, growth, incarnation, warm=options.warm and spark)
         closer = CoroutineCloser()
         stack.callback(closer.stop)
         backend = Backend(
@@ -208,6 +210,8 @@ class Host:
             activities=tuple(registry.activities) if ACTIVITY in roles else (),
             weight=self._settings.weight,
             accepts=registry.accepts if ORCHESTRATOR in roles else {},
+            pools=self._settings.pool_names,
+            pool_of=registry.pool_of if ACTIVITY in roles else {},
         )
 
     async def _refuse_different_apps(self, member: Member, members: Members, incarnation: Incarnation) -> None:
@@ -220,7 +224,22 @@ class Host:
         if (text := refusal(member, others)) is not None:
             raise ConfigurationError(text)
 
-    async def _start_pool(self, stack: AsyncExitStack, growth: LogGrowth, incarnation: Incarnation) -> ExecutorPool:
+    def _refuse_unknown_pools(self, registry: Registry) -> None:
+        """Check the pools of this worker.
+
+        :raises ConfigurationError: if no activity of the worker's apps belongs to one of them.
+        """
+        unknown = [name for name in self._settings.pool_names if name not in registry.pools]
+        if unknown and ACTIVITY in self._options.roles:
+            raise ConfigurationError(
+                f"no activity of this worker's apps belongs to the pool {unknown[0]!r}. They have the pools "
+                f"{', '.join(map(repr, registry.pools))}. Correct --pools or TASKHUB_POOLS, or declare an activity "
+                f"with pool={unknown[0]!r}"
+            )
+
+    async def _start_pool(
+        self, stack: AsyncExitStack, growth: LogGrowth, incarnation: Incarnation, *, warm: bool
+    ) -> ExecutorPool:
         """Return the pool of executors, which is started only if this worker runs activities."""
         settings, options = self._settings, self._options
         config = ExecutorConfig(
@@ -240,7 +259,7 @@ class Host:
             spark_size=settings.spark_activities,
             logs=growth.append,
             name=incarnation.identity.name,
-            warm=options.warm,
+            warm=warm,
             times=ExecutorTimes(patience=settings.executor_timeout),
             limits=ExecutorLimits(activities=settings.executor_max_activities, memory=settings.executor_max_memory),
         )

@@ -25,6 +25,7 @@ from airflow_provider_taskhub.hub.model import ACTIVITY, Member, Need
 from airflow_provider_taskhub.hub.partitions.capabilities import able
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.telemetry import Outage
+from airflow_provider_taskhub.worker_pools import DEFAULT_POOL
 
 log = structlog.get_logger(__name__)
 
@@ -116,15 +117,20 @@ class MissingFunctions:
             return None
         workers = "; ".join(
             f"{member.worker} ({', '.join(f'{app} {version}'.strip() for app, version in member.apps.items())}) has "
-            f"{', '.join(member.functions(need.kind)) or 'none'}"
+            f"{', '.join(member.functions(need.kind)) or 'none'}{_pools(member) if need.kind == ACTIVITY else ''}"
             for member in self._members
         )
         what = "activity" if need.kind == ACTIVITY else "instance"
+        pool = next((f" of pool {one.pool_of[need.name]!r}" for one in self._members if need.name in one.pool_of), "")
         text = (
-            f"no live worker has had {need} for {self._read_at - found.since:.0f} s, and this {what} has waited for it "
-            f"for {waited.total_seconds():.0f} s. Alive: {workers or 'none'}"
+            f"no live worker has had {need}{pool} for {self._read_at - found.since:.0f} s, and this {what} has waited "
+            f"for it for {waited.total_seconds():.0f} s. Alive: {workers or 'none'}"
         )
         return text[:LONGEST_TEXT]
+
+    def is_elsewhere(self, need: Need) -> bool:
+        """Return True if a live worker could run a function when the member rows were last read."""
+        return self._asked(need).elsewhere > 0
 
     def is_log_due(self, need: Need) -> bool:
         """Return True if a log line about the missing function is due: once a minute, however many messages need it."""
@@ -183,3 +189,8 @@ class MissingFunctions:
                 found.since = None
             elif found.since is None:
                 found.since = now
+
+
+def _pools(member: Member) -> str:
+    """Return a text with the pools of a worker; "" if these are only ``default``."""
+    return "" if member.pools == (DEFAULT_POOL,) else f" (pools {', '.join(member.pools)})"

@@ -95,6 +95,12 @@ def running() -> ActivityRequest:
     return _running.get()
 
 
+def machine() -> str:
+    """The name of the worker that runs the attempt that calls this."""
+    found = _machine.get()
+    return found.name if found is not None else ""
+
+
 def seen_in_spark(fraction: float, message: str) -> None:
     """Report progress of the calling attempt that its executor would have seen in Spark."""
     listener = _listener.get()
@@ -305,6 +311,7 @@ class Machine:
         unheard: int | None = None,
         proves: bool = False,
         renewing: bool = False,
+        pools: str | None = None,
     ) -> None:
         """:param proves: it finds the dead by their lock files, as workers of one machine do."""
         self.name, self.world, self.death, self.plan = name, world, death, plan
@@ -343,12 +350,13 @@ class Machine:
             return await members.live()
 
         hub = Hub(store=self.store, names=names, info=world.client.hub.info, clock=self.clock)
+        settings = world.settings if pools is None else world.settings.model_copy(update={"pools": pools})
         self.backend = Backend(
             hub=hub,
             registry=registry,
             runner=runner,
             me=self.me,
-            settings=world.settings,
+            settings=settings,
             roles=roles,
             peers=Peers(live=live, dead=self._dead if proves else None, partitions_free=lambda: self.owner.hurry()),
         )
@@ -372,6 +380,8 @@ class Machine:
                     activities=tuple(registry.activities),
                     accepts=registry.accepts,
                     backlog=self.backend.backlog,
+                    pools=settings.pool_names,
+                    pool_of=registry.pool_of,
                 ),
             ),
             times=world.settings.lease_times,

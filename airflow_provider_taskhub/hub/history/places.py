@@ -34,7 +34,7 @@ from airflow_provider_taskhub.storage.primitives import (
 )
 
 _FIRST, _AFTER = "limit-", "limit;"
-"""The partition keys of all places sort between these two texts."""
+"""The partition keys of all places, and of the pools of workers, sort between these two texts."""
 _DECLARED = "declared"
 """Row key of the row that says that the activity has a limit. The row keys of places are numbers."""
 
@@ -154,13 +154,25 @@ class LimitState:
 
 async def states(store: Store, names: HubNames) -> dict[tuple[LimitKind, str], LimitState]:
     """Read all limits and who has their places, by kind and name. Cost: one query."""
+    return states_in(await read(store, names))
+
+
+async def read(store: Store, names: HubNames) -> dict[str, list[Entity]]:
+    """Read the rows of all limits and pools of workers, by their partition keys. Cost: one query."""
     within = And((Compare("PartitionKey", "ge", _FIRST), Compare("PartitionKey", "lt", _AFTER)))
     found: dict[str, list[Entity]] = {}
     async for row in store.rows(names.controls, within):
         found.setdefault(row.partition_key, []).append(row)
+    return found
+
+
+def states_in(found: Mapping[str, list[Entity]]) -> dict[tuple[LimitKind, str], LimitState]:
+    """Return the limits in rows (:func:`read`), by kind and name."""
     read = {}
     for key, rows in found.items():
-        kind = next(kind for kind in LimitKind if key.startswith(kind.prefix))
+        kind = next((kind for kind in LimitKind if key.startswith(kind.prefix)), None)
+        if kind is None:
+            continue
         name = unescape(key.removeprefix(kind.prefix))
         read[kind, name] = _state(kind, name, key, rows)
     return read

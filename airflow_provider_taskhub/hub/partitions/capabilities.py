@@ -17,6 +17,8 @@ def can_run(member: Member, need: Need) -> bool:
     """Return whether a worker has a function, and can continue with it an instance of the needed version."""
     if need.kind not in member.roles or need.name not in member.functions(need.kind):
         return False
+    if need.kind == ACTIVITY and not member.serves(need.name):
+        return False
     accepted = member.accepts.get(need.name)
     return not need.version or accepted is None or need.version in accepted
 

@@ -28,6 +28,7 @@ from airflow_provider_taskhub.hub.partitions.placement import decode_wanted, enc
 from airflow_provider_taskhub.hub.unreadable_rows import unreadable
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Entity, Property, RowOperation, RowVerb, Store, Transact
+from airflow_provider_taskhub.worker_pools import DEFAULT_POOL
 
 T = TypeVar("T")
 _PART = 60_000
@@ -97,6 +98,8 @@ class _Functions:
     orchestrators: tuple[str, ...] = ()
     activities: tuple[str, ...] = ()
     accepts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    pools: tuple[str, ...] = (DEFAULT_POOL,)
+    pool_of: Mapping[str, str] = field(default_factory=dict)
 
 
 _NO_FUNCTIONS = _Functions()
@@ -336,6 +339,10 @@ def _names_columns(member: Member) -> dict[str, Property | None]:
     }
     if member.accepts:
         names["accepts"] = {name: list(versions) for name, versions in member.accepts.items()}
+    if member.pools != (DEFAULT_POOL,):
+        names["pools"] = member.pools
+    if member.pool_of:
+        names["pool_of"] = dict(member.pool_of)
     text = json.dumps(names, separators=(",", ":"))
     if len(text) <= _PART // 2:
         return {"Names": text}
@@ -368,6 +375,8 @@ def _decode(entity: Entity, functions: _Functions) -> _Listing | None:
         accepts=functions.accepts,
         awaited=change_hints.decode(columns.get("Awaited")),
         backlog=decode_backlog(columns.get("Backlog")),
+        pools=functions.pools,
+        pool_of=functions.pool_of,
     )
     return _Listing(
         member=member,
@@ -416,6 +425,8 @@ def _functions(names: str | bytes) -> _Functions:
             for name, versions in _of(found, "accepts", dict).items()
             if isinstance(versions, list)
         },
+        pools=tuple(map(str, _of(found, "pools", list))) or (DEFAULT_POOL,),
+        pool_of={str(name): str(pool) for name, pool in _of(found, "pool_of", dict).items()},
     )
 
 

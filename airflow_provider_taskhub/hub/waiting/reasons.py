@@ -33,6 +33,7 @@ from airflow_provider_taskhub.hub.partitions.capabilities import Need, able, lis
 from airflow_provider_taskhub.instance_limit import InstanceLimit
 from airflow_provider_taskhub.near_names import did_you_mean
 from airflow_provider_taskhub.tags import WATCH_TAG
+from airflow_provider_taskhub.worker_pools import DEFAULT_POOL
 
 _MOST_NAMES = 5
 _WORKER = "taskhub worker --app MODULE:APP"
@@ -54,6 +55,7 @@ class Reason(StrEnum):
     UNSERVED = "partition_unserved"
     HELD = "held_without_progress"
     NO_ACTIVITY = "no_worker_knows_activity"
+    NO_POOL = "no_worker_of_pool"
     NO_CHILD = "no_worker_knows_child"
     CHILD_HELD = "child_held"
     EVENTS = "event"
@@ -81,6 +83,7 @@ _FAULTS = frozenset(
         Reason.UNSERVED,
         Reason.HELD,
         Reason.NO_ACTIVITY,
+        Reason.NO_POOL,
         Reason.NO_CHILD,
         Reason.CHILD_HELD,
     }
@@ -91,6 +94,7 @@ AWAITED = frozenset(
     {
         Reason.UNREADABLE,
         Reason.NO_ACTIVITY,
+        Reason.NO_POOL,
         Reason.NO_CHILD,
         Reason.CHILD_HELD,
         Reason.EVENTS,
@@ -100,7 +104,16 @@ AWAITED = frozenset(
     }
 )
 """Reasons that can be found only if the sentinel was read: this row of the history says what the instance awaits."""
-LACKING = frozenset({Reason.NO_ORCHESTRATOR, Reason.VERSION, Reason.NOT_OWNER, Reason.NO_ACTIVITY, Reason.NO_CHILD})
+LACKING = frozenset(
+    {
+        Reason.NO_ORCHESTRATOR,
+        Reason.VERSION,
+        Reason.NOT_OWNER,
+        Reason.NO_ACTIVITY,
+        Reason.NO_POOL,
+        Reason.NO_CHILD,
+    }
+)
 """Reasons that say that all workers, or the owner of the partition, lack a function. If they last longer than the
 no-worker timeout, the Airflow task fails, and sooner while the apps of all workers agree."""
 
@@ -348,13 +361,18 @@ def _misplaced(need: Need, served: Ownership, live: Sequence[Member], fit: Seque
 
 
 def _without_code(found: Snapshot, live: Sequence[Member]) -> Iterable[Why]:
-    """Return a reason if no live worker can run an awaited activity, and one if none can run an awaited child.
+    """Return a reason if no live worker has an awaited activity, one if none belongs to the pool of one that workers
+    have, and one if none can run an awaited child.
 
     :param live: live workers that run orchestrators.
     """
     workers = _activity_workers(found)
-    if activities := _unknown_activities(found, workers):
+    activities = _unknown_activities(found, workers)
+    others = {name: pool for name in activities if (pool := _pool_of(name, workers)) is not None}
+    if activities := [name for name in activities if name not in others]:
         yield _unknown(Reason.NO_ACTIVITY, ACTIVITY, activities, workers)
+    if others:
+        yield _no_pool(others, workers)
     if live and (children := _unknown_children(found, live)):  # such a child has no instance row that could show this
         unknown = _unknown(Reason.NO_CHILD, ORCHESTRATOR, children, live)
         yield replace(unknown, text=f"it awaits {_plural('child', children)}, and {unknown.text}")
@@ -366,6 +384,29 @@ def _activity_workers(found: Snapshot) -> Sequence[Member]:
 
 def _unknown_activities(found: Snapshot, workers: Sequence[Member]) -> Sequence[str]:
     return [name for name in (found.awaits or NOTHING).activities if not able(workers, Need(ACTIVITY, name))]
+
+
+def _pool_of(activity: str, workers: Iterable[Member]) -> str | None:
+    """Return the pool of an activity, as the first live worker that has its code says. None: no live worker has it."""
+    return next(
+        (one.pool_of.get(activity, DEFAULT_POOL) for one in workers if activity in one.functions(ACTIVITY)), None
+    )
+
+
+def _no_pool(pools: Mapping[str, str], workers: Sequence[Member]) -> Why:
+    """Return the reason that no live worker belongs to the pool of some activities.
+
+    :param pools: the pool of each of these activities.
+    :param workers: live workers that run activities.
+    """
+    pool = min(pools.values())
+    names = sorted(name for name, one in pools.items() if one == pool)
+    alive = listed((f"{described(member)} of pool {', '.join(member.pools)}" for member in workers), _MOST_NAMES)
+    return Why(
+        reason=Reason.NO_POOL,
+        text=f"no live worker belongs to the pool {pool!r} of {_plural(ACTIVITY, names)}. Alive: {alive}",
+        remedy=f"Start a worker of this pool: {_WORKER} --pools {pool}",
+    )
 
 
 def _unknown_children(found: Snapshot, live: Sequence[Member]) -> Sequence[str]:

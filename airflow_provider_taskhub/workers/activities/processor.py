@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -27,11 +27,11 @@ from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.telemetry import Outage
 from airflow_provider_taskhub.workers.activities.begins import Begins, Unasked
 from airflow_provider_taskhub.workers.activities.cancellation import Fate, fate_of
-from airflow_provider_taskhub.workers.activities.limited_queues import move
 from airflow_provider_taskhub.workers.activities.recorded import RecordedActivities
 from airflow_provider_taskhub.workers.activities.responses import Responses
 from airflow_provider_taskhub.workers.activities.runner import Runner, request_of, traced, warn_of_crash
 from airflow_provider_taskhub.workers.activities.work_items import WorkItems
+from airflow_provider_taskhub.workers.activities.work_queues import move
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, Crashes
 from airflow_provider_taskhub.workers.missing_functions import MissingFunctions, wait_of
 
@@ -69,6 +69,8 @@ class Activities:
     :param responses: sends the response of a work item and deletes the work item.
     :param recorded: processes activities with an activity record.
     :param absences: the functions that this worker does not have.
+    :param pools: the pools of workers to which this worker belongs.
+    :param queues: the queue of each activity, if it is not that of most activities.
     :param limited: the queue of each activity with a limit, once it exists. The work items of these activities are
         moved there. None: the work items come from such a queue.
     """
@@ -86,8 +88,10 @@ class Activities:
         recorded: RecordedActivities,
         absences: MissingFunctions,
         limited: Mapping[str, str] | None,
+        pools: Collection[str],
+        queues: Mapping[str, str],
     ) -> None:
-        self._limited = limited
+        self._limited, self._pools, self._queues = limited, pools, queues
         self._hub, self._registry, self._runner, self._times, self._absences = hub, registry, runner, times, absences
         self._unrecorded_running: dict[Delivery, _Unrecorded] = {}
         self._watch = asyncio.Event()
@@ -133,6 +137,8 @@ class Activities:
         definition = self._registry.activities.get(event.name)
         if definition is None:
             await self._wait_for_function(held, event)
+        elif definition.pool not in self._pools:
+            await self._leave_to_its_pool(held, event, definition)
         elif definition.limit is not None and self._limited is not None:
             await self._move_to_limited(held, self._limited.get(event.name))
         elif (overdue := self._overdue(held, definition)) is not None:
@@ -153,6 +159,20 @@ class Activities:
         """
         if queue is None:
             await self._reader.give_back([held], delay=timedelta(seconds=1), begun=False)
+            return
+        await move(self._hub, held, queue)
+        self._reader.release([held])
+
+    async def _leave_to_its_pool(self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition) -> None:
+        """Move a work item to the queue of its pool, to which this worker does not belong.
+
+        While no live worker belongs to this pool, the work item waits as if no worker had the activity.
+        """
+        names = self._hub.names
+        usual = names.spark_work_items if definition.spark else names.work_items
+        queue = self._queues.get(event.name, usual)
+        if queue == held.queue or not self._absences.is_elsewhere(Need("activity", event.name)):
+            await self._wait_for_function(held, event)
             return
         await move(self._hub, held, queue)
         self._reader.release([held])
