@@ -359,7 +359,7 @@ async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ..
                 except TimeoutError:
                     waits = await _waits(client, state.instance_id, events)
                     raise virtual_time.TimeLimit(f"still running after {limit} of virtual time{waits}") from None
-                await _last_activities(client, clock)
+                await _last_activities(client, registry, clock)
         finally:
             await backend.drain(0.0)
             backend.lost(only, "the run is over")
@@ -391,11 +391,12 @@ async def _waits(client: Client, instance_id: str, events: tuple[Event, ...]) ->
     return f": it waits for event {', '.join(map(repr, names))}{raised}"
 
 
-async def _last_activities(client: Client, clock: virtual_time.VirtualClock) -> None:
+async def _last_activities(client: Client, registry: Registry, clock: virtual_time.VirtualClock) -> None:
     """Let the activities run that the orchestration has started and not awaited, for at most :data:`_LAST`."""
     until = clock.monotonic() + _LAST.total_seconds()
     store, names = client.hub.store, client.hub.names
-    queues = (names.work_items, names.spark_work_items)
+    queues = [queue for pool in registry.pools for queue in names.pool_queues(pool)]
+    queues += [names.limited(name) for name, one in registry.activities.items() if one.limit is not None]
     while clock.monotonic() < until and any([await store.count(queue) for queue in queues]):
         await clock.sleep(1.0)
 

@@ -109,11 +109,17 @@ class HubNames:
         return f"{self.hub.lower()}-pool-"
 
     def pool(self, pool: str, *, spark: bool) -> str:
-        """Return the name of the queue of the activities of a pool of workers, other than the pool ``default``.
+        """Return the name of the queue of the activities of a pool of workers.
 
         :param spark: True: the queue of its Spark activities, which have slots of their own.
         """
+        if pool == DEFAULT_POOL:
+            return self.spark_work_items if spark else self.work_items
         return self.pool_prefix + sha256(f"{'spark' if spark else 'plain'} {pool}".encode()).hexdigest()[:10]
+
+    def pool_queues(self, pool: str) -> tuple[str, str]:
+        """Return the names of both queues of a pool of workers."""
+        return self.pool(pool, spark=False), self.pool(pool, spark=True)
 
     @property
     def controls(self) -> str:
@@ -279,9 +285,12 @@ class Member:
         """
         return self.orchestrators if kind == ORCHESTRATOR else self.activities
 
-    def serves(self, activity: str) -> bool:
-        """Return True if the worker belongs to the pool of one of its activities. :param activity: its name."""
-        return self.pool_of.get(activity, DEFAULT_POOL) in self.pools
+    def pool(self, activity: str) -> str:
+        """Return the pool of one of the worker's activities, to which the worker itself may not belong.
+
+        :param activity: name of the activity.
+        """
+        return self.pool_of.get(activity, DEFAULT_POOL)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -112,27 +112,28 @@ class Backend:
         self.supervisor = Supervisor(hub.clock)
         self.message_blobs = MessageBlobs(hub.store, hub.names, hub.clock)
         self._registry, self._pools = registry, settings.pool_names
-        self._reads_default = False
-        """Whether this worker reads the queues of the pool ``default``, to which it does not belong."""
+        self._read_pools = {DEFAULT_POOL} & {*self._pools}
+        """The pools whose queues this worker reads: its own, as far as their queues exist, and perhaps others."""
         spark_slots = settings.spark_activities or settings.activities
         self.work_items = self._work_items(hub.names.work_items, Slots(settings.activities, hub.clock), DEFAULT_POOL)
         self.spark_items = self._work_items(hub.names.spark_work_items, Slots(spark_slots, hub.clock), DEFAULT_POOL)
         self._limits = {
             name: ActivityLimit(hub, limit, me=me, peers=peers, times=times, end_sessions=runner.end_sessions)
-            for name, limit in limits_of(registry.activities, self._pools).items()
+            for name, limit in limits_of(registry.activities).items()
+            if registry.activities[name].pool in self._pools
         }
         limited_items = {name: self._limited_items(limit, registry) for name, limit in self._limits.items()}
-        spark = (name for name, activity in registry.activities.items() if activity.spark)
-        self._work_queues = dict.fromkeys(spark, hub.names.spark_work_items)
+        of_spark = (name for name, activity in registry.activities.items() if activity.spark)
+        self._work_queues = dict.fromkeys(of_spark, hub.names.spark_work_items)
         """By the name of an activity, the queue of its work items, if it is not that of most activities."""
         self._limited: dict[str, str] = {}
         """The queues of activities with a limit, as far as they exist."""
-        pool_items = {
-            (pool, spark): self._pool_items(pool, spark=spark)
-            for pool in self._pools
+        self._items_of = {DEFAULT_POOL: (self.work_items, self.spark_items)} | {
+            pool: (self._pool_items(pool, spark=False), self._pool_items(pool, spark=True))
+            for pool in registry.pools
             if pool != DEFAULT_POOL
-            for spark in (False, True)
         }
+        """By pool, the work items of its two queues: those of plain and those of Spark activities."""
         self.queues = LocalQueues(
             (self.work_items, self.spark_items),
             takes_work=ACTIVITY in self.roles,
@@ -156,9 +157,10 @@ class Backend:
             registry.activities,
             self._pools,
             peers.live,
+            self.absences,
             limit_made=self._limited_made,
             pool_made=self._pool_made,
-            default_served=self._read_default,
+            read=self._read_pool,
             look=instance_limits.look,
             visibility=times.visibility,
         )
@@ -203,18 +205,14 @@ class Backend:
                 absences=self.absences,
                 limited=self._limited if limit is None else None,
                 pools=self._pools,
-                queues=self._work_queues,
             )
 
         # Light work never waits behind Spark: each kind has its own queue, slots and dispatcher.
         # Calls of a pool, or of an activity with a limit, wait in their own queue, and share the slots of their kind.
-        lanes: list[tuple[str, WorkItems, ActivityLimit | None]] = [
-            ("activities", self.work_items, None),
-            ("spark activities", self.spark_items, None),
-        ]
-        for pool, of_spark in pool_items:
-            kind = "spark activities" if of_spark else "activities"
-            lanes.append((f"{kind} of pool {pool}", pool_items[pool, of_spark], None))
+        lanes: list[tuple[str, WorkItems, ActivityLimit | None]] = []
+        for pool, (plain, spark) in self._items_of.items():
+            of_pool = "" if pool == DEFAULT_POOL else f" of pool {pool}"
+            lanes += [(f"activities{of_pool}", plain, None), (f"spark activities{of_pool}", spark, None)]
         for name, items in limited_items.items():
             lanes.append((f"activities {name}", items, self._limits[name]))
         self._lanes = tuple(
@@ -231,8 +229,7 @@ class Backend:
         """Return the work items of a queue, which belong to a pool of workers."""
 
         def room() -> int:
-            read = pool in self._pools or self._reads_default
-            return slots.room if read and not reader.stopping else 0
+            return slots.room if pool in self._read_pools and not reader.stopping else 0
 
         reader = Reader(
             self._reader_context(),
@@ -255,11 +252,11 @@ class Backend:
         slots = Slots(kind.slots.limit, self.hub.clock, shared=kind.slots)
         return self._work_items(self.hub.names.pool(pool, spark=spark), slots, pool)
 
-    def _read_default(self, served: bool) -> None:
-        """Read the queues of the pool ``default`` if no live worker belongs to it. :param served: whether one does."""
-        if self._reads_default == served:
-            self._reads_default = not served
-            for items in (self.work_items, self.spark_items):
+    def _read_pool(self, pool: str, read: bool) -> None:
+        """Read the queues of a pool, or stop reading them. Calls that this worker cannot run are moved, or fail."""
+        if read != (pool in self._read_pools):
+            (self._read_pools.add if read else self._read_pools.discard)(pool)
+            for items in self._items_of[pool]:
                 items.reader.freed()
 
     def _pool_made(self, pool: str) -> None:
@@ -267,11 +264,14 @@ class Backend:
         for name, one in self._registry.activities.items():
             if one.pool == pool and name not in self._limited:
                 self._work_queues[name] = self.hub.names.pool(pool, spark=one.spark)
+        if pool in self._pools:
+            self._read_pool(pool, True)
 
     def _limited_made(self, activity: str, queue: str) -> None:
         """Use the queue of an activity with a limit, which now exists."""
         self._work_queues[activity] = self._limited[activity] = queue
-        self._limits[activity].open()
+        if activity in self._limits:
+            self._limits[activity].open()
 
     def _limited_items(self, limit: ActivityLimit, registry: Registry) -> WorkItems:
         """Return the work items of an activity with a limit. They share the slots of their kind."""

@@ -53,8 +53,9 @@ class _Absence:
 
     :param asked: the time when a message last needed the function.
     :param logged: the time when the absence was last logged.
-    :param elsewhere: of the live workers with the right role, the share that had the function when the member rows were
-        last read.
+    :param elsewhere: of the live workers with the right role, the share that had the function when the member rows
+        were last read.
+    :param other: one of these workers; None: there was none.
     :param since: the first time when the member rows were read and no live worker had the function. It is set anew if a
         live worker has had the function meanwhile. None: a live worker has it, or the rows were not read yet.
     """
@@ -62,6 +63,7 @@ class _Absence:
     asked: float
     logged: float = float("-inf")
     elsewhere: float = 0.0
+    other: Member | None = None
     since: float | None = None
 
 
@@ -128,9 +130,14 @@ class MissingFunctions:
         )
         return text[:LONGEST_TEXT]
 
-    def is_elsewhere(self, need: Need) -> bool:
-        """Return True if a live worker could run a function when the member rows were last read."""
-        return self._asked(need).elsewhere > 0
+    def elsewhere(self, need: Need) -> Member | None:
+        """Return a live worker that could run a function when the member rows were last read. None: there was none."""
+        return self._asked(need).other
+
+    def lasts(self, need: Need) -> bool:
+        """Return True if no live worker has been able to run a function for the no-worker timeout."""
+        found = self._asked(need)
+        return found.since is not None and self._read_at - found.since >= self._limit
 
     def is_log_due(self, need: Need) -> bool:
         """Return True if a log line about the missing function is due: once a minute, however many messages need it."""
@@ -183,8 +190,10 @@ class MissingFunctions:
             if now - found.asked > FORGET:
                 del self._absent[need]
                 continue
-            having = len(able(members, need))
-            found.elsewhere = having / max(1, sum(member.alive and need.kind in member.roles for member in members))
+            having = able(members, need)
+            found.other = having[0] if having else None
+            roles = sum(member.alive and need.kind in member.roles for member in members)
+            found.elsewhere = len(having) / max(1, roles)
             if found.elsewhere:
                 found.since = None
             elif found.since is None:

@@ -22,7 +22,8 @@ from tests.simulation.world import MEMORY, WHOLE, Place, World, machine, simulat
 class Where:
     """Notes which worker has run which activity."""
 
-    def __init__(self, *, heavy: str = "heavy", limit: int | None = None) -> None:
+    def __init__(self, *, heavy: str = "heavy", limit: int | None = None, without: str = "") -> None:
+        """:param without: an activity that the app does not declare."""
         self.ran: list[tuple[str, str]] = []
         self.now = self.most = 0
         self.app = app = App("pools")
@@ -35,9 +36,11 @@ class Where:
             self.ran.append((name, machine()))
             return name
 
-        @app.activity(pool=heavy, limit=limit)
-        async def train(seconds: float) -> str:
-            return await _work("train", seconds)
+        if without != "train":
+
+            @app.activity(pool=heavy, limit=limit)
+            async def train(seconds: float) -> str:
+                return await _work("train", seconds)
 
         @app.spark_activity(pool=heavy)
         async def join(spark: Any, seconds: float) -> str:
@@ -193,6 +196,77 @@ def test_a_call_whose_pool_changes_while_it_waits_runs_on_the_new_pool(before: s
     simulate(main)
 
 
+def test_a_worker_without_the_code_sends_a_call_to_the_pool_of_a_worker_that_has_it() -> None:
+    where, other = Where(), Where(without="train")
+
+    async def main() -> None:
+        async with World(where.app, functions=where.functions) as world:
+            await world.join("plain", app=other.app)
+            await world.client.start("trains", [1.0] * 5, instance_id="t")
+            await world.clock.sleep(30)
+            await world.join("big", pools="heavy")
+            assert (await world.wait("t", timedelta(minutes=3))).status is Status.COMPLETED
+            assert where.ran == [("train", "big")] * 5
+            await world.settle()
+
+    simulate(main)
+
+
+@pytest.mark.parametrize(("old", "new", "pools"), [("heavy", "huge", "heavy"), ("heavy", "default", "default")])
+def test_workers_that_disagree_about_a_pool_run_its_calls(old: str, new: str, pools: str) -> None:
+    """The orchestrator runs on a worker whose code has another pool for the activity than that of the one that can."""
+    mine, others = (Where(heavy=new), Where(heavy=old)) if pools == "heavy" else (Where(heavy=old), Where(heavy=new))
+
+    async def main() -> None:
+        async with World(mine.app, functions=mine.functions) as world:
+            await world.join("plain", roles=("orchestrator", "activity"))
+            await world.client.start("trains", [1.0] * 12, instance_id="t")
+            await world.clock.sleep(5)
+            await world.join("other", pools=pools, app=others.app, roles=("activity",))
+            assert (await world.wait("t", timedelta(minutes=5))).status is Status.COMPLETED
+            assert others.ran == [("train", "other")] * 12
+            await world.settle()
+
+    simulate(main)
+
+
+def test_calls_of_a_pool_do_not_wait_behind_others_when_its_worker_restarts() -> None:
+    where = Where()
+
+    async def main() -> None:
+        async with World(where.app, functions=where.functions, activities=1) as world:
+            await world.join("plain")
+            big = await world.join("big", pools="heavy")
+            await world.client.start("mails", [36_000.0], instance_id="m")
+            await world.client.start("trains", [60.0] * 10, instance_id="t")
+            await world.clock.sleep(90)
+            await big.stop(timedelta(seconds=60))
+            await world.clock.sleep(300)
+            await world.join("bigger", pools="heavy")
+            assert (await world.wait("t")).status is Status.COMPLETED
+            assert where.workers("train") == {"big", "bigger"}
+
+    simulate(main)
+
+
+def test_a_worker_of_two_pools_serves_both_in_turn() -> None:
+    where = Where()
+
+    async def main() -> None:
+        async with World(where.app, functions=where.functions, activities=2) as world:
+            await world.join("both", pools="heavy,default")
+            for number in range(20):
+                await world.client.start("mails", [0.01] * 500, instance_id=f"m{number}")
+            await world.clock.sleep(3)
+            begun = world.clock.monotonic()
+            await world.client.start("trains", [0.01], instance_id="t")
+            await world.wait("t")
+            assert world.clock.monotonic() - begun < 3
+            assert len(where.ran) < 20 * 500, "the other pool still has work"
+
+    simulate(main)
+
+
 def test_a_limit_holds_in_a_pool() -> None:
     where = Where(limit=2)
 
@@ -202,6 +276,11 @@ def test_a_limit_holds_in_a_pool() -> None:
             await world.join("big", pools="heavy")
             await world.join("bigger", pools="heavy")
             await world.client.start("trains", [2.0] * 10, instance_id="t")
+            await world.clock.sleep(2)
+            assert sum([await world.store.count(queue) for queue in world.client.hub.names.pool_queues("heavy")]) == 0
+            (limit,) = await world.client.admin.limits()
+            assert (limit.limit, len(limit.holders)) == (2, 2)
+            assert (limit.waiting or 0) > 3
             assert (await world.wait("t")).status is Status.COMPLETED
             assert where.most == 2
             assert where.workers("train") <= {"big", "bigger"}
@@ -226,4 +305,5 @@ def test_a_worker_refuses_a_pool_without_an_activity() -> None:
 
 
 def test_an_orchestrator_under_test_runs_the_activities_of_all_pools() -> None:
-    assert testing.run("trains", [1.0], app=Where().app) == 1
+    where = Where()
+    assert testing.run("trains", [1.0], app=where.app) == 1

@@ -17,7 +17,7 @@ def can_run(member: Member, need: Need) -> bool:
     """Return whether a worker has a function, and can continue with it an instance of the needed version."""
     if need.kind not in member.roles or need.name not in member.functions(need.kind):
         return False
-    if need.kind == ACTIVITY and not member.serves(need.name):
+    if need.kind == ACTIVITY and member.pool(need.name) not in member.pools:
         return False
     accepted = member.accepts.get(need.name)
     return not need.version or accepted is None or need.version in accepted
@@ -36,15 +36,21 @@ class Difference:
     :param lacks: functions that only this worker has.
     :param more: functions that only the other worker has.
     :param versions: for each app of another version: its name, this worker's version, the other worker's version.
+    :param pools: for each activity of another pool: its name, its pool here, its pool there.
     """
 
     worker: str
     lacks: tuple[Need, ...] = ()
     more: tuple[Need, ...] = ()
     versions: tuple[tuple[str, str, str], ...] = ()
+    pools: tuple[tuple[str, str, str], ...] = ()
 
     def __str__(self) -> str:
         parts = [f"app {app!r} has version {its!r} there and {ours!r} here" for app, ours, its in self.versions]
+        parts += [
+            f"activity {name!r} belongs to the pool {its!r} there and {ours!r} here"
+            for name, ours, its in self.pools[:SHOWN]
+        ]
         if self.lacks:
             parts.append(f"it lacks {listed(self.lacks)}")
         if self.more:
@@ -68,9 +74,14 @@ def difference(mine: Member, other: Member) -> Difference | None:
         for app, version in sorted(mine.apps.items())
         if other.apps.get(app, version) != version
     )
-    if not (lacks or more or versions):
+    pools = tuple(
+        (name, mine.pool(name), other.pool(name))
+        for name in sorted({*mine.pool_of, *other.pool_of} & {*mine.activities} & {*other.activities})
+        if mine.pool(name) != other.pool(name)
+    )
+    if not (lacks or more or versions or pools):
         return None
-    return Difference(worker=other.worker, lacks=tuple(lacks), more=tuple(more), versions=versions)
+    return Difference(worker=other.worker, lacks=tuple(lacks), more=tuple(more), versions=versions, pools=pools)
 
 
 def agree(members: Iterable[Member], kind: FunctionKind) -> bool:

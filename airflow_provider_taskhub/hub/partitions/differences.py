@@ -66,6 +66,7 @@ class Differences:
                     worker=worker,
                     lacks=listed(found.lacks),
                     has_more=listed(found.more),
+                    pools=", ".join(f"{name}: {ours!r} here, {its!r} there" for name, ours, its in found.pools),
                     versions=", ".join(f"{app}: {ours!r} here, {its!r} there" for app, ours, its in found.versions),
                     hint="give all workers of a hub the same apps in the same versions, or use one hub for each app",
                 )

@@ -96,6 +96,13 @@ class Delivery:
         return self.receipt.message_id
 
     @property
+    def first_put(self) -> Timestamp:
+        """When a work item was put into its first queue, by the clock of the storage service. It may have been moved to
+        another queue since, which gives it a new time of insertion."""
+        since = self.envelope.waiting_since
+        return self.inserted if since is None or self.inserted.ticks <= since.ticks else since
+
+    @property
     def identity(self) -> str:
         """A text that is the same for all deliveries and all copies of this message.
 

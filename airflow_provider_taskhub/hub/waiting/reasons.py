@@ -33,7 +33,6 @@ from airflow_provider_taskhub.hub.partitions.capabilities import Need, able, lis
 from airflow_provider_taskhub.instance_limit import InstanceLimit
 from airflow_provider_taskhub.near_names import did_you_mean
 from airflow_provider_taskhub.tags import WATCH_TAG
-from airflow_provider_taskhub.worker_pools import DEFAULT_POOL
 
 _MOST_NAMES = 5
 _WORKER = "taskhub worker --app MODULE:APP"
@@ -371,8 +370,8 @@ def _without_code(found: Snapshot, live: Sequence[Member]) -> Iterable[Why]:
     others = {name: pool for name in activities if (pool := _pool_of(name, workers)) is not None}
     if activities := [name for name in activities if name not in others]:
         yield _unknown(Reason.NO_ACTIVITY, ACTIVITY, activities, workers)
-    if others:
-        yield _no_pool(others, workers)
+    for pool in sorted({*others.values()}):
+        yield _no_pool(pool, sorted(name for name, one in others.items() if one == pool), workers)
     if live and (children := _unknown_children(found, live)):  # such a child has no instance row that could show this
         unknown = _unknown(Reason.NO_CHILD, ORCHESTRATOR, children, live)
         yield replace(unknown, text=f"it awaits {_plural('child', children)}, and {unknown.text}")
@@ -387,25 +386,24 @@ def _unknown_activities(found: Snapshot, workers: Sequence[Member]) -> Sequence[
 
 
 def _pool_of(activity: str, workers: Iterable[Member]) -> str | None:
-    """Return the pool of an activity, as the first live worker that has its code says. None: no live worker has it."""
-    return next(
-        (one.pool_of.get(activity, DEFAULT_POOL) for one in workers if activity in one.functions(ACTIVITY)), None
-    )
+    """Return the pool of an activity, as a live worker that has its code says. None: no live worker has it."""
+    return next((one.pool(activity) for one in workers if activity in one.functions(ACTIVITY)), None)
 
 
-def _no_pool(pools: Mapping[str, str], workers: Sequence[Member]) -> Why:
-    """Return the reason that no live worker belongs to the pool of some activities.
+def _no_pool(pool: str, activities: Sequence[str], workers: Sequence[Member]) -> Why:
+    """Return the reason that some activities wait for a worker of their pool that has them.
 
-    :param pools: the pool of each of these activities.
+    :param pool: the pool of these activities.
     :param workers: live workers that run activities.
     """
-    pool = min(pools.values())
-    names = sorted(name for name, one in pools.items() if one == pool)
+    what = _plural(ACTIVITY, activities)
+    inside = [member for member in workers if pool in member.pools]
     alive = listed((f"{described(member)} of pool {', '.join(member.pools)}" for member in workers), _MOST_NAMES)
+    head = f"no live worker belongs to the pool {pool!r} of {what}"
     return Why(
         reason=Reason.NO_POOL,
-        text=f"no live worker belongs to the pool {pool!r} of {_plural(ACTIVITY, names)}. Alive: {alive}",
-        remedy=f"Start a worker of this pool: {_WORKER} --pools {pool}",
+        text=f"{f'no live worker of the pool {pool!r} knows {what}' if inside else head}. Alive: {alive}",
+        remedy=f"Start a worker of this pool{' with the app' if inside else ''}: {_WORKER} --pools {pool}",
     )
 
 

@@ -114,7 +114,7 @@ def fate_of_call(calls: Calls | None, held: Delivery, *, rewound: bool) -> Fate:
     asked = _is_asked(calls, held)
     if asked is not None:
         return Fate.OPEN if asked else Fate.ANSWERED
-    put = held.inserted.ticks + (SECOND if held.inserted.ticks % SECOND == 0 else 0)
+    put = held.first_put.ticks + (SECOND if held.first_put.ticks % SECOND == 0 else 0)
     undone = rewound and calls.written is not None and put <= calls.written.ticks
     return Fate.UNDONE if undone else Fate.OPEN
 

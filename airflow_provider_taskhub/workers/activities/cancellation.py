@@ -118,4 +118,4 @@ async def fate_by_history(hub: Hub, held: Delivery) -> Fate:
         return Fate.ENDED
     if sentinel.timestamp is None or same_start(sentinel.execution_id, instance.execution_id):
         return Fate.OPEN
-    return Fate.ENDED if held.inserted.ticks < sentinel.timestamp.ticks // SECOND * SECOND else Fate.OPEN
+    return Fate.ENDED if held.first_put.ticks < sentinel.timestamp.ticks // SECOND * SECOND else Fate.OPEN

@@ -33,7 +33,7 @@ from airflow_provider_taskhub.workers.activities.runner import Runner, request_o
 from airflow_provider_taskhub.workers.activities.work_items import WorkItems
 from airflow_provider_taskhub.workers.activities.work_queues import move
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, Crashes
-from airflow_provider_taskhub.workers.missing_functions import MissingFunctions, wait_of
+from airflow_provider_taskhub.workers.missing_functions import MissingFunctions
 
 log = structlog.get_logger(__name__)
 
@@ -70,7 +70,6 @@ class Activities:
     :param recorded: processes activities with an activity record.
     :param absences: the functions that this worker does not have.
     :param pools: the pools of workers to which this worker belongs.
-    :param queues: the queue of each activity, if it is not that of most activities.
     :param limited: the queue of each activity with a limit, once it exists. The work items of these activities are
         moved there. None: the work items come from such a queue.
     """
@@ -89,9 +88,8 @@ class Activities:
         absences: MissingFunctions,
         limited: Mapping[str, str] | None,
         pools: Collection[str],
-        queues: Mapping[str, str],
     ) -> None:
-        self._limited, self._pools, self._queues = limited, pools, queues
+        self._limited, self._pools = limited, pools
         self._hub, self._registry, self._runner, self._times, self._absences = hub, registry, runner, times, absences
         self._unrecorded_running: dict[Delivery, _Unrecorded] = {}
         self._watch = asyncio.Event()
@@ -135,10 +133,8 @@ class Activities:
         event = held.message.event
         assert isinstance(event, TaskScheduled)  # the reader delivers nothing else
         definition = self._registry.activities.get(event.name)
-        if definition is None:
-            await self._wait_for_function(held, event)
-        elif definition.pool not in self._pools:
-            await self._leave_to_its_pool(held, event, definition)
+        if definition is None or definition.pool not in self._pools:
+            await self._leave_to_others(held, event, spark=definition is not None and definition.spark)
         elif definition.limit is not None and self._limited is not None:
             await self._move_to_limited(held, self._limited.get(event.name))
         elif (overdue := self._overdue(held, definition)) is not None:
@@ -160,21 +156,26 @@ class Activities:
         if queue is None:
             await self._reader.give_back([held], delay=timedelta(seconds=1), begun=False)
             return
-        await move(self._hub, held, queue)
-        self._reader.release([held])
+        await self._move(held, queue)
 
-    async def _leave_to_its_pool(self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition) -> None:
-        """Move a work item to the queue of its pool, to which this worker does not belong.
+    async def _leave_to_others(self, held: Delivery, event: TaskScheduled, *, spark: bool) -> None:
+        """Move a work item that this worker cannot run to the queue of the pool of a live worker that can.
 
-        While no live worker belongs to this pool, the work item waits as if no worker had the activity.
+        The member row of this worker decides, because the code of this one may have another pool for the activity, or
+        none. If the work item is in this queue already, or if no live worker can run it, it waits there.
         """
-        names = self._hub.names
-        usual = names.spark_work_items if definition.spark else names.work_items
-        queue = self._queues.get(event.name, usual)
-        if queue == held.queue or not self._absences.is_elsewhere(Need("activity", event.name)):
+        other = self._absences.elsewhere(Need("activity", event.name))
+        pool = other.pool(event.name) if other is not None else None
+        if pool is None or held.queue in self._hub.names.pool_queues(pool):
             await self._wait_for_function(held, event)
             return
-        await move(self._hub, held, queue)
+        await self._move(held, self._hub.names.pool(pool, spark=spark))
+
+    async def _move(self, held: Delivery, queue: str) -> None:
+        try:
+            await move(self._hub, held, queue)
+        except StorageError as error:  # nothing has begun
+            raise Unasked(str(error)) from error
         self._reader.release([held])
 
     def _overdue(self, held: Delivery, definition: ActivityDefinition) -> FailureDetails | None:
@@ -186,7 +187,7 @@ class Activities:
         limit = definition.queue_timeout
         if limit is None or held.deliveries > 1:
             return None
-        waited = held.received(self._times.visibility) - (held.envelope.waiting_since or held.inserted)
+        waited = held.received(self._times.visibility) - held.first_put
         if waited <= limit:
             return None
         return FailureDetails(
@@ -200,13 +201,13 @@ class Activities:
         If no live worker has had the activity for the no-worker timeout, the activity fails.
         """
         need = Need("activity", event.name)
-        since, waited = wait_of([held], self._times.visibility)
+        waited = held.received(self._times.visibility) - held.first_put
         gave_up = self._absences.gave_up(need, waited)
         if gave_up is None:
             level = logging.WARNING if self._absences.is_log_due(need) else logging.DEBUG
             log.log(level, "activity_unknown", name=event.name, instance_id=held.message.instance.instance_id)
             delay = self._absences.delay(need, held.dequeue_count)
-            await self._reader.give_back([held], delay=delay, begun=False, waiting_since=since, signal=False)
+            await self._reader.give_back([held], delay=delay, begun=False, waiting_since=held.first_put, signal=False)
             return
         failure = FailureDetails(error_type="UnknownActivity", error_message=gave_up)
         await self._responses.respond(held, event, ActivityOutcome(failure=failure))

@@ -42,6 +42,8 @@ class Slots:
         self._resuming: set[Delivery] = set() if shared is None else shared._resuming
         """Paused work items that wait for a slot, see :meth:`resume`."""
         self._changed: asyncio.Event = asyncio.Event() if shared is None else shared._changed
+        self._takers: list[Slots] = [] if shared is None else shared._takers
+        """Of all that share these slots: those whose :meth:`take` waits for a work item or a slot."""
         self.freed: list[Callable[[], None]] = [] if shared is None else shared.freed
         """Called when a slot may have become free: they let readers receive work items for it."""
         self._arrived = asyncio.Event()
@@ -89,13 +91,26 @@ class Slots:
         self._arrived.set()
 
     async def take(self) -> Delivery:
-        """Wait for a work item and a free slot. Return the work item, which keeps the slot until :meth:`leave`."""
-        while not self._waiting or len(self._running) + len(self._resuming) >= self.limit:
-            self._changed.clear()
-            await self._changed.wait()
+        """Wait for a work item and a free slot. Return the work item, which keeps the slot until :meth:`leave`.
+
+        Of several that share the slots, the one whose first work item has waited longest gets the next slot.
+        """
+        self._takers.append(self)
+        try:
+            while not self._waiting or not self._is_next():
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            self._takers.remove(self)
         _, held = self._waiting.popleft()
+        self._changed.set()  # another one may be the next now
         self._running.add(held)
         return held
+
+    def _is_next(self) -> bool:
+        if len(self._running) + len(self._resuming) >= self.limit:
+            return False
+        return self._waiting[0][0] <= min(other._waiting[0][0] for other in self._takers if other._waiting)
 
     def leave(self, held: Delivery) -> None:
         """Free the slot of a work item. A second call has no effect."""

@@ -5,10 +5,12 @@ a pool of workers wait in two queues of this pool: one for Spark activities and 
 there once it has made the queue. A call that lies in another queue, because its sender did not know the limit or the
 pool, is moved there.
 
-If a limit or pool is taken out of the code, or no live worker has the activity or belongs to the pool any more, nobody
-reads the queue. Then this module moves the calls to the queue of all activities, where what always applies to them
-applies. If no live worker belongs to the pool ``default``, the workers of other pools read the queue of all activities,
-too, so that a call for which there is no worker does not wait without an end.
+What waits in a queue stays there, also while no live worker reads it: workers may come. Only three things are done
+with such a queue. If no live worker declares the limit or pool any more, its calls are moved to the queue of all
+activities, where what always applies to them applies. If a worker of another pool can run them, because its code is
+newer or older, or if they have waited in vain for the no-worker timeout, a worker that declares the pool reads the
+queue, and moves them or lets them fail. The queues of the pool ``default`` are read by workers of other pools if it has
+no live worker.
 
 The limits of instances have no queues. They are read together with the others, and handed over.
 """
@@ -37,6 +39,7 @@ from airflow_provider_taskhub.hub.queues.reader import decode_message
 from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE, DeleteMessage, PutMessage, Step, Unit
 from airflow_provider_taskhub.telemetry import Outage
 from airflow_provider_taskhub.worker_pools import DEFAULT_POOL
+from airflow_provider_taskhub.workers.missing_functions import MissingFunctions
 
 log = structlog.get_logger(__name__)
 
@@ -51,31 +54,31 @@ States = Mapping[tuple[LimitKind, str], LimitState]
 """All limits of a hub, by kind and name."""
 
 
-def limits_of(activities: Mapping[str, ActivityDefinition], pools: Collection[str]) -> dict[str, Limit]:
-    """Return the limits that the code declares, by the names of the activities.
-
-    :param pools: the pools of workers to which this worker belongs. Activities of other pools are left out.
-    """
+def limits_of(activities: Mapping[str, ActivityDefinition]) -> dict[str, Limit]:
+    """Return the limits that the code declares, by the names of the activities."""
     return {
         name: Limit(name=name, places=activity.limit)
         for name, activity in activities.items()
-        if activity.limit is not None and activity.pool in pools
+        if activity.limit is not None
     }
 
 
 async def move(hub: Hub, held: Delivery, queue: str) -> None:
-    """Move a work item to another queue. If it is cut off, two work items remain, of which only one runs.
+    """Move a work item to another queue.
 
-    Its payload stays in the same blob, so the deletion is not that of a message whose work is done.
+    If it is cut off, two work items remain. Of an activity with a record only one runs. An activity without a record
+    may run twice, as after the death of a worker.
+
+    The payload stays in the same blob, so the deletion is not that of a message whose work is done.
     """
-    since = held.envelope.waiting_since or held.inserted  # the wait for a slot goes on
     # This delivery has begun nothing, so it does not count. The earlier ones do: an attempt may have begun.
-    text = encode(replace(held.envelope, deliveries=held.deliveries - 1, waiting_since=since))
-    steps = (
-        Step(name="moved", operations=(PutMessage(queue=queue, text=text),)),
-        Step(name="delete", operations=(DeleteMessage(queue=held.queue, message=held.receipt, quiet=True),)),
-    )
-    await hub.store.commit(Unit(steps=steps))
+    text = encode(replace(held.envelope, deliveries=held.deliveries - 1, waiting_since=held.first_put))
+    async with held.changing:
+        steps = (
+            Step(name="moved", operations=(PutMessage(queue=queue, text=text),)),
+            Step(name="delete", operations=(DeleteMessage(queue=held.queue, message=held.receipt, quiet=True),)),
+        )
+        await hub.store.commit(Unit(steps=steps))
 
 
 class WorkQueues:
@@ -84,9 +87,10 @@ class WorkQueues:
     :param activities: the activities of this worker.
     :param pools: the pools of workers to which this worker belongs.
     :param live: reads the live members of the hub.
+    :param absences: tracks for how long no live worker could run an activity.
     :param limit_made: called with the name of an activity with a limit, and its queue, once the queue exists.
     :param pool_made: called with the name of a pool of this worker's activities, once its queues exist.
-    :param default_served: called after each look; False: no live worker belongs to the pool ``default``.
+    :param read: called with the name of a pool to which this worker does not belong, and whether it reads its queues.
     :param look: looks after the limits of instances, and returns the seconds until the next look; None: there are none.
     :param visibility: how long a received message is hidden from other workers.
     """
@@ -97,17 +101,18 @@ class WorkQueues:
         activities: Mapping[str, ActivityDefinition],
         pools: Collection[str],
         live: Callable[[], Coroutine[Any, Any, Sequence[Member]]],
+        absences: MissingFunctions,
         *,
         limit_made: Callable[[str, str], None],
         pool_made: Callable[[str], None],
-        default_served: Callable[[bool], None],
+        read: Callable[[str, bool], None],
         look: Callable[[States], Coroutine[Any, Any, float | None]],
         visibility: timedelta,
     ) -> None:
         self._visibility, self._look, self._soon = visibility, look, asyncio.Event()
         self._hub, self._activities, self._pools, self._live = hub, activities, pools, live
-        self._limits, self._limit_made, self._pool_made = limits_of(activities, pools), limit_made, pool_made
-        self._default_served = default_served
+        self._absences, self._limits, self._read = absences, limits_of(activities), read
+        self._limit_made, self._pool_made = limit_made, pool_made
 
     def look_soon(self) -> None:
         """Look at the limits now: this worker has met the first limit of instances since it looked last."""
@@ -128,8 +133,8 @@ class WorkQueues:
                     del left[name]
                 rows = await places.read(hub.store, hub.names)
                 found = places.states_in(rows)
-                unread = await self._empty_unread(found, pools.known(rows))
-                pauses = [CHECK if unread else SELDOM, await self._look(found) or SELDOM]
+                pauses = [await self._look(found) or SELDOM]
+                pauses.append(await self._look_at_unread(found, pools.known(rows)))
                 outage.over()
             except StorageError as error:
                 outage.failed(error)
@@ -155,31 +160,58 @@ class WorkQueues:
         await hub.store.execute(places.declared(hub.names, limit))
         self._limit_made(limit.name, queue)
 
-    async def _empty_unread(self, found: States, known_pools: Sequence[str]) -> bool:
-        """Move the calls of all queues that nobody reads. :returns: True if there are such queues."""
-        hub = self._hub
-        limits = [name for kind, name in found if kind is LimitKind.ACTIVITY and name not in self._limits]
-        others = [name for name in known_pools if name not in self._pools]
-        strange = DEFAULT_POOL not in self._pools
-        members = await self._live() if limits or others or strange else ()
+    async def _look_at_unread(self, found: States, known_pools: Sequence[str]) -> float:
+        """Look after the queues that this worker does not read. :returns: the seconds until the next look."""
+        limits = [name for kind, name in found if kind is LimitKind.ACTIVITY and not self._reads_limit(name)]
+        others = [name for name in (DEFAULT_POOL, *known_pools) if name not in self._pools]
+        if not limits and not others:
+            return SELDOM
+        members = await self._live()
         workers = [member for member in members if member.alive and ACTIVITY in member.roles]
-        served = {pool for member in workers for pool in member.pools}
-        self._default_served(not strange or DEFAULT_POOL in served)
-        for name in limits:
-            known = self._activities.get(name)
-            if (known is None or known.pool not in self._pools) and able(members, Need(ACTIVITY, name)):
-                continue  # a worker that has the activity reads the queue, or empties it
-            await self._empty(hub.names.limited(name), spark=known is not None and known.spark)
-        for name in others:
-            for spark in (False, True):
-                if name not in served:
-                    await self._empty(hub.names.pool(name, spark=spark), spark=spark)
-        return bool(limits or others or strange)
+        unread = [await self._look_at_limit(name, workers) for name in limits]
+        unread += [await self._look_at_pool(name, workers) for name in others]
+        return CHECK if any(unread) else SELDOM
 
-    async def _empty(self, queue: str, *, spark: bool) -> None:
-        """Move the calls of a queue to that of all Spark activities, or of all others."""
+    def _reads_limit(self, activity: str) -> bool:
+        known = self._activities.get(activity)
+        return known is not None and known.limit is not None and known.pool in self._pools
+
+    async def _look_at_limit(self, activity: str, workers: Sequence[Member]) -> bool:
+        """Move the calls of an activity with a limit to the queue of its pool if no worker reads the limit's queue.
+
+        :returns: True: look again soon.
+        """
+        known = self._activities.get(activity)
+        if (known is None or known.limit is not None) and able(workers, Need(ACTIVITY, activity)):
+            return True  # a worker that has the activity reads the queue, or empties it
+        pool, spark = (DEFAULT_POOL, False) if known is None else (known.pool, known.spark)
+        await self._empty(self._hub.names.limited(activity), self._hub.names.pool(pool, spark=spark))
+        return True
+
+    async def _look_at_pool(self, pool: str, workers: Sequence[Member]) -> bool:
+        """Decide whether this worker reads the queues of a pool to which it does not belong.
+
+        :returns: True: look again soon.
+        """
+        names, served = self._hub.names, any(pool in member.pools for member in workers)
+        if pool == DEFAULT_POOL:  # also a call whose activity no worker has comes here
+            self._read(pool, not served)
+            return True
+        mine = [name for name, one in self._activities.items() if one.pool == pool]
+        if not mine and not served and not any(pool in member.pool_of.values() for member in workers):
+            for spark in (False, True):
+                await self._empty(names.pool(pool, spark=spark), names.pool(DEFAULT_POOL, spark=spark))
+            return False
+        waiting = 0
+        if mine and not served:
+            waiting = sum([await self._hub.store.count(queue) for queue in names.pool_queues(pool)])
+        asked = [Need(ACTIVITY, name) for name in mine] if waiting else []  # each of them: asking begins the absence
+        answers = [self._absences.lasts(need) or bool(able(workers, need)) for need in asked]
+        self._read(pool, any(answers))
+        return True
+
+    async def _empty(self, queue: str, into: str) -> None:
         hub, moved = self._hub, 0
-        into = hub.names.spark_work_items if spark else hub.names.work_items
         while True:
             try:
                 found = await hub.store.receive(queue, limit=MAX_RECEIVE, visibility=self._visibility)

@@ -98,3 +98,19 @@ def test_a_registry_lists_the_versions_that_its_orchestrators_accept() -> None:
     async def report(ctx: OrchestrationContext) -> None: ...
 
     assert Registry.of([strict, open_]).accepts == {"pipeline": ("2", "3")}
+
+
+def test_a_worker_runs_only_activities_of_its_pools() -> None:
+    pools = {"pool_of": {"clean": "heavy"}}
+    for serves, can in ((("default",), False), (("heavy",), True), (("default", "heavy"), True)):
+        assert can_run(worker("one", pools=serves, **pools), Need("activity", "clean")) is can
+    assert not can_run(worker("one", pools=("heavy",)), Need("activity", "clean"))
+    assert can_run(worker("one", pools=("heavy",)), Need("orchestrator", "pipeline")), "pools divide activities"
+
+
+def test_another_pool_of_an_activity_is_a_difference_and_another_pool_of_the_worker_is_none() -> None:
+    mine = worker("one", pool_of={"clean": "heavy"})
+    found = difference(mine, worker("two", pool_of={"clean": "huge"}))
+    assert str(found) == "worker two@host/1: activity 'clean' belongs to the pool 'huge' there and 'heavy' here"
+    assert "'default' there and 'heavy' here" in str(difference(mine, worker("two")))
+    assert difference(mine, worker("two", pool_of={"clean": "heavy"}, pools=("heavy",))) is None
