@@ -25,10 +25,8 @@ from airflow_provider_taskhub.hub.history import activity_records as records
 from airflow_provider_taskhub.hub.history.rewind_plan import open_calls
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
-from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.queues.outgoing import outbound_message
 from airflow_provider_taskhub.storage.primitives import Entity
-from airflow_provider_taskhub.worker_pools import DEFAULT_POOL
 
 Found = tuple[ActivityRecord, Entity]
 
@@ -110,16 +108,11 @@ async def _answer(hub: Hub, call: TaskScheduled, attempt: Found) -> None:
 
 async def _send_again(hub: Hub, call: TaskScheduled, record: ActivityRecord) -> None:
     """Send the work item of a call again. If the first one still exists, the activity record lets only one run."""
-    members = await Members(hub.store, hub.names, clock=hub.clock).live()
-    pool = next((one.pool(call.name) for one in members if call.name in one.activities), DEFAULT_POOL)
-    queue = hub.names.pool(pool, spark=False)
-    if pool != DEFAULT_POOL:
-        await hub.store.create_queue(queue)  # its worker may not have made it yet
     made = outbound_message(
         call,
         record.instance,
         names=hub.names,
-        queue=queue,
+        queue=hub.names.work_items,
         process=hub.process,
         sequence=hub.sequence(),
         sender=record.instance,

@@ -249,6 +249,27 @@ def test_calls_of_a_pool_do_not_wait_behind_others_when_its_worker_restarts() ->
     simulate(main)
 
 
+def test_a_rewound_call_goes_to_its_pool() -> None:
+    where = Where()
+
+    async def main() -> None:
+        async with World(where.app, functions=where.functions, activities=1, spark_activities=1) as world:
+            await world.join("plain")
+            await world.join("big", pools="heavy")
+            await world.client.start("mails", [36_000.0], instance_id="m")
+            await world.client.start("joins", [100.0], instance_id="j")
+            await world.clock.sleep(10)
+            await world.client.terminate("j", "not now", wait=True)
+            await world.clock.sleep(60)
+            await world.client.rewind("j", "now", terminated=True)
+            begun = world.clock.monotonic()
+            assert (await world.wait("j")).status is Status.COMPLETED
+            assert world.clock.monotonic() - begun < 110
+            assert where.workers("join") == {"big"}
+
+    simulate(main)
+
+
 def test_a_worker_of_two_pools_serves_both_in_turn() -> None:
     where = Where()
 
