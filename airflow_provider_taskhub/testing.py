@@ -11,7 +11,7 @@ import inspect
 import logging
 import warnings
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from difflib import get_close_matches
@@ -29,7 +29,13 @@ from airflow_provider_taskhub.engine.failures import chain, failure_of
 from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry, annotation_of
 from airflow_provider_taskhub.engine.signatures import A, J
 from airflow_provider_taskhub.engine.tasks import NAME
-from airflow_provider_taskhub.errors import ConfigurationError, OrchestrationError, UnknownActivity, UnknownOrchestrator
+from airflow_provider_taskhub.errors import (
+    ConfigurationError,
+    NotFound,
+    OrchestrationError,
+    UnknownActivity,
+    UnknownOrchestrator,
+)
 from airflow_provider_taskhub.hub.formats.waits_column import decode_awaits
 from airflow_provider_taskhub.hub.history.load import sentinel_of
 from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, Member, WorkerIdentity
@@ -397,7 +403,13 @@ async def _last_activities(client: Client, registry: Registry, clock: virtual_ti
     store, names = client.hub.store, client.hub.names
     queues = [queue for pool in registry.pools for queue in names.pool_queues(pool)]
     queues += [names.limited(name) for name, one in registry.activities.items() if one.limit is not None]
-    while clock.monotonic() < until and any([await store.count(queue) for queue in queues]):
+
+    async def waits(queue: str) -> bool:
+        with suppress(NotFound):  # not made yet, so nothing is in it
+            return bool(await store.count(queue))
+        return False
+
+    while clock.monotonic() < until and any([await waits(queue) for queue in queues]):
         await clock.sleep(1.0)
 
 

@@ -67,8 +67,8 @@ def _close_at_once(instance_id: str, close: Callable[[], None]) -> None:
 class _Lane:
     """What runs the work items of one queue.
 
-    :param limit: the limit of the activity that has the queue; None: the queue is that of all Spark activities, or of
-        all others.
+    :param limit: the limit of the activity that has the queue; None: the queue is that of all Spark activities of a
+        pool of workers, or of all others.
     """
 
     items: WorkItems
@@ -113,7 +113,7 @@ class Backend:
         self.message_blobs = MessageBlobs(hub.store, hub.names, hub.clock)
         self._registry, self._pools = registry, settings.pool_names
         self._read_pools = {DEFAULT_POOL} & {*self._pools}
-        """The pools whose queues this worker reads: its own, as far as their queues exist, and perhaps others."""
+        """The pools whose queues this worker reads: its own, as far as their queues exist, and perhaps ``default``."""
         spark_slots = settings.spark_activities or settings.activities
         self.work_items = self._work_items(hub.names.work_items, Slots(settings.activities, hub.clock), DEFAULT_POOL)
         self.spark_items = self._work_items(hub.names.spark_work_items, Slots(spark_slots, hub.clock), DEFAULT_POOL)
@@ -130,13 +130,13 @@ class Backend:
         """The queues of activities with a limit, as far as they exist."""
         self._items_of = {DEFAULT_POOL: (self.work_items, self.spark_items)} | {
             pool: (self._pool_items(pool, spark=False), self._pool_items(pool, spark=True))
-            for pool in registry.pools
+            for pool in self._pools
             if pool != DEFAULT_POOL
         }
-        """By pool, the work items of its two queues: those of plain and those of Spark activities."""
+        """By pool of this worker, and ``default``, the work items of its queues of plain and of Spark activities."""
         self.queues = LocalQueues(
             (self.work_items, self.spark_items),
-            takes_work=ACTIVITY in self.roles,
+            takes_work=ACTIVITY in self.roles and DEFAULT_POOL in self._pools,
             settings=settings,
             clock=hub.clock,
             supervisor=self.supervisor,
@@ -160,7 +160,7 @@ class Backend:
             self.absences,
             limit_made=self._limited_made,
             pool_made=self._pool_made,
-            read=self._read_pool,
+            default_served=self._default_served,
             look=instance_limits.look,
             visibility=times.visibility,
         )
@@ -177,7 +177,7 @@ class Backend:
         )
         self.orchestrations = Dispatcher("orchestrations", self.processor, settings.orchestrations)
 
-        def activities(work_items: WorkItems, limit: ActivityLimit | None = None) -> Activities:
+        def activities(work_items: WorkItems, limit: ActivityLimit | None, *, spark: bool) -> Activities:
             responses = Responses(hub, work_items, self.queues)
             begins = Begins(hub, work_items, responses)
             recorded = RecordedActivities(
@@ -205,19 +205,28 @@ class Backend:
                 absences=self.absences,
                 limited=self._limited if limit is None else None,
                 pools=self._pools,
+                spark=spark,
             )
 
         # Light work never waits behind Spark: each kind has its own queue, slots and dispatcher.
         # Calls of a pool, or of an activity with a limit, wait in their own queue, and share the slots of their kind.
-        lanes: list[tuple[str, WorkItems, ActivityLimit | None]] = []
+        lanes: list[tuple[str, WorkItems, ActivityLimit | None, bool]] = []
         for pool, (plain, spark) in self._items_of.items():
             of_pool = "" if pool == DEFAULT_POOL else f" of pool {pool}"
-            lanes += [(f"activities{of_pool}", plain, None), (f"spark activities{of_pool}", spark, None)]
+            lanes += [
+                (f"activities{of_pool}", plain, None, False),
+                (f"spark activities{of_pool}", spark, None, True),
+            ]
         for name, items in limited_items.items():
-            lanes.append((f"activities {name}", items, self._limits[name]))
+            lanes.append((f"activities {name}", items, self._limits[name], registry.activities[name].spark))
         self._lanes = tuple(
-            _Lane(items, work := activities(items, limit), Dispatcher(name, work, items.slots.limit + SETTLING), limit)
-            for name, items, limit in lanes
+            _Lane(
+                items,
+                work := activities(items, limit, spark=is_spark),
+                Dispatcher(name, work, items.slots.limit + SETTLING),
+                limit,
+            )
+            for name, items, limit, is_spark in lanes
         )
 
     @property
@@ -252,11 +261,11 @@ class Backend:
         slots = Slots(kind.slots.limit, self.hub.clock, shared=kind.slots)
         return self._work_items(self.hub.names.pool(pool, spark=spark), slots, pool)
 
-    def _read_pool(self, pool: str, read: bool) -> None:
-        """Read the queues of a pool, or stop reading them. Calls that this worker cannot run are moved, or fail."""
-        if read != (pool in self._read_pools):
-            (self._read_pools.add if read else self._read_pools.discard)(pool)
-            for items in self._items_of[pool]:
+    def _default_served(self, served: bool) -> None:
+        """Read the queues of the pool ``default``, to which this worker does not belong, if it has no live worker."""
+        if served == (DEFAULT_POOL in self._read_pools):
+            self._read_pools ^= {DEFAULT_POOL}
+            for items in (self.work_items, self.spark_items):
                 items.reader.freed()
 
     def _pool_made(self, pool: str) -> None:
@@ -265,7 +274,9 @@ class Backend:
             if one.pool == pool and name not in self._limited:
                 self._work_queues[name] = self.hub.names.pool(pool, spark=one.spark)
         if pool in self._pools:
-            self._read_pool(pool, True)
+            self._read_pools.add(pool)
+            for items in self._items_of[pool]:
+                items.reader.freed()
 
     def _limited_made(self, activity: str, queue: str) -> None:
         """Use the queue of an activity with a limit, which now exists."""

@@ -2,7 +2,8 @@
 them.
 
 The absence of a function begins when this worker first reads the member rows and no live worker has the function. The
-wait of a message begins when a worker without the function first receives the message. The instance (or the activity)
+wait of a message begins when a worker without the function first receives the message; that of an activity, when its
+call was sent. The instance (or the activity)
 fails once both the absence and the wait have lasted for the no-worker timeout. The absence alone is not enough: it may
 have begun long ago with an earlier instance, and an instance that has just started would fail at once.
 """

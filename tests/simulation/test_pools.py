@@ -270,20 +270,22 @@ def test_a_rewound_call_goes_to_its_pool() -> None:
     simulate(main)
 
 
-def test_a_worker_of_two_pools_serves_both_in_turn() -> None:
+@pytest.mark.parametrize(("seconds", "count"), [(0.01, 2000), (5.0, 40)])
+@pytest.mark.parametrize(("busy", "other"), [("mails", "trains"), ("trains", "mails")])
+def test_a_worker_of_two_pools_serves_both_in_turn(seconds: float, count: int, busy: str, other: str) -> None:
     where = Where()
 
     async def main() -> None:
-        async with World(where.app, functions=where.functions, activities=2) as world:
+        async with World(where.app, functions=where.functions, activities=1) as world:
             await world.join("both", pools="heavy,default")
-            for number in range(20):
-                await world.client.start("mails", [0.01] * 500, instance_id=f"m{number}")
+            for number in range(4):
+                await world.client.start(busy, [seconds] * (count // 4), instance_id=f"m{number}")
             await world.clock.sleep(3)
             begun = world.clock.monotonic()
-            await world.client.start("trains", [0.01], instance_id="t")
+            await world.client.start(other, [seconds], instance_id="t")
             await world.wait("t")
-            assert world.clock.monotonic() - begun < 3
-            assert len(where.ran) < 20 * 500, "the other pool still has work"
+            assert world.clock.monotonic() - begun < 3 + 3 * seconds
+            assert len(where.ran) < count, "the other pool still has work"
 
     simulate(main)
 

@@ -70,6 +70,7 @@ class Activities:
     :param recorded: processes activities with an activity record.
     :param absences: the functions that this worker does not have.
     :param pools: the pools of workers to which this worker belongs.
+    :param spark: whether the work items come from a queue of Spark activities.
     :param limited: the queue of each activity with a limit, once it exists. The work items of these activities are
         moved there. None: the work items come from such a queue.
     """
@@ -88,8 +89,9 @@ class Activities:
         absences: MissingFunctions,
         limited: Mapping[str, str] | None,
         pools: Collection[str],
+        spark: bool,
     ) -> None:
-        self._limited, self._pools = limited, pools
+        self._limited, self._pools, self._spark = limited, pools, spark
         self._hub, self._registry, self._runner, self._times, self._absences = hub, registry, runner, times, absences
         self._unrecorded_running: dict[Delivery, _Unrecorded] = {}
         self._watch = asyncio.Event()
@@ -134,7 +136,7 @@ class Activities:
         assert isinstance(event, TaskScheduled)  # the reader delivers nothing else
         definition = self._registry.activities.get(event.name)
         if definition is None or definition.pool not in self._pools:
-            await self._leave_to_others(held, event, spark=definition is not None and definition.spark)
+            await self._leave_to_others(held, event, spark=self._spark if definition is None else definition.spark)
         elif definition.limit is not None and self._limited is not None:
             await self._move_to_limited(held, self._limited.get(event.name))
         elif (overdue := self._overdue(held, definition)) is not None:
@@ -187,7 +189,7 @@ class Activities:
         limit = definition.queue_timeout
         if limit is None or held.deliveries > 1:
             return None
-        waited = held.received(self._times.visibility) - held.first_put
+        waited = held.received(self._times.visibility) - (held.envelope.waiting_since or held.inserted)
         if waited <= limit:
             return None
         return FailureDetails(

@@ -9,6 +9,7 @@ that waits for more than :data:`PATIENCE` is given back.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,6 +43,9 @@ class Slots:
         self._resuming: set[Delivery] = set() if shared is None else shared._resuming
         """Paused work items that wait for a slot, see :meth:`resume`."""
         self._changed: asyncio.Event = asyncio.Event() if shared is None else shared._changed
+        self._turns: Iterator[int] = itertools.count() if shared is None else shared._turns
+        self._last = next(self._turns)
+        """The number of the last work item of these that got a slot, among those of all that share the slots."""
         self._takers: list[Slots] = [] if shared is None else shared._takers
         """Of all that share these slots: those whose :meth:`take` waits for a work item or a slot."""
         self.freed: list[Callable[[], None]] = [] if shared is None else shared.freed
@@ -103,6 +107,7 @@ class Slots:
         finally:
             self._takers.remove(self)
         _, held = self._waiting.popleft()
+        self._last = next(self._turns)
         self._changed.set()  # another one may be the next now
         self._running.add(held)
         return held
@@ -110,7 +115,13 @@ class Slots:
     def _is_next(self) -> bool:
         if len(self._running) + len(self._resuming) >= self.limit:
             return False
-        return self._waiting[0][0] <= min(other._waiting[0][0] for other in self._takers if other._waiting)
+        return self._claim <= min(other._claim for other in self._takers if other._waiting)
+
+    @property
+    def _claim(self) -> tuple[float, int]:
+        """What is smallest of those that share the slots if these get the next one. Several work items may have come at
+        the same moment."""
+        return self._waiting[0][0], self._last
 
     def leave(self, held: Delivery) -> None:
         """Free the slot of a work item. A second call has no effect."""
@@ -144,6 +155,7 @@ class Slots:
         """Remove and return all waiting work items; the caller gives them back."""
         left = [held for _, held in self._waiting]
         self._waiting.clear()
+        self._changed.set()
         return left
 
     async def overdue(self) -> list[Delivery]:
@@ -161,4 +173,5 @@ class Slots:
             while self._waiting and self._waiting[0][0] <= since:
                 late.append(self._waiting.popleft()[1])
             if late:
+                self._changed.set()
                 return late

@@ -42,6 +42,9 @@ class WorkItems:
     async def next(self) -> Delivery:
         """Wait for the next work item and a slot for it, and return the work item; :meth:`leave` frees the slot."""
         held = await self.slots.take()
+        # Of the readers that share the slots, the one that got a slot last is told last of the next one.
+        self.slots.freed.remove(self.reader.freed)
+        self.slots.freed.append(self.reader.freed)
         self._freed()  # the readers may have paused because this work item waited for a slot
         return held
 

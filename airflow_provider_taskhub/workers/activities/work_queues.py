@@ -5,12 +5,12 @@ a pool of workers wait in two queues of this pool: one for Spark activities and 
 there once it has made the queue. A call that lies in another queue, because its sender did not know the limit or the
 pool, is moved there.
 
-What waits in a queue stays there, also while no live worker reads it: workers may come. Only three things are done
-with such a queue. If no live worker declares the limit or pool any more, its calls are moved to the queue of all
-activities, where what always applies to them applies. If a worker of another pool can run them, because its code is
-newer or older, or if they have waited in vain for the no-worker timeout, a worker that declares the pool reads the
-queue, and moves them or lets them fail. The queues of the pool ``default`` are read by workers of other pools if it has
-no live worker.
+What waits in a queue stays there, also while no live worker reads it: workers may come. Only these things are done with
+such a queue. If no live worker declares the limit or pool any more, its calls are moved to the queue of all activities,
+where what always applies to them applies. If a worker of another pool can run them, because its code is newer or older,
+a worker that declares the pool moves them to that pool. If they have waited in vain for the no-worker timeout, it moves
+them to the queue of all activities, where they fail. The queues of the pool ``default`` are read by workers of other
+pools if it has no live worker.
 
 The limits of instances have no queues. They are read together with the others, and handed over.
 """
@@ -72,7 +72,8 @@ async def move(hub: Hub, held: Delivery, queue: str) -> None:
     The payload stays in the same blob, so the deletion is not that of a message whose work is done.
     """
     # This delivery has begun nothing, so it does not count. The earlier ones do: an attempt may have begun.
-    text = encode(replace(held.envelope, deliveries=held.deliveries - 1, waiting_since=held.first_put))
+    since = held.envelope.waiting_since or held.inserted  # the wait for a slot goes on
+    text = encode(replace(held.envelope, deliveries=held.deliveries - 1, waiting_since=since))
     async with held.changing:
         steps = (
             Step(name="moved", operations=(PutMessage(queue=queue, text=text),)),
@@ -90,7 +91,8 @@ class WorkQueues:
     :param absences: tracks for how long no live worker could run an activity.
     :param limit_made: called with the name of an activity with a limit, and its queue, once the queue exists.
     :param pool_made: called with the name of a pool of this worker's activities, once its queues exist.
-    :param read: called with the name of a pool to which this worker does not belong, and whether it reads its queues.
+    :param default_served: called after each look of a worker that does not belong to the pool ``default``, with whether
+        a live worker does.
     :param look: looks after the limits of instances, and returns the seconds until the next look; None: there are none.
     :param visibility: how long a received message is hidden from other workers.
     """
@@ -105,13 +107,13 @@ class WorkQueues:
         *,
         limit_made: Callable[[str, str], None],
         pool_made: Callable[[str], None],
-        read: Callable[[str, bool], None],
+        default_served: Callable[[bool], None],
         look: Callable[[States], Coroutine[Any, Any, float | None]],
         visibility: timedelta,
     ) -> None:
         self._visibility, self._look, self._soon = visibility, look, asyncio.Event()
         self._hub, self._activities, self._pools, self._live = hub, activities, pools, live
-        self._absences, self._limits, self._read = absences, limits_of(activities), read
+        self._absences, self._limits, self._default_served = absences, limits_of(activities), default_served
         self._limit_made, self._pool_made = limit_made, pool_made
 
     def look_soon(self) -> None:
@@ -189,45 +191,66 @@ class WorkQueues:
         return True
 
     async def _look_at_pool(self, pool: str, workers: Sequence[Member]) -> bool:
-        """Decide whether this worker reads the queues of a pool to which it does not belong.
+        """Look after the queues of a pool to which this worker does not belong.
 
         :returns: True: look again soon.
         """
         names, served = self._hub.names, any(pool in member.pools for member in workers)
-        if pool == DEFAULT_POOL:  # also a call whose activity no worker has comes here
-            self._read(pool, not served)
-            return True
         mine = [name for name, one in self._activities.items() if one.pool == pool]
-        if not mine and not served and not any(pool in member.pool_of.values() for member in workers):
+        if pool == DEFAULT_POOL:
+            self._default_served(served)
+        elif mine and not served:
+            for spark in (False, True):
+                if await self._hub.store.count(names.pool(pool, spark=spark)):
+                    await self._pass_on(pool, workers, [Need(ACTIVITY, name) for name in mine], spark=spark)
+        elif not served and not any(pool in member.pool_of.values() for member in workers):
             for spark in (False, True):
                 await self._empty(names.pool(pool, spark=spark), names.pool(DEFAULT_POOL, spark=spark))
-            return False
-        waiting = 0
-        if mine and not served:
-            waiting = sum([await self._hub.store.count(queue) for queue in names.pool_queues(pool)])
-        asked = [Need(ACTIVITY, name) for name in mine] if waiting else []  # each of them: asking begins the absence
-        answers = [self._absences.lasts(need) or bool(able(workers, need)) for need in asked]
-        self._read(pool, any(answers))
         return True
+
+    async def _pass_on(self, pool: str, workers: Sequence[Member], needs: Sequence[Need], *, spark: bool) -> None:
+        """Move the calls of a pool that a worker of another pool can run, and those that have waited too long.
+
+        :param needs: the activities of this pool that this worker's code has.
+        :param spark: which of the two queues of the pool.
+        """
+        names, lasts = self._hub.names, [self._absences.lasts(need) for need in needs]  # asking begins the absence
+        while any(lasts) or any(able(workers, need) for need in needs):
+            stays, found = [], await self._receive(names.pool(pool, spark=spark))
+            for held in found:
+                need = Need(ACTIVITY, getattr(held.message.event, "name", ""))
+                waited = held.received(self._visibility) - held.first_put
+                if others := able(workers, need):
+                    await move(self._hub, held, names.pool(others[0].pool(need.name), spark=spark))
+                elif self._absences.gave_up(need, waited) is not None:
+                    await move(self._hub, held, names.pool(DEFAULT_POOL, spark=spark))
+                else:
+                    stays.append(held)
+            for held in stays:
+                if (back := held.returning(delay=timedelta(0), begun=False)) is not None:
+                    await self._hub.store.execute(back)
+            if stays or not found:  # those behind them are younger
+                return
+
+    async def _receive(self, queue: str) -> list[Delivery]:
+        """Receive and decode work items. Those that cannot be decoded come again, and a reader of the queue moves them
+        to quarantine."""
+        hub, found = self._hub, []
+        sent = hub.clock.monotonic()
+        for message in await hub.store.receive(queue, limit=MAX_RECEIVE, visibility=self._visibility):
+            try:
+                found.append(await decode_message(hub.store, hub.names, queue, message, sent))
+            except InputError as error:
+                name = message.receipt.message_id
+                log.warning("work_item_not_moved", queue=queue, message_id=name, error=str(error))
+        return found
 
     async def _empty(self, queue: str, into: str) -> None:
         hub, moved = self._hub, 0
-        while True:
-            try:
-                found = await hub.store.receive(queue, limit=MAX_RECEIVE, visibility=self._visibility)
-            except NotFound:
-                return
-            for message in found:
-                sent = hub.clock.monotonic()
-                try:
-                    held = await decode_message(hub.store, hub.names, queue, message, sent)
-                except InputError as error:
-                    name = message.receipt.message_id
-                    log.warning("work_item_not_moved", queue=queue, message_id=name, error=str(error))
-                    continue
-                await move(hub, held, into)
-                moved += 1
-            if len(found) < MAX_RECEIVE:
-                break
+        with suppress(NotFound):
+            while found := await self._receive(queue):
+                for held in found:
+                    await move(hub, held, into)
+                moved += len(found)
         if moved:
             log.info("unread_queue_emptied", queue=queue, into=into, messages=moved)
