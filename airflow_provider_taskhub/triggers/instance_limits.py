@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
 from airflow.sdk import conf
 
 from airflow_provider_taskhub.errors import InputError
-from airflow_provider_taskhub.instance_limit import LONGEST_NAME, MOST, InstanceLimit
+from airflow_provider_taskhub.instance_limit import LONGEST_NAME, MOST, MOST_PRIORITY, InstanceLimit
+
+BACKFILL = 1000
+"""By how much the priority of a run of a backfill is lower: about six weeks."""
 
 
 def check(where: str, most: Any, name: Any) -> None:
@@ -42,15 +46,23 @@ def limit_of(operator: Any) -> InstanceLimit | None:
     Airflow counts a task against ``max_active_tasks`` of its DAG only while a worker runs it, and a task that waits for
     an orchestration is deferred. So the hub counts the instances instead, if the DAG sets this number.
     """
+    priority = max(-MOST_PRIORITY, min(MOST_PRIORITY, operator.priority_weight - 1))
     if operator.max_active_instances is not None:
         name = operator.limit_name or _short(f"{operator.dag_id}:{operator.task_id}")  # no id contains a colon
-        return InstanceLimit(name=name, instances=operator.max_active_instances)
+        return InstanceLimit(name=name, instances=operator.max_active_instances, priority=priority)
     if not operator.has_dag():
         return None
     most = operator.dag.max_active_tasks
     if most == conf.getint("core", "max_active_tasks_per_dag") or not 1 <= most <= MOST:
         return None
-    return InstanceLimit(name=_short(f"DAG {operator.dag_id}"), instances=most)
+    return InstanceLimit(name=_short(f"DAG {operator.dag_id}"), instances=most, priority=priority)
+
+
+def of_run(limit: InstanceLimit | None, run_id: str) -> InstanceLimit | None:
+    """Return the limit of a task in a run of its DAG. A run of a backfill comes after all others."""
+    if limit is None or not run_id.startswith("backfill__"):
+        return limit
+    return replace(limit, priority=max(-MOST_PRIORITY, limit.priority - BACKFILL))
 
 
 def _short(name: str) -> str:
@@ -62,9 +74,11 @@ def _short(name: str) -> str:
 
 def stored(limit: InstanceLimit | None) -> list[Any] | None:
     """Return a limit as a trigger stores it."""
-    return None if limit is None else [limit.name, limit.instances]
+    if limit is None:
+        return None
+    return [limit.name, limit.instances, *([limit.priority] if limit.priority else [])]
 
 
 def restored(limit: Sequence[Any] | None) -> InstanceLimit | None:
     """Return the limit that a trigger has stored."""
-    return None if limit is None else InstanceLimit(name=limit[0], instances=limit[1])
+    return None if limit is None else InstanceLimit(**dict(zip(("name", "instances", "priority"), limit, strict=False)))

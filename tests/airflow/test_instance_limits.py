@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG
+from airflow.utils.types import DagRunType
 
 from airflow_provider_taskhub.instance_limit import InstanceLimit
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
 from airflow_provider_taskhub.triggers import instance_limits
 from airflow_provider_taskhub.triggers.start import TaskHubStartTrigger
+from tests.airflow.conftest import Ti
 from tests.airflow.fake import FakeHub
 from tests.airflow.test_start_trigger import ID, Airflow, after, airflow, event_of, play
 
@@ -28,6 +30,9 @@ def made(dag: dict[str, Any] | None = None, **arguments: Any) -> TaskHubOperator
         ({}, {}, None),
         ({}, {"max_active_instances": 2}, ("flights:load", 2)),
         ({}, {"max_active_instances": 2, "limit_name": "warehouse"}, ("warehouse", 2)),
+        ({}, {"max_active_instances": 2, "priority_weight": 5}, ("flights:load", 2, 4)),
+        ({"max_active_tasks": 3}, {"priority_weight": -1}, ("DAG flights", 3, -2)),
+        ({"max_active_tasks": 3}, {"priority_weight": 10**9}, ("DAG flights", 3, 100_000)),
         ({"max_active_tasks": 3}, {}, ("DAG flights", 3)),
         ({"max_active_tasks": 16}, {}, None),
         ({"max_active_tasks": 0}, {}, None),
@@ -36,9 +41,12 @@ def made(dag: dict[str, Any] | None = None, **arguments: Any) -> TaskHubOperator
         ({"default_args": {"max_active_instances": 4, "limit_name": "all"}}, {}, ("all", 4)),
     ],
 )
-def test_which_limit_a_task_has(dag: dict[str, Any], arguments: dict[str, Any], limit: tuple[str, int] | None) -> None:
+def test_which_limit_a_task_has(dag: dict[str, Any], arguments: dict[str, Any], limit: tuple[Any, ...] | None) -> None:
     operator = made(dag, **arguments)
-    expected = None if limit is None else InstanceLimit(name=limit[0], instances=limit[1])
+    expected = None
+    if limit is not None:
+        name, instances, priority = (*limit, 0)[:3]
+        expected = InstanceLimit(name=name, instances=instances, priority=priority)
     assert operator.instance_limit == expected
     given = operator.start_trigger_args.trigger_kwargs["limit"]
     assert given == (None if limit is None else [*limit]), "the triggerer starts the task with the same limit"
@@ -59,3 +67,27 @@ def test_the_trigger_starts_the_instance_with_the_limit(hub: FakeHub, airflow: A
 
     play(scenario)
     assert InstanceLimit.of(hub.instances[ID].tags) == InstanceLimit(name="warehouse", instances=2)
+
+
+@pytest.mark.parametrize(
+    ("run_id", "priority"),
+    [
+        ("scheduled__2026-11-29T00:00:00+00:00", 2),
+        ("manual__2026-11-29T00:00:00+00:00", 2),
+        ("backfill__2026-11-29T00:00:00+00:00", -998),
+    ],
+)
+def test_a_run_of_a_backfill_comes_after_the_others(run_id: str, priority: int) -> None:
+    limit = InstanceLimit(name="nightly", instances=2, priority=2)
+    found = instance_limits.of_run(limit, run_id)
+    assert found == InstanceLimit(name="nightly", instances=2, priority=priority)
+    assert found is not None
+    assert InstanceLimit.of(found.tag) == found
+    assert instance_limits.of_run(None, run_id) is None
+
+
+def test_a_task_of_a_backfill_is_started_with_the_lower_priority(make_task: Any, hub: FakeHub) -> None:
+    run_id = DagRunType.BACKFILL_JOB.generate_run_id(suffix="2013-12-01")
+    make_task(max_active_instances=2, limit_name="nightly").start(Ti(run_id=run_id))
+    (state,) = hub.instances.values()
+    assert InstanceLimit.of(state.tags) == InstanceLimit(name="nightly", instances=2, priority=-1000)

@@ -247,6 +247,34 @@ def test_a_waiting_instance_can_be_suspended_and_gets_its_events_in_order() -> N
     simulate(main)
 
 
+def test_a_higher_priority_comes_first_and_a_lower_one_does_not_wait_for_ever() -> None:
+    gate = Gate()
+
+    async def main() -> None:
+        async with World(gate.app) as world:
+            await world.join("one")
+
+            async def start(name: str, priority: int) -> None:
+                limit = InstanceLimit(name="nightly", instances=1, priority=priority)
+                await world.client.start("load", 600.0, instance_id=name, limit=limit)
+                await world.clock.sleep(1)
+
+            await start("runs", 0)
+            for name, priority in (("backfill1", -2), ("backfill2", -2), ("plain1", 0), ("urgent", 1), ("plain2", 0)):
+                await start(name, priority)
+            (why,) = await world.client.instance("plain2").waiting()
+            assert str(why).endswith("now runs; 2 before it"), str(why)
+            (why,) = await world.client.instance("urgent").waiting()
+            assert str(why).endswith("now runs; it is the next"), str(why)
+            await world.clock.sleep(7200)
+            await start("late", 0)
+            await world.wait("late")
+            assert gate.order == ["runs", "urgent", "plain1", "plain2", "backfill1", "backfill2", "late"]
+            await world.settle()
+
+    simulate(main)
+
+
 def test_an_instance_keeps_its_place_over_continue_as_new() -> None:
     gate = Gate()
 
@@ -519,13 +547,13 @@ def test_people_see_why_an_instance_waits() -> None:
             await world.clock.sleep(4)
             (why,) = await world.client.instance("i03").waiting()
             ids = sorted(gate.inside)
-            assert (
-                str(why) == f"its turn: at most 2 instances with the limit 'nightly' run at once, now {', '.join(ids)}"
-            )
+            said = f"its turn: at most 2 instances with the limit 'nightly' run at once, now {', '.join(ids)}"
+            assert str(why) == f"{said}; 1 before it"
             assert not why.reason.is_fault
             found = await world.client.get("i03", payloads=False)
             assert found is not None
-            assert (await world.client.admin.waiting_of([found]))["i03"] == (why,)
+            (of_many,) = (await world.client.admin.waiting_of([found]))["i03"]
+            assert str(of_many) == said
             assert await world.client.instance("i00").waiting() != (why,)
             waiting = await waiting_instances.count(world.store, world.client.hub.names, "nightly")
             assert waiting == 2

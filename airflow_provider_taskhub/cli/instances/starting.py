@@ -52,6 +52,10 @@ def start(
         str | None,
         typer.Option(help="NAME=NUMBER: at most NUMBER instances with the limit NAME run at once. The others wait."),
     ] = None,
+    priority: Annotated[
+        int,
+        typer.Option(help="With --limit: take the turn as if started so many hours earlier; below 0: later."),
+    ] = 0,
     policy: Annotated[
         StartPolicy,
         typer.Option(
@@ -78,7 +82,7 @@ def start(
             version=version,
             tags=tags_of(tag),
             start_at=moment_of(at, "--at"),
-            limit=_limit_of(limit),
+            limit=_limit_of(limit, priority),
             policy=policy,
         )
         if state.name != orchestrator:
@@ -93,13 +97,15 @@ def start(
     finish(with_client(hub, work), json=json, ended=wait)
 
 
-def _limit_of(text: str | None) -> InstanceLimit | None:
+def _limit_of(text: str | None, priority: int) -> InstanceLimit | None:
     if text is None:
+        if priority:
+            raise typer.BadParameter("give a limit too, such as --limit nightly=2", param_hint="--priority")
         return None
     name, _, number = text.rpartition("=")
     if not (name and number.isascii() and number.isdigit()):
         raise typer.BadParameter(f"--limit {text!r} is not of the form NAME=NUMBER")
-    return InstanceLimit(name=name, instances=int(number))
+    return InstanceLimit(name=name, instances=int(number), priority=priority)
 
 
 def wait(

@@ -37,7 +37,7 @@ class WaitingInstance:
     :param instance: the instance, with its execution id.
     :param text: the message that lets it begin or go on, as it stands in a queue.
     :param since: when its start was put into the queue, by the clock of the store, or its time if it was scheduled for
-        later. None: it was rewound.
+        later; moved by its priority (:meth:`.InstanceLimit.turn`). None: it was rewound.
     :param etag: the ETag of its row; None: it has none yet.
     """
 
@@ -102,6 +102,16 @@ async def first(store: Store, names: HubNames, limit: str, most: int) -> list[Wa
 async def count(store: Store, names: HubNames, limit: str) -> int:
     """Count the instances that wait for a place of a limit, up to :data:`MOST_COUNTED`. Cost: one query."""
     return len(await _rows(store, names, limit, MOST_COUNTED, "PartitionKey", "RowKey"))
+
+
+async def before(store: Store, names: HubNames, limit: str, instance_id: str) -> int | None:
+    """Return how many instances come before one that waits. Cost: one query.
+
+    :returns: None: it does not wait, or more than :data:`MOST_COUNTED` come before it.
+    """
+    rows = await _rows(store, names, limit, MOST_COUNTED, "PartitionKey", "RowKey")
+    key = escape(instance_id)
+    return next((number for number, row in enumerate(rows) if row.row_key.partition("-")[2] == key), None)
 
 
 async def _rows(store: Store, names: HubNames, limit: str, most: int, *columns: str) -> list[Entity]:

@@ -165,6 +165,7 @@ class Snapshot:
         child may have no instance row yet.
     :param child_rows: instance rows of the awaited children whose ids are known, by instance id.
     :param limits: the limits of the hub by kind and name, and who has their places.
+    :param turn: how many instances come before it in its limit; None: not known.
     :param now: present time, by this machine's clock.
     """
 
@@ -178,6 +179,7 @@ class Snapshot:
     children: Sequence[Snapshot] = ()
     child_rows: Mapping[str, InstanceState] = field(default_factory=dict)
     limits: Mapping[tuple[LimitKind, str], LimitState] = field(default_factory=dict)
+    turn: int | None = None
     now: Timestamp
 
 
@@ -467,6 +469,8 @@ def _without_place(found: Snapshot) -> Iterable[Why]:
     holders = listed([place.instance.instance_id for place in places.holders], _MOST_NAMES)
     most = f"{places.limit} instance{'' if places.limit == 1 else 's'}"
     text = f"its turn: at most {most} with the limit {limit.name!r} run at once, now {holders}"
+    if found.turn is not None:
+        text += f"; {f'{found.turn} before it' if found.turn else 'it is the next'}"
     yield Why(reason=Reason.LIMIT, text=text)
 
 

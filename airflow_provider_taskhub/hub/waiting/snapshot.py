@@ -17,6 +17,7 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.pending_waits import Awaits
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.formats.waits_column import decode_awaits
+from airflow_provider_taskhub.hub.history import waiting_instances
 from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, sentinel_of
 from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState, states
 from airflow_provider_taskhub.hub.history.queries import query_filter
@@ -26,6 +27,7 @@ from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.hub.partitions.observer import LeaseObserver
 from airflow_provider_taskhub.hub.queues import quarantine
 from airflow_provider_taskhub.hub.waiting.reasons import QuarantinedMessage, Reason, Snapshot, Why, unwatched, why
+from airflow_provider_taskhub.instance_limit import InstanceLimit
 from airflow_provider_taskhub.tags import LIMIT_TAG
 
 PARALLEL = 16
@@ -126,10 +128,11 @@ class WaitingReader:
         awaits = await self._awaits(state)
         ids = (state.instance_id, *(awaits.child_ids if awaits is not None else ()))
         partitions = {partition_of(one, self._observer.partitions) for one in ids}
-        quarantined, rows, limits, _ = await asyncio.gather(
+        quarantined, rows, limits, turn, _ = await asyncio.gather(
             asyncio.gather(*map(self._quarantined, ids)),
             asyncio.gather(*map(self._hub.instance, ids[1:])),
             self._limits((state,), (awaits,)),
+            self._turn(state),
             asyncio.gather(*map(self._observer.refresh_one, partitions)),
         )
         hub_state = _HubState(
@@ -140,7 +143,14 @@ class WaitingReader:
             limits=limits,
         )
         child_rows = {row.instance_id: row for row in rows if row is not None}
-        return self._whys(state, members, watching, hub_state, awaits, child_rows)
+        return self._whys(state, members, watching, hub_state, awaits, child_rows, turn)
+
+    async def _turn(self, state: InstanceState) -> int | None:
+        """Return how many instances come before one that waits for its turn. None: it does not wait, or not known."""
+        limit = InstanceLimit.of(state.tags)
+        if limit is None or state.status is not Status.PENDING:
+            return None
+        return await waiting_instances.before(self._hub.store, self._hub.names, limit.name, state.instance_id)
 
     async def many(
         self,
@@ -210,11 +220,12 @@ class WaitingReader:
         hub_state: _HubState,
         awaits: Awaits | None,
         child_rows: Mapping[str, InstanceState] = MappingProxyType({}),
+        turn: int | None = None,
     ) -> tuple[Why, ...]:
         found = self._snapshot(state, members, hub_state)
         child_ids = awaits.child_ids if awaits is not None else ()
         children = [self._snapshot(replace(state, instance_id=one), members, hub_state) for one in child_ids]
-        found = replace(found, awaits=awaits, children=children, child_rows=child_rows)
+        found = replace(found, awaits=awaits, children=children, child_rows=child_rows, turn=turn)
         reasons, alone = why(found), unwatched(state, watching)
         return reasons if alone is None else (*reasons, alone)
 

@@ -68,6 +68,8 @@ class InstanceLimits:
             instance, since = OrchestrationInstance(instance_id=name, execution_id=live.execution_id), None
         if limit is None:
             return True
+        if since is not None:
+            since = limit.turn(since)
         if is_stored_whole(held):
             # This delivery has begun nothing, so it does not count.
             text = encode(replace(held.envelope, deliveries=held.deliveries - 1, waiting_since=None))
