@@ -276,6 +276,7 @@ class Host:
             started=SYSTEM_CLOCK.monotonic(),
             waiting=WaitingFigures(
                 client.admin.waiting_instances,
+                client.admin.limits,
                 believed=self._settings.lease_times.scan.total_seconds(),
                 clock=SYSTEM_CLOCK,
             ),

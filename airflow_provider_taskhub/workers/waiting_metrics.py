@@ -1,13 +1,13 @@
-"""Provides the metric ``taskhub_instances_waiting``: how many instances of the hub wait, by reason.
+"""Provides the metrics of the whole hub: how many instances wait, by reason, and how many use and wait for each limit.
 
-The instances are counted on request, and the counts are reused for some time, so a worker without requests counts
+The numbers are counted on request, and reused for some time, so a worker without requests counts
 nothing. Every worker counts the whole hub: to combine workers, take the maximum and not the sum.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 from prometheus_client import Metric
@@ -15,11 +15,14 @@ from prometheus_client.core import GaugeMetricFamily
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import StorageError
+from airflow_provider_taskhub.hub.history.places import LimitState
 from airflow_provider_taskhub.hub.waiting.reasons import Reason
 from airflow_provider_taskhub.hub.waiting.snapshot import WaitingInstances
 
 log = structlog.get_logger(__name__)
 
+MOST_LIMITS = 200
+"""Largest number of limits with metrics: those for which most wait. A monitoring system keeps each of them for long."""
 DEADLINE = 3.0
 """Longest time that counting may take, in seconds, because Prometheus waits for the answer."""
 
@@ -28,12 +31,21 @@ class WaitingFigures:
     """Counts the waiting instances of the hub, and keeps the counts for some time.
 
     :param read: reads the counts from the store.
+    :param limits: reads the limits of the hub.
     :param believed: the seconds for which the counts are reused.
     """
 
-    def __init__(self, read: Callable[[], Awaitable[WaitingInstances]], *, believed: float, clock: Clock) -> None:
-        self._read, self._believed, self._clock = read, believed, clock
+    def __init__(
+        self,
+        read: Callable[[], Awaitable[WaitingInstances]],
+        limits: Callable[[], Awaitable[Sequence[LimitState]]],
+        *,
+        believed: float,
+        clock: Clock,
+    ) -> None:
+        self._read, self._read_limits, self._believed, self._clock = read, limits, believed, clock
         self._found: WaitingInstances | None = None
+        self._limits: Sequence[LimitState] = ()
         self._at = float("-inf")
         self._one = asyncio.Lock()
 
@@ -47,7 +59,7 @@ class WaitingFigures:
             if self._clock.monotonic() - self._at >= self._believed:
                 try:
                     async with asyncio.timeout(DEADLINE):
-                        self._found = await self._read()
+                        self._found, self._limits = await asyncio.gather(self._read(), self._read_limits())
                     self._at = self._clock.monotonic()
                 except (StorageError, TimeoutError) as error:
                     log.info("waiting_unreadable", error=f"{type(error).__name__}: {error}")
@@ -73,4 +85,24 @@ class WaitingFigures:
             GaugeMetricFamily(
                 "taskhub_instances_waiting_age_seconds", "Seconds since the waiting instances were counted.", age
             ),
+            *self._limit_metrics(),
         ]
+
+    def _limit_metrics(self) -> list[Metric]:
+        labels = ("limit", "of")
+        places = GaugeMetricFamily(
+            "taskhub_limit_places", "How many may run at once in the hub under a limit.", labels=labels
+        )
+        running = GaugeMetricFamily("taskhub_limit_running", "How many run in the hub under a limit.", labels=labels)
+        waiting = GaugeMetricFamily(
+            "taskhub_limit_waiting",
+            "About how many wait for a place of a limit, up to 1,000.",
+            labels=labels,
+        )
+        shown = sorted(self._limits, key=lambda state: -(state.waiting or 0))[:MOST_LIMITS]
+        for state in shown:
+            values = (state.name, str(state.kind))
+            places.add_metric(values, state.limit)
+            running.add_metric(values, len(state.holders))
+            waiting.add_metric(values, state.waiting or 0)
+        return [places, running, waiting]

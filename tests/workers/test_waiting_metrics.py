@@ -7,16 +7,22 @@ from collections.abc import Iterable
 
 from prometheus_client import Metric
 
+from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.errors import Unavailable
+from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState, Place
 from airflow_provider_taskhub.hub.waiting.reasons import Reason
 from airflow_provider_taskhub.hub.waiting.snapshot import WaitingInstances
 from airflow_provider_taskhub.virtual_time import VirtualClock, run
-from airflow_provider_taskhub.workers.waiting_metrics import DEADLINE, WaitingFigures
+from airflow_provider_taskhub.workers.waiting_metrics import DEADLINE, MOST_LIMITS, WaitingFigures
 
 
 def value(metrics: Iterable[Metric], name: str, **labels: str) -> float:
     (sample,) = [s for metric in metrics for s in metric.samples if s.name == name and s.labels == labels]
     return sample.value
+
+
+async def no_limits() -> tuple[LimitState, ...]:
+    return ()
 
 
 def test_counts_by_reason_are_believed_for_a_while_and_outlive_an_outage() -> None:
@@ -37,7 +43,7 @@ def test_counts_by_reason_are_believed_for_a_while_and_outlive_an_outage() -> No
         return answer
 
     async def play() -> None:
-        figures = WaitingFigures(read, believed=10.0, clock=clock)
+        figures = WaitingFigures(read, no_limits, believed=10.0, clock=clock)
         for _ in range(3):
             found = await figures.metrics()
         assert reads == 1, "believed"
@@ -66,7 +72,31 @@ def test_a_store_that_does_not_answer_holds_no_probe() -> None:
 
     async def play() -> None:
         began = clock.monotonic()
-        assert await WaitingFigures(read, believed=10.0, clock=clock).metrics() == []
+        assert await WaitingFigures(read, no_limits, believed=10.0, clock=clock).metrics() == []
         assert clock.monotonic() - began <= DEADLINE
+
+    run(play())
+
+
+def test_each_limit_says_how_many_may_run_run_and_wait() -> None:
+    async def read() -> WaitingInstances:
+        return WaitingInstances()
+
+    async def limits() -> list[LimitState]:
+        held = Place(key="k", number=0, held=True, instance=OrchestrationInstance(instance_id="i"))
+        nightly = LimitState(name="nightly", kind=LimitKind.INSTANCES, declared=2, places={0: held}, waiting=7)
+        many = [LimitState(name=f"l{n}", kind=LimitKind.ACTIVITY, declared=1, waiting=n % 5) for n in range(300)]
+        return [*many, nightly]
+
+    async def play() -> None:
+        found = await WaitingFigures(read, limits, believed=10.0, clock=VirtualClock()).metrics()
+        of = {"limit": "nightly", "of": "instances"}
+        names = ("taskhub_limit_places", "taskhub_limit_running", "taskhub_limit_waiting")
+        assert [value(found, name, **of) for name in names] == [2, 1, 7]
+        (family,) = [metric for metric in found if metric.name == "taskhub_limit_waiting"]
+        assert len(family.samples) == MOST_LIMITS
+        assert {sample.value for sample in family.samples} == {7, 4, 3, 2, 1}, (
+            "those for which nobody waits are left out"
+        )
 
     run(play())
