@@ -8,7 +8,7 @@ from datetime import timedelta
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.fast_dataclass import dataclass
-from airflow_provider_taskhub.tags import LIMIT_TAG
+from airflow_provider_taskhub.tags import LIMIT_TAG, PRIORITY_TAG
 
 LONGEST_NAME = 200
 """Most characters of the name of a limit."""
@@ -54,10 +54,10 @@ class InstanceLimit:
             )
 
     @property
-    def tag(self) -> dict[str, str]:
-        """The tag with which an instance is started."""
-        priority = f",{self.priority}" if self.priority else ""
-        return {LIMIT_TAG: f"{self.instances}{priority} {self.name}"}
+    def tags(self) -> dict[str, str]:
+        """The tags with which an instance is started."""
+        priority = {PRIORITY_TAG: str(self.priority)} if self.priority else {}
+        return {LIMIT_TAG: f"{self.instances} {self.name}", **priority}
 
     def turn(self, started: Timestamp) -> Timestamp:
         """Return the time by which an instance takes its turn. :param started: when it was started."""
@@ -69,9 +69,9 @@ class InstanceLimit:
 
         :param tags: the tags of the instance.
         """
-        numbers, _, name = (tags or {}).get(LIMIT_TAG, "").partition(" ")
-        count, _, priority = numbers.partition(",")
+        tags = tags or {}
+        count, _, name = tags.get(LIMIT_TAG, "").partition(" ")
         try:
-            return cls(name=name, instances=int(count), priority=int(priority or 0))
+            return cls(name=name, instances=int(count), priority=int(tags.get(PRIORITY_TAG, "0")))
         except (InputError, ValueError):
             return None

@@ -8,6 +8,8 @@ WATCH_TAG = "taskhub.watch"
 ``{Hub}Completions``."""
 LIMIT_TAG = "taskhub.limit"
 """Tag of an instance that was started with a limit: how many instances may run at once, and the name of the limit."""
+PRIORITY_TAG = "taskhub.priority"
+"""Tag of an instance with a limit: its priority among those that wait. No tag: 0."""
 FIRE_AND_FORGET = "FireAndForget"
 """DurableTask's tag of a child orchestration whose parent does not wait for the child."""
 SPARK_PARENT_TAGS = ("spark.openlineage.parent", "spark.openlineage.rootParent")

@@ -136,7 +136,7 @@ class Client:
         if limit is not None:
             if not isinstance(limit, InstanceLimit):
                 raise InputError(f"limit is {limit!r}: give an InstanceLimit(name='nightly', instances=2), or None")
-            tags = {**(tags or {}), **limit.tag}
+            tags = {**(tags or {}), **limit.tags}
         check_tags(tags or {}, f"orchestrator {orchestrator!r}")
         if start_at is not None:
             check_time(Timestamp.from_datetime(start_at), f"start_at {start_at}")

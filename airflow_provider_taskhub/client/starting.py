@@ -144,12 +144,13 @@ class Starter:
         the same start.
         """
         hub, limit = self.hub, InstanceLimit.of(row.tags)
-        if limit is not None and await waiting_instances.waits(hub.store, hub.names, limit.name, row.instance_id):
+        run = OrchestrationInstance(instance_id=row.instance_id, execution_id=row.execution_id)
+        if limit is not None and await waiting_instances.of_instance(hub.store, hub.names, limit.name, run):
             return  # its message is in the row in which it waits for its turn
         full = await self.hub.instance(row.instance_id, payloads=True) or row
         start = ExecutionStarted(
             timestamp=row.created or self.hub.clock.utc_now(),
-            instance=OrchestrationInstance(instance_id=row.instance_id, execution_id=row.execution_id),
+            instance=run,
             name=row.name,
             input=full.input,
             version=row.version,

@@ -68,13 +68,13 @@ class InstancePlaces:
         for _ in range(TRIES):
             found = await places.state_of(hub.store, hub.names, wanted)
             own = _place_of(found, waiting.instance)
-            if own is not None and waiting.since is not None:
+            if own is not None and not waiting.again:
                 return True
             if own is not None:  # it was rewound or read again: a late end of its run must not free the place any more
                 if await self._give(own, waiting):
                     return True
                 continue
-            if found.declared != wanted.places and (waiting.since is not None or not found.declared):
+            if found.declared != wanted.places and (not waiting.again or not found.declared):
                 if found.declared:
                     log.warning(
                         "limit_changed", kind=wanted.kind, limit=limit.name, before=found.declared, now=wanted.places
@@ -101,6 +101,9 @@ class InstancePlaces:
         for place in found.holders:
             if place.is_of_run(instance) and await self._has_ended(place):
                 await self._free(place)
+        if _place_of(found, instance) is None:  # it has ended while it waited
+            for waiting in await waiting_instances.of_instance(self._hub.store, self._hub.names, limit.name, instance):
+                await self._remove(limit.name, waiting)
         await self.advance(limit.name)
 
     async def advance(self, name: str) -> bool:
@@ -199,10 +202,8 @@ class InstancePlaces:
     async def _store(self, limit: str, waiting: WaitingInstance) -> None:
         """Let an instance wait. The message of a rewind stays if it is stored already."""
         hub = self._hub
-        if waiting.since is None:
-            before = await waiting_instances.get(hub.store, hub.names, limit, waiting.row_key)
-            if before is not None and same_start(before.instance.execution_id, waiting.instance.execution_id):
-                return
+        if waiting.again and await waiting_instances.of_instance(hub.store, hub.names, limit, waiting.instance):
+            return
         await hub.store.execute(waiting_instances.stored(hub.names, limit, waiting))
 
     async def _send(self, limit: str, waiting: WaitingInstance) -> None:

@@ -58,9 +58,13 @@ def limit_of(operator: Any) -> InstanceLimit | None:
     return InstanceLimit(name=_short(f"DAG {operator.dag_id}"), instances=most, priority=priority)
 
 
-def of_run(limit: InstanceLimit | None, run_id: str) -> InstanceLimit | None:
-    """Return the limit of a task in a run of its DAG. A run of a backfill comes after all others."""
-    if limit is None or not run_id.startswith("backfill__"):
+def of_run(limit: InstanceLimit | None, run_id: str, dag_run: Any) -> InstanceLimit | None:
+    """Return the limit of a task in a run of its DAG. A run of a backfill comes after all others.
+
+    :param dag_run: the run; None: Airflow has not given it, and its id decides.
+    """
+    kind = getattr(dag_run, "run_type", None) or run_id.partition("__")[0]
+    if limit is None or kind != "backfill":
         return limit
     return replace(limit, priority=max(-MOST_PRIORITY, limit.priority - BACKFILL))
 

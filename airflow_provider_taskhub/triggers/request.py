@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks.deployment import deployment
 from airflow_provider_taskhub.triggers.arguments import date_tags, moment, problems
+from airflow_provider_taskhub.triggers.instance_limits import of_run
 from airflow_provider_taskhub.triggers.reactions import OnClear, OnRetry
 from airflow_provider_taskhub.triggers.start_or_attach import StartRequest
 
@@ -50,6 +51,6 @@ def request_of(
         on_retry=on_retry,
         on_clear=on_clear,
         start_at=moment(arguments.start_at),
-        limit=arguments.instance_limit,
+        limit=of_run(arguments.instance_limit, task.run_id, context.get("dag_run")),
         waits=arguments.wait_for_completion,
     )

@@ -26,7 +26,6 @@ from airflow_provider_taskhub.errors import (
 )
 from airflow_provider_taskhub.hooks.identity import GENERATION_TAG, MAX_TRIES_TAG, TaskIdentity
 from airflow_provider_taskhub.tags import OWNER_TAG, WATCH_TAG
-from airflow_provider_taskhub.triggers.instance_limits import of_run
 from airflow_provider_taskhub.triggers.reactions import (
     REACTIONS,
     STARTS,
@@ -405,7 +404,7 @@ async def _start(
         version=request.version,
         tags=tags,
         start_at=request.start_at,
-        limit=of_run(request.limit, request.task.run_id),
+        limit=request.limit,
         policy=policy,
     )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_provider_taskhub.engine.failures import headline
@@ -126,10 +127,12 @@ class WaitsLog:
         :param name: the orchestrator's name, or the instance id.
         :param whys: why the instance makes no progress now.
         """
-        text = "; ".join(str(why) for why in whys if why.reason not in _NOT_LOGGED)
-        if text != self._logged:
+        logged = [why for why in whys if why.reason not in _NOT_LOGGED]
+        same = "; ".join(str(replace(why, turn=None)) for why in logged)  # not a line for each that comes before it
+        if same != self._logged:
+            text = "; ".join(map(str, logged))
             yield f"{name} waits: {masked(text)}" if text else f"{name} continues"
-            self._logged = text
+            self._logged = same
 
 
 _WORK = frozenset({Reason.ACTIVITIES, Reason.CHILDREN})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import structlog
 from prometheus_client import Metric
@@ -18,6 +19,8 @@ from airflow_provider_taskhub.errors import StorageError
 from airflow_provider_taskhub.hub.history.places import LimitState
 from airflow_provider_taskhub.hub.waiting.reasons import Reason
 from airflow_provider_taskhub.hub.waiting.snapshot import WaitingInstances
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -57,13 +60,21 @@ class WaitingFigures:
         """
         async with self._one:
             if self._clock.monotonic() - self._at >= self._believed:
-                try:
-                    async with asyncio.timeout(DEADLINE):
-                        self._found, self._limits = await asyncio.gather(self._read(), self._read_limits())
-                    self._at = self._clock.monotonic()
-                except (StorageError, TimeoutError) as error:
-                    log.info("waiting_unreadable", error=f"{type(error).__name__}: {error}")
+                found, limits = await asyncio.gather(self._answer(self._read), self._answer(self._read_limits))
+                if found is not None:
+                    self._found, self._at = found, self._clock.monotonic()
+                if limits is not None:
+                    self._limits = limits
             return self._metrics()
+
+    async def _answer(self, read: Callable[[], Awaitable[T]]) -> T | None:
+        """Return what a function reads. None: the store does not answer in time."""
+        try:
+            async with asyncio.timeout(DEADLINE):
+                return await read()
+        except (StorageError, TimeoutError) as error:
+            log.info("waiting_unreadable", error=f"{type(error).__name__}: {error}")
+            return None
 
     def _metrics(self) -> list[Metric]:
         found = self._found
@@ -96,7 +107,7 @@ class WaitingFigures:
         running = GaugeMetricFamily("taskhub_limit_running", "How many run in the hub under a limit.", labels=labels)
         waiting = GaugeMetricFamily(
             "taskhub_limit_waiting",
-            "About how many wait for a place of a limit, up to 1,000.",
+            "About how many wait for a place of a limit. 1,000 instances can be more.",
             labels=labels,
         )
         shown = sorted(self._limits, key=lambda state: -(state.waiting or 0))[:MOST_LIMITS]

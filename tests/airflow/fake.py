@@ -263,7 +263,7 @@ class FakeClient(Fake):
             name=orchestrator,
             input=None if input is NO_INPUT else dumps(input),
             version=version,
-            tags={**(tags or {}), **(limit.tag if limit is not None else {})},
+            tags={**(tags or {}), **(limit.tags if limit is not None else {})},
             scheduled_start=Timestamp.from_datetime(start_at) if start_at else None,
         )
 

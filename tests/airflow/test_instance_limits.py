@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,20 +71,24 @@ def test_the_trigger_starts_the_instance_with_the_limit(hub: FakeHub, airflow: A
 
 
 @pytest.mark.parametrize(
-    ("run_id", "priority"),
+    ("run_id", "run_type", "priority"),
     [
-        ("scheduled__2026-11-29T00:00:00+00:00", 2),
-        ("manual__2026-11-29T00:00:00+00:00", 2),
-        ("backfill__2026-11-29T00:00:00+00:00", -998),
+        ("scheduled__2026-11-29T00:00:00+00:00", None, 2),
+        ("scheduled__2026-11-29T00:00:00+00:00", "scheduled", 2),
+        ("backfill__2026-11-29T00:00:00+00:00", None, -998),
+        ("backfill__2026-11-29T00:00:00+00:00", "backfill", -998),
+        ("scheduled__2026-11-29T00:00:00+00:00", "backfill", -998),  # a backfill that processes an earlier run again
+        ("mine", "backfill", -998),
     ],
 )
-def test_a_run_of_a_backfill_comes_after_the_others(run_id: str, priority: int) -> None:
+def test_a_run_of_a_backfill_comes_after_the_others(run_id: str, run_type: str | None, priority: int) -> None:
     limit = InstanceLimit(name="nightly", instances=2, priority=2)
-    found = instance_limits.of_run(limit, run_id)
+    dag_run = None if run_type is None else SimpleNamespace(run_type=DagRunType(run_type))
+    found = instance_limits.of_run(limit, run_id, dag_run)
     assert found == InstanceLimit(name="nightly", instances=2, priority=priority)
     assert found is not None
-    assert InstanceLimit.of(found.tag) == found
-    assert instance_limits.of_run(None, run_id) is None
+    assert InstanceLimit.of(found.tags) == found
+    assert instance_limits.of_run(None, run_id, dag_run) is None
 
 
 def test_a_task_of_a_backfill_is_started_with_the_lower_priority(make_task: Any, hub: FakeHub) -> None:

@@ -247,7 +247,7 @@ STANDSTILLS = {
         tab="quarantine",
     ),
     "no place of its limit": Standstill(
-        state={"status": Status.PENDING, "tags": TAGS | InstanceLimit(name="nightly", instances=1).tag},
+        state={"status": Status.PENDING, "tags": TAGS | InstanceLimit(name="nightly", instances=1).tags},
         facts={"limits": {(LimitKind.INSTANCES, "nightly"): NIGHTLY}},
         text="its turn: at most 1 instance with the limit 'nightly' run at once, now first",
         remedy="",

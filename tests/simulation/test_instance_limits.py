@@ -275,6 +275,60 @@ def test_a_higher_priority_comes_first_and_a_lower_one_does_not_wait_for_ever() 
     simulate(main)
 
 
+def test_who_has_ended_while_waiting_is_not_before_the_others() -> None:
+    gate = Gate()
+
+    async def main() -> None:
+        async with World(gate.app) as world:
+            await world.join("one")
+            one = InstanceLimit(name="nightly", instances=1)
+            for number in range(5):
+                await world.client.start("load", 600.0, instance_id=f"i{number:02}", limit=one)
+                await world.clock.sleep(1)
+            for name in ("i01", "i02"):
+                await world.client.terminate(name, "not needed", wait=True)
+            later = InstanceLimit(name="nightly", instances=1, priority=-1)
+            await world.client.start("load", 1.0, instance_id="i01", limit=later, policy=StartPolicy.REPLACE_FINISHED)
+            await world.clock.sleep(2)
+            turns = [(await world.client.instance(name).waiting())[0].turn for name in ("i03", "i04", "i01")]
+            assert turns == [0, 1, 2]
+            (state,) = await world.client.admin.limits()
+            assert state.waiting == 3
+
+    simulate(main)
+
+
+def test_a_rewound_instance_of_a_low_priority_does_not_come_before_the_others() -> None:
+    gate = Gate()
+    gate.broken = {"back"}
+
+    async def main() -> None:
+        async with World(gate.app) as world:
+            await world.join("one")
+            one = InstanceLimit(name="nightly", instances=1)
+            low = InstanceLimit(name="nightly", instances=1, priority=-1000)
+            await world.client.start("load", 1.0, instance_id="back", limit=low)
+            assert (await world.wait("back")).status is Status.FAILED
+            for name in ("a", "b", "c"):
+                await world.client.start("load", 30.0, instance_id=name, limit=one)
+            await world.clock.sleep(2)
+            gate.broken.clear()
+            for _ in range(2):
+                await world.client.rewind("back", "repaired")
+                await world.clock.sleep(1)
+                await world.client.raise_event("back", "nothing", 1)
+            (state,) = await world.client.admin.limits()
+            assert state.waiting == 3
+            for name in ("a", "b", "c"):
+                await world.wait(name)
+            assert gate.ran["back"] == 1
+            assert (await world.wait("back")).status is Status.COMPLETED
+            assert gate.ran["back"] == 2
+            await world.settle()
+
+    simulate(main)
+
+
 def test_an_instance_keeps_its_place_over_continue_as_new() -> None:
     gate = Gate()
 
@@ -493,7 +547,7 @@ def test_a_place_is_freed_when_two_looks_find_its_instance_ended_and_the_place_u
             hub, one = world.client.hub, InstanceLimit(name="nightly", instances=1)
             looking, wanted = instance_places.InstancePlaces(hub), instance_places.limit_of(one)
             gone = OrchestrationInstance(instance_id="gone", execution_id="1")
-            waiting = WaitingInstance(instance=gone, text="{}", since=None)
+            waiting = WaitingInstance(instance=gone, text="{}", since=waiting_instances.REWOUND, again=True)
             held = []
             for rewound in (True, False, True, False, False):
                 if rewound:
@@ -552,8 +606,10 @@ def test_people_see_why_an_instance_waits() -> None:
             assert not why.reason.is_fault
             found = await world.client.get("i03", payloads=False)
             assert found is not None
-            (of_many,) = (await world.client.admin.waiting_of([found]))["i03"]
-            assert str(of_many) == said
+            other = await world.client.get("i02", payloads=False)
+            assert other is not None
+            assert (await world.client.admin.waiting_of([found]))["i03"] == (why,)
+            assert str((await world.client.admin.waiting_of([found, other]))["i03"][0]) == said
             assert await world.client.instance("i00").waiting() != (why,)
             waiting = await waiting_instances.count(world.store, world.client.hub.names, "nightly")
             assert waiting == 2
@@ -580,5 +636,5 @@ def test_a_wrong_limit_is_refused(name: str, instances: int, said: str) -> None:
 def test_a_tag_that_is_no_limit_is_none() -> None:
     for text in ("", "two nightly", "0 nightly", "2", "²  nightly"):
         assert InstanceLimit.of({"taskhub.limit": text}) is None
-    assert InstanceLimit.of(LIMIT.tag) == LIMIT
+    assert InstanceLimit.of(LIMIT.tags) == LIMIT
     assert InstanceLimit.of(None) is None

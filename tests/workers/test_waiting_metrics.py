@@ -100,3 +100,19 @@ def test_each_limit_says_how_many_may_run_run_and_wait() -> None:
         )
 
     run(play())
+
+
+def test_limits_that_cannot_be_read_keep_back_no_other_number() -> None:
+    async def read() -> WaitingInstances:
+        return WaitingInstances(counts={Reason.NO_ACTIVITY: 3})
+
+    async def limits() -> list[LimitState]:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    async def play() -> None:
+        found = await WaitingFigures(read, limits, believed=10.0, clock=VirtualClock()).metrics()
+        of = {"reason": "no_worker_knows_activity", "fault": "true"}
+        assert value(found, "taskhub_instances_waiting", **of) == 3
+
+    run(play())

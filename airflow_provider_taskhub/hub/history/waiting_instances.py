@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
+from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.formats.keys import escape
 from airflow_provider_taskhub.hub.model import HubNames
@@ -26,7 +27,7 @@ MOST_COUNTED = 1000
 """How many rows :func:`count` counts at most: one request on Azure."""
 _CHARACTERS = 30_000
 """Characters in one column. Azure allows 32,768, and a message can have about twice as many."""
-_AGAIN = Timestamp(0)
+REWOUND = Timestamp(0)
 """The time of an instance that was rewound. It has waited for its turn before, so it comes before all others."""
 
 
@@ -37,19 +38,22 @@ class WaitingInstance:
     :param instance: the instance, with its execution id.
     :param text: the message that lets it begin or go on, as it stands in a queue.
     :param since: when its start was put into the queue, by the clock of the store, or its time if it was scheduled for
-        later; moved by its priority (:meth:`.InstanceLimit.turn`). None: it was rewound.
+        later; moved by its priority (:meth:`.InstanceLimit.turn`). Of a rewound instance :data:`REWOUND`, or with a
+        priority below 0 when its message was put, moved likewise.
+    :param again: whether it was rewound.
     :param etag: the ETag of its row; None: it has none yet.
     """
 
     instance: OrchestrationInstance
     text: str
-    since: Timestamp | None
+    since: Timestamp
+    again: bool = False
     etag: str | None = None
 
     @property
     def row_key(self) -> str:
         """The key of its row. The smallest key comes first."""
-        return f"{(self.since or _AGAIN).ticks:020d}-{escape(self.instance.instance_id)}"
+        return f"{self.since.ticks:020d}-{escape(self.instance.instance_id)}"
 
 
 def _key(limit: str) -> str:
@@ -83,12 +87,16 @@ async def get(store: Store, names: HubNames, limit: str, row_key: str) -> Waitin
     return _decoded(row) if row is not None else None
 
 
-async def waits(store: Store, names: HubNames, limit: str, instance_id: str) -> bool:
-    """Return True if an instance waits. The store looks into the rows of all that wait."""
-    where = And((Compare("PartitionKey", "eq", _key(limit)), Compare("InstanceId", "eq", instance_id)))
-    async for _ in store.rows(names.controls, where, select=("PartitionKey", "RowKey")):
-        return True
-    return False
+async def of_instance(
+    store: Store, names: HubNames, limit: str, instance: OrchestrationInstance
+) -> list[WaitingInstance]:
+    """Read the rows of a run of an instance that waits. The store looks into the rows of all that wait.
+
+    :param instance: the instance, with the execution id of any of its generations.
+    """
+    where = And((Compare("PartitionKey", "eq", _key(limit)), Compare("InstanceId", "eq", instance.instance_id)))
+    found = [_decoded(row) async for row in store.rows(names.controls, where)]
+    return [one for one in found if same_start(one.instance.execution_id, instance.execution_id)]
 
 
 async def first(store: Store, names: HubNames, limit: str, most: int) -> list[WaitingInstance]:
@@ -104,14 +112,20 @@ async def count(store: Store, names: HubNames, limit: str) -> int:
     return len(await _rows(store, names, limit, MOST_COUNTED, "PartitionKey", "RowKey"))
 
 
-async def before(store: Store, names: HubNames, limit: str, instance_id: str) -> int | None:
-    """Return how many instances come before one that waits. Cost: one query.
+async def before(store: Store, names: HubNames, limit: str, instance: OrchestrationInstance) -> int | None:
+    """Return how many instances come before a run of one that waits. Cost: one query.
 
-    :returns: None: it does not wait, or more than :data:`MOST_COUNTED` come before it.
+    :param instance: the instance, with the execution id of any of its generations.
+    :returns: None: it does not wait, or :data:`MOST_COUNTED` or more come before it.
     """
-    rows = await _rows(store, names, limit, MOST_COUNTED, "PartitionKey", "RowKey")
-    key = escape(instance_id)
-    return next((number for number, row in enumerate(rows) if row.row_key.partition("-")[2] == key), None)
+    rows = await _rows(store, names, limit, MOST_COUNTED, "PartitionKey", "RowKey", "InstanceId", "ExecutionId")
+    found = (_decoded(row).instance for row in rows)
+    of_run = (
+        number
+        for number, one in enumerate(found)
+        if one.instance_id == instance.instance_id and same_start(one.execution_id, instance.execution_id)
+    )
+    return next(of_run, None)
 
 
 async def _rows(store: Store, names: HubNames, limit: str, most: int, *columns: str) -> list[Entity]:
@@ -133,5 +147,4 @@ def _decoded(row: Entity) -> WaitingInstance:
     instance = OrchestrationInstance(
         instance_id=texts.get("InstanceId", ""), execution_id=texts.get("ExecutionId") or None
     )
-    since = Timestamp(ticks) if ticks else None
-    return WaitingInstance(instance=instance, text="".join(parts), since=since, etag=row.etag)
+    return WaitingInstance(instance=instance, text="".join(parts), since=Timestamp(ticks), etag=row.etag)

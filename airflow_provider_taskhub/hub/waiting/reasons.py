@@ -124,6 +124,7 @@ class Why:
     :param reason: kind of the reason.
     :param text: what the instance waits for. The text is shown after "waits: ".
     :param remedy: what a person can do; "" if nothing has to be done.
+    :param turn: for the reason ``LIMIT`` how many instances come before it; None: not known.
     :param events: for the reason ``EVENTS`` the names of the awaited events, the first 200 characters of each.
     """
 
@@ -131,9 +132,11 @@ class Why:
     text: str
     remedy: str = ""
     events: tuple[str, ...] = ()
+    turn: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.text}. {self.remedy}" if self.remedy else self.text
+        turn = "" if self.turn is None else f"; {f'{self.turn} before it' if self.turn else 'it is the next'}"
+        return f"{self.text}{turn}. {self.remedy}" if self.remedy else self.text + turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -469,9 +472,7 @@ def _without_place(found: Snapshot) -> Iterable[Why]:
     holders = listed([place.instance.instance_id for place in places.holders], _MOST_NAMES)
     most = f"{places.limit} instance{'' if places.limit == 1 else 's'}"
     text = f"its turn: at most {most} with the limit {limit.name!r} run at once, now {holders}"
-    if found.turn is not None:
-        text += f"; {f'{found.turn} before it' if found.turn else 'it is the next'}"
-    yield Why(reason=Reason.LIMIT, text=text)
+    yield Why(reason=Reason.LIMIT, text=text, turn=found.turn)
 
 
 def _ids(awaits: Awaits) -> str:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.concurrency import gather_bounded
-from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.events import OrchestrationInstance, Status
 from airflow_provider_taskhub.engine.pending_waits import Awaits
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.formats.waits_column import decode_awaits
@@ -150,7 +150,8 @@ class WaitingReader:
         limit = InstanceLimit.of(state.tags)
         if limit is None or state.status is not Status.PENDING:
             return None
-        return await waiting_instances.before(self._hub.store, self._hub.names, limit.name, state.instance_id)
+        run = OrchestrationInstance(instance_id=state.instance_id, execution_id=state.execution_id)
+        return await waiting_instances.before(self._hub.store, self._hub.names, limit.name, run)
 
     async def many(
         self,
@@ -175,8 +176,9 @@ class WaitingReader:
         read = await gather_bounded(self._awaits, asked, limit=PARALLEL)
         known = {state.instance_id: one for state, one in zip(asked, read, strict=True)}
         hub_state = replace(hub_state, limits=await self._limits(found, read))
+        turn = await self._turn(found[0]) if len(found) == 1 else None  # of many, each would cost a query
         whys = {
-            state.instance_id: self._whys(state, members, watching, hub_state, known.get(state.instance_id))
+            state.instance_id: self._whys(state, members, watching, hub_state, known.get(state.instance_id), turn=turn)
             for state in found
         }
         return {instance_id: reasons for instance_id, reasons in whys.items() if reasons}

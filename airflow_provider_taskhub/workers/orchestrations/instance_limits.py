@@ -14,7 +14,7 @@ from airflow_provider_taskhub.engine.events import ExecutionStarted, GenericEven
 from airflow_provider_taskhub.errors import StorageError
 from airflow_provider_taskhub.hub.formats.message_envelope import encode
 from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState
-from airflow_provider_taskhub.hub.history.waiting_instances import WaitingInstance
+from airflow_provider_taskhub.hub.history.waiting_instances import REWOUND, WaitingInstance
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.instance_places import InstancePlaces
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
@@ -61,21 +61,25 @@ class InstanceLimits:
         if isinstance(event, ExecutionStarted):
             limit = InstanceLimit.of(event.tags) if event.parent is None else None
             instance, due = event.instance, event.scheduled_start_time
-            since = held.inserted if due is None else max(held.inserted, due)
+            since, again = held.inserted if due is None else max(held.inserted, due), False
         else:
             limit = InstanceLimit.of(live.tags) if live.parent is None and not live.has_place else None
             name = held.message.instance.instance_id
-            instance, since = OrchestrationInstance(instance_id=name, execution_id=live.execution_id), None
+            instance, since, again = (
+                OrchestrationInstance(instance_id=name, execution_id=live.execution_id),
+                held.inserted,
+                True,
+            )
         if limit is None:
             return True
-        if since is not None:
-            since = limit.turn(since)
+        since = REWOUND if again and limit.priority >= 0 else limit.turn(since)
         if is_stored_whole(held):
             # This delivery has begun nothing, so it does not count.
             text = encode(replace(held.envelope, deliveries=held.deliveries - 1, waiting_since=None))
         else:
             text = self._wake(instance)
-        admitted = await self._places.admit(limit, WaitingInstance(instance=instance, text=text, since=since))
+        waiting = WaitingInstance(instance=instance, text=text, since=since, again=again)
+        admitted = await self._places.admit(limit, waiting)
         if not admitted:
             self._advanced()
         if not self._known:
