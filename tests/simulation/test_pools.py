@@ -296,11 +296,14 @@ def test_a_limit_holds_in_a_pool() -> None:
     async def main() -> None:
         async with World(where.app, functions=where.functions) as world:
             await world.join("plain")
-            await world.join("big", pools="heavy")
-            await world.join("bigger", pools="heavy")
             await world.client.start("trains", [2.0] * 10, instance_id="t")
             await world.clock.sleep(2)
-            assert sum([await world.store.count(queue) for queue in world.client.hub.names.pool_queues("heavy")]) == 0
+            names = world.client.hub.names
+            assert sum([await world.store.count(queue) for queue in names.pool_queues("heavy")]) == 0
+            assert await world.store.count(names.limited("train")) == 10, "a call takes one way, not two"
+            await world.join("big", pools="heavy", roles=("activity",))
+            await world.join("bigger", pools="heavy", roles=("activity",))
+            await world.clock.sleep(2)
             (limit,) = await world.client.admin.limits()
             assert (limit.limit, len(limit.holders)) == (2, 2)
             assert (limit.waiting or 0) > 3
