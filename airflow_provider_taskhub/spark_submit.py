@@ -18,6 +18,9 @@ mode the driver is a process of the executor and dies with it, so the next attem
 from __future__ import annotations
 
 import inspect
+import os
+import shutil
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -59,7 +62,7 @@ def spark_submit(arguments: dict[str, Any]) -> str | None:
     :returns: the id of the driver on a standalone cluster, of the application on YARN, or of the pod on Kubernetes;
         None in client mode.
     :raises InputError: if an argument is wrong.
-    :raises ConfigurationError: if the package or the connection is missing.
+    :raises ConfigurationError: if the package, the connection or the program ``spark-submit`` is missing.
     :raises SparkJobFailed: if the application of an earlier attempt has not succeeded.
     :raises airflow.exceptions.AirflowException: if the submission or the application fails.
     """
@@ -104,6 +107,7 @@ def _operator(arguments: Mapping[str, Any]) -> Any:
     mode = given.get("deploy_mode") or connection.extra_dejson.get("deploy-mode")
     if mode not in (None, "client", "cluster"):
         raise InputError(f"spark_submit: 'deploy_mode' is {mode!r}: give 'client' or 'cluster'")
+    _find(str(given.get("spark_binary") or connection.extra_dejson.get("spark-binary") or "spark-submit"))
     if mode == "cluster":
         master = f"{connection.conn_type} {connection.host}"
         given = {polled: True for kind, polled in _POLLED.items() if kind in master} | given
@@ -122,6 +126,23 @@ def _connection(conn_id: str) -> Connection:
             f'in its environment, such as \'{{"conn_type": "spark", "host": "spark://HOST", "port": 7077}}\' ({error})'
         ) from None
     return connection
+
+
+def _find(program: str) -> None:
+    """Make sure that a program of Spark can be started by its name. A worker may run from a virtual environment that is
+    not in its ``PATH``, so the folder of this Python counts, too.
+
+    :raises ConfigurationError: if the program is not there.
+    """
+    if shutil.which(program) is not None:
+        return
+    beside = os.path.dirname(sys.executable)
+    if shutil.which(program, path=beside) is None:
+        raise ConfigurationError(
+            f"spark_submit: this worker finds no program {program!r}: install Spark or pip install pyspark, and put "
+            "the folder of the program into the worker's PATH"
+        )
+    os.environ["PATH"] = os.pathsep.join((beside, os.environ.get("PATH", os.defpath)))
 
 
 def _check_earlier(operator: Any, state: _State, context: dict[str, Any]) -> None:

@@ -6,8 +6,10 @@ Spark itself is not started: methods of the operator and of its hook are replace
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,3 +163,18 @@ def test_wrong_arguments_are_refused_before_anything_is_submitted(
     with entered(attempt()), pytest.raises(error, match=text):
         spark_submit(arguments)
     assert spark.done == []
+
+
+def test_the_program_of_spark_is_found_beside_this_python_or_named(
+    spark: Spark, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with entered(attempt()):
+        assert spark_submit({"application": "job.py"}) == "driver-7"
+    assert shutil.which("spark-submit") is not None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with (
+        entered(attempt()),
+        pytest.raises(ConfigurationError, match=r"finds no program 'spark3-submit'.*PATH"),
+    ):
+        spark_submit({"application": "job.py", "spark_binary": "spark3-submit"})

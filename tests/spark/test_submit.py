@@ -14,7 +14,7 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskhub.settings import SparkSettings
-from airflow_provider_taskhub.workers.executors.attempt_values import ActivityProgress, ActivityRequest
+from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorPool, ExecutorTimes
 from tests.spark.servers import Servers, get
 from tests.waiting import PATIENCE, until_async
@@ -65,6 +65,9 @@ async def submitting(cluster: Servers, tmp_path: pathlib.Path) -> AsyncIterator[
     extra = {"deploy-mode": "cluster", "rest-port": cluster.ports[2]}
     connection = {"conn_type": "spark", "host": cluster.master, "extra": extra}
     own = {"AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(connection), "AIRFLOW_HOME": str(tmp_path / "airflow")}
+    own["PATH"] = os.pathsep.join(  # as of a worker that was started from a virtual environment by its path
+        folder for folder in os.environ["PATH"].split(os.pathsep) if not pathlib.Path(folder, "spark-submit").exists()
+    )
     app = "airflow_provider_taskhub.spark_submit:app"
     config = ExecutorConfig(apps=(app,), spark=SparkSettings(), environment={**os.environ, **own})
     times = ExecutorTimes(grace=timedelta(seconds=PATIENCE))
@@ -86,12 +89,18 @@ def submit(folder: pathlib.Path, **more: str | None) -> ActivityRequest:
     return request("spark_submit", arguments, **more)
 
 
+async def driver_works(run: asyncio.Task[ActivityOutcome], folder: pathlib.Path, heard: Heard) -> None:
+    """Wait until the driver of an attempt works. An attempt that has ended before has failed: its outcome says why."""
+    await until_async("the driver works", lambda: run.done() or ((folder / "runs").exists() and heard.job))
+    assert not run.done(), run.result()
+
+
 async def test_the_attempt_after_a_death_waits_for_the_same_driver(
     submitting: ExecutorPool, cluster: Servers, tmp_path: pathlib.Path
 ) -> None:
     heard = Heard()
     first = asyncio.create_task(submitting.run(submit(tmp_path), progress=heard))
-    await until_async("the driver works", lambda: (tmp_path / "runs").exists() and heard.job)
+    await driver_works(first, tmp_path, heard)
     for seat in submitting._seats:
         if seat.executor is not None:
             await seat.executor.kill("is killed by the test")
@@ -107,7 +116,7 @@ async def test_the_attempt_after_a_death_waits_for_the_same_driver(
 async def test_a_cancel_ends_the_driver(submitting: ExecutorPool, cluster: Servers, tmp_path: pathlib.Path) -> None:
     heard = Heard()
     run = asyncio.create_task(submitting.run(submit(tmp_path), progress=heard))
-    await until_async("the driver works", lambda: (tmp_path / "runs").exists() and heard.job)
+    await driver_works(run, tmp_path, heard)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run

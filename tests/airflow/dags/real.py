@@ -100,7 +100,7 @@ with DAG("by_workers", schedule=None, default_args=AT_ONCE):
     TaskHubOperator(task_id="hub", orchestrator="told", **BY_WORKERS)
 
 with DAG("by_workers_mapped", schedule=None, default_args=AT_ONCE):
-    TaskHubOperator.partial(task_id="hub", orchestrator="pause", **BY_WORKERS).expand(
+    TaskHubOperator.partial(task_id="hub", orchestrator="pause", short_wait=0, **BY_WORKERS).expand(
         input=[number % 8 for number in range(20)]
     )
 
