@@ -60,14 +60,17 @@ class Heard:
         return str(json.loads(self.saved or "{}").get("spark_job_id", ""))
 
 
+def path_without(program: str) -> str:
+    folders = os.environ["PATH"].split(os.pathsep)
+    return os.pathsep.join(folder for folder in folders if not pathlib.Path(folder, program).exists())
+
+
 @pytest.fixture
 async def submitting(cluster: Servers, tmp_path: pathlib.Path) -> AsyncIterator[ExecutorPool]:
     extra = {"deploy-mode": "cluster", "rest-port": cluster.ports[2]}
     connection = {"conn_type": "spark", "host": cluster.master, "extra": extra}
     own = {"AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(connection), "AIRFLOW_HOME": str(tmp_path / "airflow")}
-    own["PATH"] = os.pathsep.join(  # as of a worker that was started from a virtual environment by its path
-        folder for folder in os.environ["PATH"].split(os.pathsep) if not pathlib.Path(folder, "spark-submit").exists()
-    )
+    own["PATH"] = path_without("spark-submit")  # as of a worker that was started from a virtual environment by its path
     app = "airflow_provider_taskhub.spark_submit:app"
     config = ExecutorConfig(apps=(app,), spark=SparkSettings(), environment={**os.environ, **own})
     times = ExecutorTimes(grace=timedelta(seconds=PATIENCE))
