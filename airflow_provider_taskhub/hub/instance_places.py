@@ -101,9 +101,10 @@ class InstancePlaces:
         for place in found.holders:
             if place.is_of_run(instance) and await self._has_ended(place):
                 await self._free(place)
-        if _place_of(found, instance) is None:  # it has ended while it waited
+        if _place_of(found, instance) is None:  # it has ended while it waited; if it was rewound since, it waits again
             for waiting in await waiting_instances.of_instance(self._hub.store, self._hub.names, limit.name, instance):
-                await self._remove(limit.name, waiting)
+                if not await self._still_waits(waiting):
+                    await self._remove(limit.name, waiting)
         await self.advance(limit.name)
 
     async def advance(self, name: str) -> bool:

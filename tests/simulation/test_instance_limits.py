@@ -298,6 +298,30 @@ def test_who_has_ended_while_waiting_is_not_before_the_others() -> None:
     simulate(main)
 
 
+def test_the_late_end_of_a_run_does_not_delete_the_message_of_the_rewound_run() -> None:
+    """A worker that has lost the partition says that the run has ended, when the rewound run waits for its turn."""
+    gate = Gate()
+    gate.broken = {"i00"}
+
+    async def main() -> None:
+        async with World(gate.app) as world:
+            await world.join("one")
+            one = InstanceLimit(name="nightly", instances=1)
+            state = await world.client.start("load", 1.0, instance_id="i00", limit=one)
+            assert (await world.wait("i00")).status is Status.FAILED
+            await world.client.start("load", 60.0, instance_id="i01", limit=one)
+            await world.clock.sleep(2)
+            gate.broken.clear()
+            await world.client.rewind("i00", "the data is repaired")
+            await world.clock.sleep(2)
+            run = OrchestrationInstance(instance_id="i00", execution_id=state.execution_id)
+            await instance_places.InstancePlaces(world.client.hub).leave(one, run)
+            assert (await world.wait("i00")).status is Status.COMPLETED
+            await world.settle()
+
+    simulate(main)
+
+
 def test_a_rewound_instance_of_a_low_priority_does_not_come_before_the_others() -> None:
     gate = Gate()
     gate.broken = {"back"}

@@ -168,14 +168,14 @@ async def read(store: Store, names: HubNames) -> dict[str, list[Entity]]:
 
 def states_in(found: Mapping[str, list[Entity]]) -> dict[tuple[LimitKind, str], LimitState]:
     """Return the limits in rows (:func:`read`), by kind and name."""
-    read = {}
+    states = {}
     for key, rows in found.items():
         kind = next((kind for kind in LimitKind if key.startswith(kind.prefix)), None)
         if kind is None:
             continue
         name = unescape(key.removeprefix(kind.prefix))
-        read[kind, name] = _state(kind, name, key, rows)
-    return read
+        states[kind, name] = _state(kind, name, key, rows)
+    return states
 
 
 async def state_of(store: Store, names: HubNames, limit: Limit) -> LimitState:
