@@ -130,8 +130,9 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
         waits for 30 s if a worker must end the task, because Airflow takes a deferred task back no sooner, and else for
         1.5 s.
     :param max_active_instances: at most so many instances of this task run at once in the hub, in all runs of its DAG
-        and all its rows if it is mapped. The others are Pending in the hub, in the order of their starts. None: as many
-        instances of the whole DAG as its ``max_active_tasks`` says, if that is not Airflow's default; else no limit.
+        and all its rows if it is mapped. The others are Pending in the hub, in the order of their starts, moved by
+        ``priority_weight``. None: as many instances of the whole DAG as its ``max_active_tasks`` says, if that is not
+        Airflow's default; else no limit.
     :param limit_name: name of the limit, if tasks or DAGs share it. None: the ids of the DAG and of the task.
     :param openlineage_inject_parent_job_info: True: the Spark sessions of the activities get this task as their parent
         run, for OpenLineage's listener in Spark. None: Airflow's option ``[openlineage] spark_inject_parent_job_info``.

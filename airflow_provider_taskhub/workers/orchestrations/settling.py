@@ -100,10 +100,11 @@ class Settler:
     async def _delete_stored(self, session: Session[LoadedInstance], messages: Sequence[Delivery]) -> None:
         """Delete messages that a row of the hub has now. Their payloads stay in the same blobs, so their deletion is
         not that of messages whose work is done."""
-        if messages:
-            deletions = [DeleteMessage(queue=held.queue, message=held.receipt, quiet=True) for held in messages]
-            await self._hub.store.commit(Unit(steps=(Step(name="stored", operations=tuple(deletions)),)))
-            session.reader.release(messages)
+        for held in messages:
+            async with held.changing:  # a renewal under way would make the receipt of the deletion stale
+                deletion = DeleteMessage(queue=held.queue, message=held.receipt, quiet=True)
+                await self._hub.store.commit(Unit(steps=(Step(name="stored", operations=(deletion,)),)))
+            session.reader.release([held])
 
     async def _cancel_of_failed(self, live: LoadedInstance, discarded: Sequence[Delivery]) -> None:
         """Cancel the activities that still run for a failed instance, if one of the messages is a terminate for it."""
