@@ -290,13 +290,13 @@ class RealAirflow:
         return until(f"{having!r} in the log of {dag_id}.{task_id}", look)[0]
 
     def _late_line(self, dag_id: str, run_id: str, having: str) -> bool:
-        """Return whether a text is in the triggerer's own output, as a line of the run.
+        """Return whether a text is in the own output of a triggerer, as a line of the run.
 
         Airflow writes there what it reads from a trigger after it has seen the trigger's end. On a busy machine these
         are the last lines of the trigger.
         """
-        output = self.home / "triggerer.out"
-        lines = output.read_text(errors="replace").splitlines() if having and output.exists() else ()
+        outputs = self.home.glob("triggerer*.out") if having else ()
+        lines = [line for output in outputs for line in output.read_text(errors="replace").splitlines()]
         return any(having in line and f"dag_id={dag_id}" in line and f"run_id={run_id}" in line for line in lines)
 
     def waits(self, dag_id: str, run_id: str) -> None:
