@@ -28,11 +28,11 @@ assert PYSPARK.origin is not None
 JAR = next(pathlib.Path(PYSPARK.origin).parent.glob("jars/spark-core_*.jar"))
 """On a standalone cluster, cluster mode takes jars only. This one has Spark's own runner of Python files."""
 JOB = """
-    import pathlib, sys, time
-    folder = pathlib.Path(sys.argv[1])
+    import os, pathlib, sys, time
+    folder, jvm = pathlib.Path(sys.argv[1]), os.getppid()  # Spark may end only the JVM of a driver that it kills
     with (folder / "runs").open("a") as runs:
         runs.write("run\\n")
-    while not (folder / "go").exists():
+    while not (folder / "go").exists() and os.getppid() == jvm:
         time.sleep(0.1)
     (folder / "done").touch()
 """
