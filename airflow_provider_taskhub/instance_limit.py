@@ -30,14 +30,11 @@ class InstanceLimit:
 
     :param name: name of the limit, the same for all that share it.
     :param instances: how many of them may run at once.
-    :param priority: an instance takes its turn as if it had been started so many hours earlier; below 0: later. So an
-        instance of priority 5 overtakes what was started within the last 5 hours, and nothing waits for ever.
     :raises InputError: if the name is empty or too long, or a number is not a whole number or outside its range.
     """
 
     name: str
     instances: int
-    priority: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip() or len(self.name) > LONGEST_NAME:
@@ -47,21 +44,10 @@ class InstanceLimit:
                 f"InstanceLimit {self.name!r}: instances is {self.instances!r}; give a whole number from 1 to {MOST:,}"
             )
 
-        if type(self.priority) is not int or abs(self.priority) > MOST_PRIORITY:
-            raise InputError(
-                f"InstanceLimit {self.name!r}: priority is {self.priority!r}; give a whole number from "
-                f"-{MOST_PRIORITY:,} to {MOST_PRIORITY:,}"
-            )
-
     @property
     def tags(self) -> dict[str, str]:
         """The tags with which an instance is started."""
-        priority = {PRIORITY_TAG: str(self.priority)} if self.priority else {}
-        return {LIMIT_TAG: f"{self.instances} {self.name}", **priority}
-
-    def turn(self, started: Timestamp) -> Timestamp:
-        """Return the time by which an instance takes its turn. :param started: when it was started."""
-        return started + timedelta(hours=-self.priority)
+        return {LIMIT_TAG: f"{self.instances} {self.name}"}
 
     @classmethod
     def of(cls, tags: Mapping[str, str] | None) -> InstanceLimit | None:
@@ -72,6 +58,43 @@ class InstanceLimit:
         tags = tags or {}
         count, _, name = tags.get(LIMIT_TAG, "").partition(" ")
         try:
-            return cls(name=name, instances=int(count), priority=int(tags.get(PRIORITY_TAG, "0")))
+            return cls(name=name, instances=int(count))
         except (InputError, ValueError):
             return None
+
+
+def priority_tags(priority: int, limit: InstanceLimit | None) -> dict[str, str]:
+    """Return the tags of the priority that an instance is started with.
+
+    :param limit: the limit that it is started with; None: no limit.
+    :raises InputError: if the priority is not a whole number, is outside its range, or would order nothing.
+    """
+    if type(priority) is not int or abs(priority) > MOST_PRIORITY:
+        raise InputError(f"priority is {priority!r}; give a whole number from -{MOST_PRIORITY:,} to {MOST_PRIORITY:,}")
+    if priority > 0 and limit is None:
+        raise InputError(
+            f"priority is {priority}, but there is no limit: a priority above 0 orders the instances that wait for the "
+            "same limit. Give a limit too, or a priority below 0, with which an instance lets all others go first"
+        )
+    return {PRIORITY_TAG: str(priority)} if priority else {}
+
+
+def priority_of(tags: Mapping[str, str] | None) -> int:
+    """Return the priority that an instance was started with; 0 if it has none.
+
+    :param tags: the tags of the instance.
+    """
+    try:
+        given = int((tags or {}).get(PRIORITY_TAG, "0"))
+    except ValueError:
+        return 0
+    return max(-MOST_PRIORITY, min(MOST_PRIORITY, given))  # whoever starts an instance can give any tag
+
+
+def turn(tags: Mapping[str, str] | None, started: Timestamp) -> Timestamp:
+    """Return the time by which an instance takes its turn among those that wait for the same limit.
+
+    :param tags: the tags of the instance.
+    :param started: when it was started.
+    """
+    return started + timedelta(hours=-priority_of(tags))

@@ -29,7 +29,7 @@ from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import HubNames, InstanceState, StartPolicy
 from airflow_provider_taskhub.hub.partitions.administration import read_hub
-from airflow_provider_taskhub.instance_limit import InstanceLimit
+from airflow_provider_taskhub.instance_limit import InstanceLimit, priority_tags
 from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.settings import LeaseTimes, Settings
 from airflow_provider_taskhub.storage.connect import open_store
@@ -109,6 +109,7 @@ class Client:
         tags: Mapping[str, str] | None = None,
         start_at: datetime | None = None,
         limit: InstanceLimit | None = None,
+        priority: int = 0,
         policy: StartPolicy = StartPolicy.REFUSE,
     ) -> InstanceState:
         """Start an instance. When the call returns, the instance is stored, even if no worker is running.
@@ -122,11 +123,14 @@ class Client:
         :param start_at: the instance does not begin before this time. A time without a zone is UTC.
         :param limit: at most so many instances that are started with a limit of this name run at once in the hub. If so
             many run, the new instance stays Pending until its turn comes. None: the instance begins at once.
+        :param priority: among the instances that wait for the same limit, this one takes its turn as if it had been
+            started so many hours earlier; below 0: later. Below 0, the activities of the instance and of its children
+            also let all others go first. Nothing waits for ever.
         :param policy: what to do if an instance with this id exists: refuse the start, return the existing instance
             (``ATTACH``), or replace an instance that has ended.
         :returns: the state of the new instance; with ``ATTACH`` the state of the existing one, if there is one.
         :raises InstanceExists: if an instance with this id exists and the policy refuses the start.
-        :raises InputError: if the input, id, name, version, tags or time cannot be stored.
+        :raises InputError: if the input, id, name, version, tags or time cannot be stored, or the priority is wrong.
         """
         instance_id = uuid4().hex if instance_id is None else check_new_instance_id(instance_id)
         if not orchestrator:
@@ -137,7 +141,8 @@ class Client:
             if not isinstance(limit, InstanceLimit):
                 raise InputError(f"limit is {limit!r}: give an InstanceLimit(name='nightly', instances=2), or None")
             tags = {**(tags or {}), **limit.tags}
-        check_tags(tags or {}, f"orchestrator {orchestrator!r}")
+        tags = {**(tags or {}), **priority_tags(priority, limit)}
+        check_tags(tags, f"orchestrator {orchestrator!r}")
         if start_at is not None:
             check_time(Timestamp.from_datetime(start_at), f"start_at {start_at}")
         text = None if input is NO_INPUT else codec.dumps(input, what=f"input of orchestrator {orchestrator!r}")

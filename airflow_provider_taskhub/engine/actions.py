@@ -26,7 +26,7 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.engine.identity import action_id, child_execution_id
 from airflow_provider_taskhub.engine.trace_context import context_for_action, span_of
 from airflow_provider_taskhub.fast_dataclass import dataclass
-from airflow_provider_taskhub.tags import FIRE_AND_FORGET, LIMIT_TAG, PRIORITY_TAG, WATCH_TAG
+from airflow_provider_taskhub.tags import FIRE_AND_FORGET, LIMIT_TAG, WATCH_TAG
 
 MAX_HISTORY_INPUT = 1024
 """An input of at most this many characters is also stored in the history, for monitors. A longer input is only in the
@@ -35,7 +35,7 @@ TIMER = "timer"
 """The role (a word in an action's identity) of a timer that user code made. The timer's row does not store the role."""
 MAX_DEPTH = 200
 """How many instances may wait for one, each for its child. More are a recursion without an end."""
-_NOT_INHERITED = frozenset({FIRE_AND_FORGET, LIMIT_TAG, PRIORITY_TAG, WATCH_TAG})
+_NOT_INHERITED = frozenset({FIRE_AND_FORGET, LIMIT_TAG, WATCH_TAG})
 """Tags that a child does not inherit from its parent."""
 
 

@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from airflow_provider_taskhub.tags import DAG_TAG as DAG_TAG
 from airflow_provider_taskhub.tags import OWNER_TAG, WATCH_TAG
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.watches import Watch
 
-DAG_TAG = "airflow.dag_id"
 RUN_TAG = "airflow.run_id"
 TASK_TAG = "airflow.task_id"
 MAP_TAG = "airflow.map_index"

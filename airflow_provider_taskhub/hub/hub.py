@@ -7,7 +7,7 @@ them is in this module. The client and the workers use this module.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import field, replace
 from datetime import timedelta
 from secrets import token_hex
@@ -15,7 +15,7 @@ from secrets import token_hex
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.episode import Episode
-from airflow_provider_taskhub.engine.events import EventRaised, HistoryEvent, OrchestrationInstance
+from airflow_provider_taskhub.engine.events import EventRaised, HistoryEvent, OrchestrationInstance, TaskScheduled
 from airflow_provider_taskhub.engine.identity import run_name
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.fast_dataclass import dataclass
@@ -195,13 +195,16 @@ class Hub:
     # Methods that build a checkpoint:
 
     def outbound(
-        self, episode: Episode, claims: Callable[[str], tuple[int, timedelta]], queues: Mapping[str, str]
+        self,
+        episode: Episode,
+        claims: Callable[[str], tuple[int, timedelta]],
+        work_items: Callable[[Sequence[TaskScheduled]], Sequence[tuple[str, str | None]]],
     ) -> tuple[OutboundMessage, ...]:
         """Encode the messages that an episode sends.
 
         :param claims: returns, for the name of a queue, how many more messages this worker may hand over in memory, and
             for how long these messages are hidden from other workers.
-        :param queues: by the name of an activity, the queue of its work items, if it is not that of most activities.
+        :param work_items: see :class:`.Routing`.
         """
         routing = Routing(
             names=self.names,
@@ -209,7 +212,7 @@ class Hub:
             claims=claims,
             process=self.process,
             sequence=self.sequence,
-            queues=queues,
+            work_items=work_items,
         )
         return outbound_messages(episode, routing, self.clock.utc_now())
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final, Literal, Protocol, TypeAlias
 
@@ -29,6 +30,15 @@ FORMAT_VERSION = 1
 with a higher version."""
 CONTROLS = "Controls"
 """The end of the name of the table that says how many partitions a hub has. Each hub has one, and nothing else has."""
+
+LANES = 4
+"""Lanes of a kind of activities, without that of low priority. Callers are spread over them by a hash."""
+
+
+@lru_cache(maxsize=1024)
+def _digest(text: str) -> str:
+    """Return a short digest for the name of a queue, for which not every name of an activity or pool is allowed."""
+    return sha256(text.encode()).hexdigest()[:10]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,24 +112,41 @@ class HubNames:
     def limited(self, activity: str) -> str:
         """Return the name of the queue of an activity with a limit. The name has a digest, as not every name of an
         activity is allowed in the name of a queue."""
-        return self.limited_prefix + sha256(activity.encode()).hexdigest()[:10]
+        return self.limited_prefix + _digest(activity)
 
     @property
     def pool_prefix(self) -> str:
         return f"{self.hub.lower()}-pool-"
 
     def pool(self, pool: str, *, spark: bool) -> str:
-        """Return the name of the queue of the activities of a pool of workers.
+        """Return the name of the first queue of the activities of a pool of workers.
 
         :param spark: True: the queue of its Spark activities, which have slots of their own.
         """
         if pool == DEFAULT_POOL:
             return self.spark_work_items if spark else self.work_items
-        return self.pool_prefix + sha256(f"{'spark' if spark else 'plain'} {pool}".encode()).hexdigest()[:10]
+        return self.pool_prefix + _digest(f"{'spark' if spark else 'plain'} {pool}")
 
-    def pool_queues(self, pool: str) -> tuple[str, str]:
-        """Return the names of both queues of a pool of workers."""
-        return self.pool(pool, spark=False), self.pool(pool, spark=True)
+    @property
+    def lane_prefix(self) -> str:
+        return f"{self.hub.lower()}-lane-"
+
+    def lanes(self, pool: str, *, spark: bool) -> tuple[str, ...]:
+        """Return the names of the lanes of a pool of workers. The last lane is that of low priority.
+
+        A lane is a queue for the calls of those that have many calls already, so that the calls of others need not wait
+        behind them.
+        """
+        kind = "spark" if spark else "plain"
+        return tuple(self.lane_prefix + _digest(f"{kind} {number} {pool}") for number in range(LANES + 1))
+
+    def work_queues(self, pool: str, *, spark: bool) -> tuple[str, ...]:
+        """Return the names of all queues of one kind of activities of a pool: the first one, and the lanes."""
+        return self.pool(pool, spark=spark), *self.lanes(pool, spark=spark)
+
+    def pool_queues(self, pool: str) -> tuple[str, ...]:
+        """Return the names of all queues of a pool of workers."""
+        return *self.work_queues(pool, spark=False), *self.work_queues(pool, spark=True)
 
     @property
     def controls(self) -> str:

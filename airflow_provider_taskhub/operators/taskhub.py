@@ -323,6 +323,7 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
                 "start_at": time_text(self.start_at),
                 "input_types": self.input_types,
                 "limit": instance_limits.stored(self.instance_limit),
+                "priority": self.instance_priority,
             },
         )
 
@@ -330,6 +331,11 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
     def instance_limit(self) -> InstanceLimit | None:
         """The limit with which the instance is started; None: no limit."""
         return instance_limits.limit_of(self)
+
+    @property
+    def instance_priority(self) -> int:
+        """The priority with which the instance is started, unless its run belongs to a backfill."""
+        return instance_limits.priority_of(self)
 
     def execute_complete(
         self,

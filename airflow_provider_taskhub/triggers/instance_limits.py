@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -46,27 +45,34 @@ def limit_of(operator: Any) -> InstanceLimit | None:
     Airflow counts a task against ``max_active_tasks`` of its DAG only while a worker runs it, and a task that waits for
     an orchestration is deferred. So the hub counts the instances instead, if the DAG sets this number.
     """
-    priority = max(-MOST_PRIORITY, min(MOST_PRIORITY, operator.priority_weight - 1))
     if operator.max_active_instances is not None:
         name = operator.limit_name or _short(f"{operator.dag_id}:{operator.task_id}")  # no id contains a colon
-        return InstanceLimit(name=name, instances=operator.max_active_instances, priority=priority)
+        return InstanceLimit(name=name, instances=operator.max_active_instances)
     if not operator.has_dag():
         return None
     most = operator.dag.max_active_tasks
     if most == conf.getint("core", "max_active_tasks_per_dag") or not 1 <= most <= MOST:
         return None
-    return InstanceLimit(name=_short(f"DAG {operator.dag_id}"), instances=most, priority=priority)
+    return InstanceLimit(name=_short(f"DAG {operator.dag_id}"), instances=most)
 
 
-def of_run(limit: InstanceLimit | None, run_id: str, dag_run: Any) -> InstanceLimit | None:
-    """Return the limit of a task in a run of its DAG. A run of a backfill comes after all others.
+def priority_of(operator: Any) -> int:
+    """Return the priority with which an operator starts its instance: from its ``priority_weight``, 1 by default."""
+    weight: int = operator.priority_weight
+    return max(-MOST_PRIORITY, min(MOST_PRIORITY, weight - 1))
 
+
+def of_run(priority: int, limit: InstanceLimit | None, run_id: str, dag_run: Any) -> int:
+    """Return the priority of a task in a run of its DAG. A run of a backfill comes after all others.
+
+    :param priority: that of the task.
+    :param limit: its limit. Without one, no priority is above 0.
     :param dag_run: the run; None: Airflow has not given it, and its id decides.
     """
     kind = getattr(dag_run, "run_type", None) or run_id.partition("__")[0]
-    if limit is None or kind != "backfill":
-        return limit
-    return replace(limit, priority=max(-MOST_PRIORITY, limit.priority - BACKFILL))
+    if kind == "backfill":
+        priority = max(-MOST_PRIORITY, min(-1, priority - BACKFILL))
+    return priority if limit is not None else min(0, priority)
 
 
 def _short(name: str) -> str:
@@ -80,9 +86,9 @@ def stored(limit: InstanceLimit | None) -> list[Any] | None:
     """Return a limit as a trigger stores it."""
     if limit is None:
         return None
-    return [limit.name, limit.instances, *([limit.priority] if limit.priority else [])]
+    return [limit.name, limit.instances]
 
 
 def restored(limit: Sequence[Any] | None) -> InstanceLimit | None:
     """Return the limit that a trigger has stored."""
-    return None if limit is None else InstanceLimit(**dict(zip(("name", "instances", "priority"), limit, strict=False)))
+    return None if limit is None else InstanceLimit(name=limit[0], instances=limit[1])

@@ -51,6 +51,7 @@ def request_of(
         on_retry=on_retry,
         on_clear=on_clear,
         start_at=moment(arguments.start_at),
-        limit=of_run(arguments.instance_limit, task.run_id, context.get("dag_run")),
+        limit=arguments.instance_limit,
+        priority=of_run(arguments.instance_priority, arguments.instance_limit, task.run_id, context.get("dag_run")),
         waits=arguments.wait_for_completion,
     )

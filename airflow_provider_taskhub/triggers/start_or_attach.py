@@ -105,6 +105,7 @@ class StartRequest:
     :param on_clear: what the first try after a clear does with such an instance.
     :param start_at: the instance does not begin before this time; None: it begins at once.
     :param limit: how many instances with a limit of this name may run at once; None: no limit.
+    :param priority: see :meth:`.Client.start`.
     :param waits: False: the task ends when the instance is started. Then nothing may terminate the instance because the
         task has ended, so the instance gets no watch row.
     """
@@ -120,6 +121,7 @@ class StartRequest:
     on_clear: OnClear = OnClear.REWIND
     start_at: datetime | None = None
     limit: InstanceLimit | None = None
+    priority: int = 0
     waits: bool = True
 
 
@@ -405,6 +407,7 @@ async def _start(
         tags=tags,
         start_at=request.start_at,
         limit=request.limit,
+        priority=request.priority,
         policy=policy,
     )
 

@@ -20,7 +20,7 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ACTIVITY, NO_BACKLOG, ORCHESTRATOR, Service, Tenure, WorkerIdentity
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.queues.message_blobs import MessageBlobs
-from airflow_provider_taskhub.hub.queues.reader import WORK_EVENTS, ControlReader, Reader, ReaderContext
+from airflow_provider_taskhub.hub.queues.reader import ControlReader, ReaderContext
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.worker_pools import DEFAULT_POOL
@@ -31,12 +31,13 @@ from airflow_provider_taskhub.workers.activities.processor import Activities
 from airflow_provider_taskhub.workers.activities.recorded import RecordedActivities
 from airflow_provider_taskhub.workers.activities.responses import Responses
 from airflow_provider_taskhub.workers.activities.runner import Runner
-from airflow_provider_taskhub.workers.activities.slots import Slots
 from airflow_provider_taskhub.workers.activities.work_items import WorkItems
 from airflow_provider_taskhub.workers.activities.work_queues import WorkQueues, limits_of
+from airflow_provider_taskhub.workers.activities.work_readers import Source, WorkReaders
 from airflow_provider_taskhub.workers.demand import Demand
 from airflow_provider_taskhub.workers.dispatch import Dispatcher
 from airflow_provider_taskhub.workers.missing_functions import MissingFunctions
+from airflow_provider_taskhub.workers.orchestrations.call_lanes import CallLanes
 from airflow_provider_taskhub.workers.orchestrations.instance_limits import InstanceLimits
 from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstance
 from airflow_provider_taskhub.workers.orchestrations.processor import Orchestrations
@@ -64,17 +65,12 @@ def _close_at_once(instance_id: str, close: Callable[[], None]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lane:
-    """What runs the work items of one queue.
+class _Station:
+    """What runs the work items of one reader."""
 
-    :param limit: the limit of the activity that has the queue; None: the queue is that of all Spark activities of a
-        pool of workers, or of all others.
-    """
-
-    items: WorkItems
+    source: Source
     activities: Activities
     dispatcher: Dispatcher
-    limit: ActivityLimit | None
 
 
 class Backend:
@@ -112,30 +108,16 @@ class Backend:
         self.supervisor = Supervisor(hub.clock)
         self.message_blobs = MessageBlobs(hub.store, hub.names, hub.clock)
         self._registry, self._pools = registry, settings.pool_names
-        self._read_pools = {DEFAULT_POOL} & {*self._pools}
-        """The pools whose queues this worker reads: its own, as far as their queues exist, and perhaps ``default``."""
-        spark_slots = settings.spark_activities or settings.activities
-        self.work_items = self._work_items(hub.names.work_items, Slots(settings.activities, hub.clock), DEFAULT_POOL)
-        self.spark_items = self._work_items(hub.names.spark_work_items, Slots(spark_slots, hub.clock), DEFAULT_POOL)
-        self._limits = {
+        limits = {
             name: ActivityLimit(hub, limit, me=me, peers=peers, times=times, end_sessions=runner.end_sessions)
             for name, limit in limits_of(registry.activities).items()
             if registry.activities[name].pool in self._pools
         }
-        limited_items = {name: self._limited_items(limit, registry) for name, limit in self._limits.items()}
-        of_spark = (name for name, activity in registry.activities.items() if activity.spark)
-        self._work_queues = dict.fromkeys(of_spark, hub.names.spark_work_items)
-        """By the name of an activity, the queue of its work items, if it is not that of most activities."""
-        self._limited: dict[str, str] = {}
-        """The queues of activities with a limit, as far as they exist."""
-        self._items_of = {DEFAULT_POOL: (self.work_items, self.spark_items)} | {
-            pool: (self._pool_items(pool, spark=False), self._pool_items(pool, spark=True))
-            for pool in self._pools
-            if pool != DEFAULT_POOL
-        }
-        """By pool of this worker, and ``default``, the work items of its queues of plain and of Spark activities."""
+        self.readers = WorkReaders(
+            hub, registry, self._pools, limits, context=self._reader_context(), settings=settings
+        )
         self.queues = LocalQueues(
-            (self.work_items, self.spark_items),
+            (self.readers.plain, self.readers.spark),
             takes_work=ACTIVITY in self.roles and DEFAULT_POOL in self._pools,
             settings=settings,
             clock=hub.clock,
@@ -158,12 +140,13 @@ class Backend:
             self._pools,
             peers.live,
             self.absences,
-            limit_made=self._limited_made,
-            pool_made=self._pool_made,
-            default_served=self._default_served,
+            limit_made=self.readers.limit_made,
+            pool_made=self.readers.pool_made,
+            default_served=self.readers.default_served,
             look=instance_limits.look,
             visibility=times.visibility,
         )
+        self.calls = CallLanes(hub.names, hub.info.partitions, self.readers.queues, self.readers.lanes)
         self.processor = Orchestrations(
             hub=hub,
             registry=registry,
@@ -173,7 +156,7 @@ class Backend:
             demand=self.demand,
             limits=instance_limits,
             kept_generations=settings.kept_generations,
-            work_queues=self._work_queues,
+            calls=self.calls,
         )
         self.orchestrations = Dispatcher("orchestrations", self.processor, settings.orchestrations)
 
@@ -203,105 +186,24 @@ class Backend:
                 responses=responses,
                 recorded=recorded,
                 absences=self.absences,
-                limited=self._limited if limit is None else None,
+                limited=self.readers.limited if limit is None else None,
                 pools=self._pools,
                 spark=spark,
             )
 
-        # Light work never waits behind Spark: each kind has its own queue, slots and dispatcher.
-        # Calls of a pool, or of an activity with a limit, wait in their own queue, and share the slots of their kind.
-        lanes: list[tuple[str, WorkItems, ActivityLimit | None, bool]] = []
-        for pool, (plain, spark) in self._items_of.items():
-            of_pool = "" if pool == DEFAULT_POOL else f" of pool {pool}"
-            lanes += [
-                (f"activities{of_pool}", plain, None, False),
-                (f"spark activities{of_pool}", spark, None, True),
-            ]
-        for name, items in limited_items.items():
-            lanes.append((f"activities {name}", items, self._limits[name], registry.activities[name].spark))
-        self._lanes = tuple(
-            _Lane(
-                items,
-                work := activities(items, limit, spark=is_spark),
-                Dispatcher(name, work, items.slots.limit + SETTLING),
-                limit,
+        self._stations = tuple(
+            _Station(
+                source,
+                work := activities(source.items, source.limit, spark=source.spark),
+                Dispatcher(source.name, work, source.items.slots.limit + SETTLING),
             )
-            for name, items, limit, is_spark in lanes
+            for source in self.readers
         )
 
     @property
     def running(self) -> int:
         """The number of activities that run in this worker."""
-        return self.work_items.slots.busy + self.spark_items.slots.busy
-
-    def _work_items(self, queue: str, slots: Slots, pool: str) -> WorkItems:
-        """Return the work items of a queue, which belong to a pool of workers."""
-
-        def room() -> int:
-            return slots.room if pool in self._read_pools and not reader.stopping else 0
-
-        reader = Reader(
-            self._reader_context(),
-            queue=queue,
-            carries=WORK_EVENTS,
-            runs=lambda held: self._runs(getattr(held.message.event, "name", "")),
-            room=room,
-            deliver=slots.put,
-        )
-        return WorkItems(reader, slots)
-
-    def _runs(self, activity: str) -> bool:
-        """Return True if this worker has an activity, and belongs to its pool."""
-        definition = self._registry.activities.get(activity)
-        return definition is not None and definition.pool in self._pools
-
-    def _pool_items(self, pool: str, *, spark: bool) -> WorkItems:
-        """Return the work items of a pool other than ``default``. They share the slots of their kind."""
-        kind = self.spark_items if spark else self.work_items
-        slots = Slots(kind.slots.limit, self.hub.clock, shared=kind.slots)
-        return self._work_items(self.hub.names.pool(pool, spark=spark), slots, pool)
-
-    def _default_served(self, served: bool) -> None:
-        """Read the queues of the pool ``default``, to which this worker does not belong, if it has no live worker."""
-        if served == (DEFAULT_POOL in self._read_pools):
-            self._read_pools ^= {DEFAULT_POOL}
-            for items in (self.work_items, self.spark_items):
-                items.reader.freed()
-
-    def _pool_made(self, pool: str) -> None:
-        """Use the queues of a pool, which now exist."""
-        for name, one in self._registry.activities.items():
-            if one.pool == pool and name not in self._limited:
-                self._work_queues[name] = self.hub.names.pool(pool, spark=one.spark)
-        if pool in self._pools:
-            self._read_pools.add(pool)
-            for items in self._items_of[pool]:
-                items.reader.freed()
-
-    def _limited_made(self, activity: str, queue: str) -> None:
-        """Use the queue of an activity with a limit, which now exists."""
-        self._work_queues[activity] = self._limited[activity] = queue
-        if activity in self._limits:
-            self._limits[activity].open()
-
-    def _limited_items(self, limit: ActivityLimit, registry: Registry) -> WorkItems:
-        """Return the work items of an activity with a limit. They share the slots of their kind."""
-        name = limit.limit.name
-        kind = self.spark_items if registry.activities[name].spark else self.work_items
-        slots = Slots(kind.slots.limit, self.hub.clock, shared=kind.slots)
-
-        def deliver(held: Delivery) -> None:
-            limit.expect(held)
-            slots.put(held)
-
-        reader = Reader(
-            self._reader_context(),
-            queue=self.hub.names.limited(name),
-            carries=WORK_EVENTS,
-            room=lambda: 0 if reader.stopping else min(slots.room, limit.room(reader)),
-            deliver=deliver,
-        )
-        return WorkItems(reader, slots)
+        return self.readers.running
 
     def _reader_context(self) -> ReaderContext:
         """Return what all readers of this worker share."""
@@ -344,14 +246,14 @@ class Backend:
             self.supervisor.keep("backlog", self._watch_backlog)
             self.supervisor.keep("waiting events", self._end_waits)
         if ACTIVITY in self.roles:
-            for lane in self._lanes:
-                name, reader = lane.dispatcher.name, lane.items.reader
-                self.supervisor.keep(name, lane.dispatcher.run)
-                self.supervisor.keep(f"overdue {name}", lane.items.return_overdue)
-                self.supervisor.keep(f"unrecorded {name}", lane.activities.watch)
-                self.supervisor.keep(reader.queue, reader.run)
-                if lane.limit is not None:
-                    self.supervisor.keep(f"limit {name}", partial(lane.limit.run, reader.freed))
+            for station in self._stations:
+                name, items, limit = station.source.name, station.source.items, station.source.limit
+                self.supervisor.keep(name, station.dispatcher.run)
+                self.supervisor.keep(f"overdue {name}", items.return_overdue)
+                self.supervisor.keep(f"unrecorded {name}", station.activities.watch)
+                self.supervisor.keep(items.reader.name, items.reader.run)
+                if limit is not None:
+                    self.supervisor.keep(f"limit {name}", partial(limit.run, items.reader.freed))
         self.supervisor.keep("queues of work items", self._queues_of_work.run)
 
     async def drain(self, timeout: float) -> None:
@@ -361,20 +263,20 @@ class Backend:
         """
         self.draining = True
         if ACTIVITY in self.roles:
-            await asyncio.gather(*(self._drain(lane, timeout) for lane in self._lanes))
+            await asyncio.gather(*(self._drain(station, timeout) for station in self._stations))
 
-    async def _drain(self, lane: _Lane, timeout: float) -> None:
-        await lane.items.reader.stop()
-        self.supervisor.end(lane.dispatcher.name)
-        await lane.items.return_waiting()
-        await lane.dispatcher.drain(timeout)
+    async def _drain(self, station: _Station, timeout: float) -> None:
+        await station.source.items.reader.stop()
+        self.supervisor.end(station.dispatcher.name)
+        await station.source.items.return_waiting()
+        await station.dispatcher.drain(timeout)
 
     async def stop(self) -> None:
         """End all loops. Call this method after the partitions were given up."""
         self.processor.stopping = True
         await self.orchestrations.drain(1.0)
-        for lane in self._lanes:
-            await lane.dispatcher.drain(1.0)
+        for station in self._stations:
+            await station.dispatcher.drain(1.0)
         await self.supervisor.close(STOP_PATIENCE)
 
     # partitions (the methods of TenureListener, called on this event loop)
@@ -409,7 +311,7 @@ class Backend:
         if reader is None or reader.tenure is not tenure:
             return
         self.queues.remove(reader)
-        self.demand.end(tenure.partition)
+        self._forget(tenure.partition)
         reader.stopping = True
         left = self.sessions.close(reader)
         self.supervisor.end(tenure.queue)
@@ -431,9 +333,13 @@ class Backend:
             await reader.give_back(reader.held())
         finally:  # other workers must get the partition even after an error
             if self.queues.remove(reader):
-                self.demand.end(reader.tenure.partition)
+                self._forget(reader.tenure.partition)
                 self.supervisor.end(reader.queue)
             reader.tenure.drained()
+
+    def _forget(self, partition: int) -> None:
+        self.demand.end(partition)
+        self.calls.lost(partition)
 
     # deliveries, quarantine and idle sessions
 

@@ -50,7 +50,7 @@ from airflow_provider_taskhub.hub.model import (
 from airflow_provider_taskhub.hub.queues.quarantine import Quarantined
 from airflow_provider_taskhub.hub.waiting.reasons import Snapshot, Why, unwatched, why
 from airflow_provider_taskhub.hub.watches import Watch
-from airflow_provider_taskhub.instance_limit import InstanceLimit
+from airflow_provider_taskhub.instance_limit import InstanceLimit, priority_tags
 from airflow_provider_taskhub.lineage import NO_LINEAGE, Lineage
 from airflow_provider_taskhub.no_input import NO_INPUT
 
@@ -248,6 +248,7 @@ class FakeClient(Fake):
         tags: Mapping[str, str] | None = None,
         start_at: datetime | None = None,
         limit: InstanceLimit | None = None,
+        priority: int = 0,
         policy: StartPolicy = StartPolicy.REFUSE,
     ) -> InstanceState:
         hub = self._count("start")
@@ -263,7 +264,7 @@ class FakeClient(Fake):
             name=orchestrator,
             input=None if input is NO_INPUT else dumps(input),
             version=version,
-            tags={**(tags or {}), **(limit.tags if limit is not None else {})},
+            tags={**(tags or {}), **(limit.tags if limit is not None else {}), **priority_tags(priority, limit)},
             scheduled_start=Timestamp.from_datetime(start_at) if start_at else None,
         )
 

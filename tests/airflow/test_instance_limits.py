@@ -9,7 +9,7 @@ import pytest
 from airflow.sdk import DAG
 from airflow.utils.types import DagRunType
 
-from airflow_provider_taskhub.instance_limit import InstanceLimit
+from airflow_provider_taskhub.instance_limit import InstanceLimit, priority_of
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
 from airflow_provider_taskhub.triggers import instance_limits
 from airflow_provider_taskhub.triggers.start import TaskHubStartTrigger
@@ -31,9 +31,6 @@ def made(dag: dict[str, Any] | None = None, **arguments: Any) -> TaskHubOperator
         ({}, {}, None),
         ({}, {"max_active_instances": 2}, ("flights:load", 2)),
         ({}, {"max_active_instances": 2, "limit_name": "warehouse"}, ("warehouse", 2)),
-        ({}, {"max_active_instances": 2, "priority_weight": 5}, ("flights:load", 2, 4)),
-        ({"max_active_tasks": 3}, {"priority_weight": -1}, ("DAG flights", 3, -2)),
-        ({"max_active_tasks": 3}, {"priority_weight": 10**9}, ("DAG flights", 3, 100_000)),
         ({"max_active_tasks": 3}, {}, ("DAG flights", 3)),
         ({"max_active_tasks": 16}, {}, None),
         ({"max_active_tasks": 0}, {}, None),
@@ -44,14 +41,18 @@ def made(dag: dict[str, Any] | None = None, **arguments: Any) -> TaskHubOperator
 )
 def test_which_limit_a_task_has(dag: dict[str, Any], arguments: dict[str, Any], limit: tuple[Any, ...] | None) -> None:
     operator = made(dag, **arguments)
-    expected = None
-    if limit is not None:
-        name, instances, priority = (*limit, 0)[:3]
-        expected = InstanceLimit(name=name, instances=instances, priority=priority)
+    expected = None if limit is None else InstanceLimit(name=limit[0], instances=limit[1])
     assert operator.instance_limit == expected
     given = operator.start_trigger_args.trigger_kwargs["limit"]
     assert given == (None if limit is None else [*limit]), "the triggerer starts the task with the same limit"
     assert instance_limits.restored(given) == expected
+
+
+@pytest.mark.parametrize(("weight", "priority"), [(1, 0), (5, 4), (-1, -2), (10**9, 100_000), (-(10**9), -100_000)])
+def test_the_weight_of_a_task_is_its_priority(weight: int, priority: int) -> None:
+    operator = made({}, priority_weight=weight)
+    assert operator.instance_priority == priority
+    assert operator.start_trigger_args.trigger_kwargs["priority"] == priority
 
 
 def test_all_rows_of_a_mapped_task_share_the_limit() -> None:
@@ -82,17 +83,17 @@ def test_the_trigger_starts_the_instance_with_the_limit(hub: FakeHub, airflow: A
     ],
 )
 def test_a_run_of_a_backfill_comes_after_the_others(run_id: str, run_type: str | None, priority: int) -> None:
-    limit = InstanceLimit(name="nightly", instances=2, priority=2)
     dag_run = None if run_type is None else SimpleNamespace(run_type=DagRunType(run_type))
-    found = instance_limits.of_run(limit, run_id, dag_run)
-    assert found == InstanceLimit(name="nightly", instances=2, priority=priority)
-    assert found is not None
-    assert InstanceLimit.of(found.tags) == found
-    assert instance_limits.of_run(None, run_id, dag_run) is None
+    assert instance_limits.of_run(2, InstanceLimit(name="nightly", instances=2), run_id, dag_run) == priority
+    without = min(0, priority)  # a priority above 0 orders only those that wait for a limit
+    assert instance_limits.of_run(2, None, run_id, dag_run) == without
 
 
-def test_a_task_of_a_backfill_is_started_with_the_lower_priority(make_task: Any, hub: FakeHub) -> None:
+@pytest.mark.parametrize("arguments", [{}, {"max_active_instances": 2, "limit_name": "nightly"}])
+def test_a_task_of_a_backfill_is_started_with_the_lower_priority(
+    make_task: Any, hub: FakeHub, arguments: dict[str, Any]
+) -> None:
     run_id = DagRunType.BACKFILL_JOB.generate_run_id(suffix="2013-12-01")
-    make_task(max_active_instances=2, limit_name="nightly").start(Ti(run_id=run_id))
+    make_task(**arguments).start(Ti(run_id=run_id))
     (state,) = hub.instances.values()
-    assert InstanceLimit.of(state.tags) == InstanceLimit(name="nightly", instances=2, priority=-1000)
+    assert priority_of(state.tags) == -1000

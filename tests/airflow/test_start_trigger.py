@@ -187,6 +187,7 @@ def test_serialises_to_plain_values_and_back() -> None:
         "start_at": "2027-01-01",
         "input_types": {"": "int"},
         "limit": ["warehouse", 2],
+        "priority": 4,
         "end_from_trigger": False,
         "fail_from_trigger": False,
         "push_output": False,

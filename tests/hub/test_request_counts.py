@@ -21,6 +21,7 @@ from airflow_provider_taskhub.storage.primitives import Compare
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.tags import WATCH_TAG
 from airflow_provider_taskhub.virtual_time import START, VirtualClock, run
+from airflow_provider_taskhub.workers.orchestrations.call_lanes import OF_CALLER
 from tests.hub.in_process_worker import House, house
 
 RECEIVES = "queue.receive"
@@ -246,8 +247,9 @@ def test_an_activity_of_a_fan_out_is_two_queue_operations_and_two_history_rows(k
     transactions = spent.pop("table.batch")
     # beside the activities' work items: the start's message; the row as it starts and as it ends
     put, deleted = spent.pop("queue.put"), spent.pop("queue.delete")
-    # what found no slot at once comes through the queue: one look at the instance lets all of it begin
-    assert spent == {"table.insert": 1, "table.update": 2, "table.get": 1}
+    # what found no slot at once comes through the queue, or through a lane: one look at the instance for each of them
+    # lets all of it begin
+    assert spent == {"table.insert": 1, "table.update": 2, "table.get": 1 if width <= OF_CALLER else 2}
     assert put == deleted == width + 1
     episodes = rows["OrchestratorStarted"]
     assert rows == {
@@ -306,9 +308,10 @@ def test_an_orchestrator_that_idled_is_replayed_once_and_then_lives_again(kind: 
     assert found == [*alive, (1, 0, 8, 7), (1, 0, 9, 7), (1, 0, 10, 7)]
 
 
-def test_an_idle_minute_costs_two_receives_a_queue_and_a_tenth_of_a_query() -> None:
-    """The floor of the back-off: each of six queues is asked every 30 s. The query looks for activities with a limit
-    whose queue nobody reads."""
+def test_an_idle_minute_costs_two_receives_a_queue_one_a_lane_and_a_tenth_of_a_query() -> None:
+    """The floor of the back-off: each of six queues is asked every 30 s, four lanes every 60 s, the lane of low
+    priority every 30 s, and the five for Spark, of which the app has none, every 600 s. The query looks for activities
+    with a limit whose queue nobody reads."""
 
     async def play(hub: House, clock: VirtualClock) -> tuple[Counter[str], float]:
         await ended(hub, clock, "chain", 1)
@@ -318,7 +321,7 @@ def test_an_idle_minute_costs_two_receives_a_queue_and_a_tenth_of_a_query() -> N
         return hub.client.hub.store.requests - before, 20.0
 
     spent, minutes = in_virtual_time("as Azure", play, Book(), lease=AZURE_LEASE)
-    assert spent == {RECEIVES: 6 * 2 * minutes, "table.query": minutes / 10}
+    assert spent == {RECEIVES: (6 * 2 + 4 + 2 + 0.5) * minutes, "table.query": minutes / 10}
 
 
 @pytest.mark.parametrize("kind", STORES)

@@ -255,8 +255,8 @@ def test_a_higher_priority_comes_first_and_a_lower_one_does_not_wait_for_ever() 
             await world.join("one")
 
             async def start(name: str, priority: int) -> None:
-                limit = InstanceLimit(name="nightly", instances=1, priority=priority)
-                await world.client.start("load", 600.0, instance_id=name, limit=limit)
+                limit = InstanceLimit(name="nightly", instances=1)
+                await world.client.start("load", 600.0, instance_id=name, limit=limit, priority=priority)
                 await world.clock.sleep(1)
 
             await start("runs", 0)
@@ -287,8 +287,8 @@ def test_who_has_ended_while_waiting_is_not_before_the_others() -> None:
                 await world.clock.sleep(1)
             for name in ("i01", "i02"):
                 await world.client.terminate(name, "not needed", wait=True)
-            later = InstanceLimit(name="nightly", instances=1, priority=-1)
-            await world.client.start("load", 1.0, instance_id="i01", limit=later, policy=StartPolicy.REPLACE_FINISHED)
+            again = StartPolicy.REPLACE_FINISHED
+            await world.client.start("load", 1.0, instance_id="i01", limit=one, priority=-1, policy=again)
             await world.clock.sleep(2)
             turns = [(await world.client.instance(name).waiting())[0].turn for name in ("i03", "i04", "i01")]
             assert turns == [0, 1, 2]
@@ -330,8 +330,7 @@ def test_a_rewound_instance_of_a_low_priority_does_not_come_before_the_others() 
         async with World(gate.app) as world:
             await world.join("one")
             one = InstanceLimit(name="nightly", instances=1)
-            low = InstanceLimit(name="nightly", instances=1, priority=-1000)
-            await world.client.start("load", 1.0, instance_id="back", limit=low)
+            await world.client.start("load", 1.0, instance_id="back", limit=one, priority=-1000)
             assert (await world.wait("back")).status is Status.FAILED
             for name in ("a", "b", "c"):
                 await world.client.start("load", 30.0, instance_id=name, limit=one)

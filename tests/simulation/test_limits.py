@@ -341,7 +341,7 @@ def test_a_moved_call_has_been_delivered_as_often_as_before() -> None:
 
 
 def _held(machine: Any) -> list[Any]:
-    return [held for lane in machine.backend._lanes for held in lane.items.reader.held()]
+    return [held for source in machine.backend.readers for held in source.items.reader.held()]
 
 
 @pytest.mark.parametrize("proves", [True, False], ids=["proven dead", "silent"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
+import pytest
+
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.cli.instances.attempts import waiting_again
 from airflow_provider_taskhub.hub.model import RecordState
@@ -26,6 +28,7 @@ async def naps(ctx: OrchestrationContext, count: int) -> int:
     return len(await ctx.when_all([ctx.call_activity(nap, number) for number in range(count)]))
 
 
+@pytest.mark.rows("D81")
 def test_attempts_of_a_dead_worker_end_when_it_was_last_heard_of_and_wait_for_a_slot() -> None:
     async def main() -> None:
         async with World(app, place=WHOLE, partitions=1) as world:

@@ -631,7 +631,7 @@ def _state(write: Transact) -> object:
     return write.rows[0].entity.properties.get("State")
 
 
-@pytest.mark.rows("K27", "K39")
+@pytest.mark.rows("K27", "K39", "D82")
 @pytest.mark.parametrize("fault", [unsent, lost, throttled], ids=lambda fault: fault.__name__)
 @pytest.mark.parametrize("state", ["running", "completed"])
 def test_a_record_whose_write_is_not_answered_costs_neither_a_second_run_nor_a_wait(state: str, fault: Any) -> None:

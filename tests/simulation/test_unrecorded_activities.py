@@ -306,7 +306,7 @@ def test_quick_activities_are_taken_ahead_and_slow_ones_left_to_others() -> None
             first = await hub.join("first")
             await hub.client.start("fan", {"width": 40, "seconds": 0.0}, instance_id="quick")
             await hub.wait("quick")
-            slots = first.backend.work_items.slots
+            slots = first.backend.readers.plain.slots
             ahead = slots.free
             await hub.client.start("fan", {"width": 12, "seconds": 5.0}, instance_id="slow")
             await asyncio.sleep(3)
@@ -399,7 +399,7 @@ def test_more_slots_than_one_receive_can_fill(slots: int) -> None:
             await hub.client.start("fan", {"width": 150, "seconds": 600.0}, instance_id="one")
             worker = await hub.join("worker", roles=["activity"])
             await hub.clock.sleep(60.0)
-            return worker.backend.work_items.slots.busy, hub.defects()
+            return worker.backend.readers.plain.slots.busy, hub.defects()
 
     assert simulate(play) == (slots, [])
     assert len(book.begun) == slots

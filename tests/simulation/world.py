@@ -561,7 +561,8 @@ class World:
         """Messages in the hub's queues, invisible ones included."""
         names = self.client.hub.names
         queues = [names.control(number) for number in range(self.settings.partitions)]
-        return sum([await self.store.count(queue) for queue in (*queues, names.work_items)])
+        lanes = await self.store.list_queues(names.lane_prefix)
+        return sum([await self.store.count(queue) for queue in (*queues, names.work_items, *lanes)])
 
     async def settle(self, limit: timedelta = QUIET) -> None:
         """Until no queue holds anything: what is processed is deleted, duplicates included."""

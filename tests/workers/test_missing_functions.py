@@ -170,7 +170,7 @@ def test_a_time_in_which_nobody_could_look_proves_nothing() -> None:
     assert after is not None
 
 
-@pytest.mark.rows("K43")
+@pytest.mark.rows("K43", "D83")
 def test_what_another_worker_could_run_comes_back_soon() -> None:
     async def drive(absences: MissingFunctions, clock: VirtualClock) -> Any:
         await asking(absences, clock, 10.0)

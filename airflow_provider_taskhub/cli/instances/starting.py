@@ -54,7 +54,10 @@ def start(
     ] = None,
     priority: Annotated[
         int,
-        typer.Option(help="With --limit: take the turn as if started so many hours earlier; below 0: later."),
+        typer.Option(
+            help="With --limit: take the turn as if started so many hours earlier; below 0: later. Below 0 its "
+            "activities also let those of other instances go first."
+        ),
     ] = 0,
     policy: Annotated[
         StartPolicy,
@@ -82,7 +85,8 @@ def start(
             version=version,
             tags=tags_of(tag),
             start_at=moment_of(at, "--at"),
-            limit=_limit_of(limit, priority),
+            limit=_limit_of(limit),
+            priority=priority,
             policy=policy,
         )
         if state.name != orchestrator:
@@ -97,15 +101,13 @@ def start(
     finish(with_client(hub, work), json=json, ended=wait)
 
 
-def _limit_of(text: str | None, priority: int) -> InstanceLimit | None:
+def _limit_of(text: str | None) -> InstanceLimit | None:
     if text is None:
-        if priority:
-            raise typer.BadParameter("give a limit too, such as --limit nightly=2", param_hint="--priority")
         return None
     name, _, number = text.rpartition("=")
     if not (name and number.isascii() and number.isdigit()):
         raise typer.BadParameter(f"--limit {text!r} is not of the form NAME=NUMBER")
-    return InstanceLimit(name=name, instances=int(number), priority=priority)
+    return InstanceLimit(name=name, instances=int(number))
 
 
 def wait(

@@ -53,6 +53,8 @@ AFTER = "TaskHubAfter"
 """Member that DurableTask does not have: see ``Envelope.after``."""
 PLACE = "TaskHubPlace"
 """Member that DurableTask does not have: see ``Envelope.place``."""
+MORE = "TaskHubMore"
+"""Member that DurableTask does not have: see ``Envelope.more``."""
 
 _DATA = "DurableTask.AzureStorage.MessageData"
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -91,7 +93,7 @@ class TaskMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """A message as it stands in a queue: DurableTask's class MessageData. DurableTask does not have the last five
+    """A message as it stands in a queue: DurableTask's class MessageData. DurableTask does not have the last six
     fields.
 
     :param activity_id: a random id, or the identity of the action that the message carries out.
@@ -112,6 +114,7 @@ class Envelope:
         sends before it. The receiver takes that one first. None: there is no such event.
     :param place: place of the message in its queue, as the worker saw it that first received the message
         (``Delivery.place``). None: no worker has given the message back to the queue.
+    :param more: of a call of an activity: the lane into which the same checkpoint has put further calls; None: no lane.
     """
 
     activity_id: UUID
@@ -126,6 +129,7 @@ class Envelope:
     waiting_since: Timestamp | None = None
     after: int | None = None
     place: int | None = None
+    more: str | None = None
 
 
 # --- writing ------------------------------------------------------------------------------------------------------
@@ -164,6 +168,8 @@ def _data(envelope: Envelope) -> dict[str, Any]:
         data[AFTER] = envelope.after
     if envelope.place is not None:
         data[PLACE] = envelope.place
+    if envelope.more is not None:
+        data[MORE] = envelope.more
     return data
 
 
@@ -392,6 +398,7 @@ def _read_data(data: JsonObject) -> Envelope:
         waiting_since=waiting_since,
         after=_read_count(data, AFTER) or None,
         place=place,
+        more=data.get(MORE, Kind.TEXT),
     )
 
 

@@ -38,7 +38,7 @@ class WaitingInstance:
     :param instance: the instance, with its execution id.
     :param text: the message that lets it begin or go on, as it stands in a queue.
     :param since: when its start was put into the queue, by the clock of the store, or its time if it was scheduled for
-        later; moved by its priority (:meth:`.InstanceLimit.turn`). Of a rewound instance :data:`REWOUND`, or with a
+        later; moved by its priority (:func:`.instance_limit.turn`). Of a rewound instance :data:`REWOUND`, or with a
         priority below 0 when its message was put, moved likewise.
     :param again: whether it was rewound.
     :param etag: the ETag of its row; None: it has none yet.

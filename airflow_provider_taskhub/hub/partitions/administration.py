@@ -180,6 +180,7 @@ async def delete_hub(
         *(name for name, _ in await _control_queues(store, names)),
         *await store.list_queues(names.limited_prefix),
         *await store.list_queues(names.pool_prefix),
+        *await store.list_queues(names.lane_prefix),
         names.work_items,
         names.spark_work_items,
     ]:

@@ -6,7 +6,7 @@ docs/concepts/checkpoint.md says in which order the messages are put.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID, uuid4
 
@@ -84,8 +84,7 @@ class Routing:
         visibility timeout of such a claim.
     :param process: id of this process.
     :param sequence: returns the next sequence number of this process.
-    :param queues: by the name of an activity, the queue of its work items, as far as this worker knows that it is not
-        the queue of most activities.
+    :param work_items: returns for each call of an activity its queue, and see ``Envelope.more``.
     """
 
     names: HubNames
@@ -93,11 +92,7 @@ class Routing:
     claims: Callable[[str], tuple[int, timedelta]]
     process: str
     sequence: Callable[[], int]
-    queues: Mapping[str, str] = field(default_factory=dict)
-
-    def work_items(self, activity: str) -> str:
-        """Return the queue of an activity. :param activity: its name."""
-        return self.queues.get(activity, self.names.work_items)
+    work_items: Callable[[Sequence[TaskScheduled]], Sequence[tuple[str, str | None]]]
 
 
 def _delay(event: HistoryEvent, now: Timestamp) -> timedelta:
@@ -128,6 +123,7 @@ def outbound_message(
     context_tags: Mapping[str, str] | None = None,
     claim: timedelta | None = None,
     after: int | None = None,
+    more: str | None = None,
 ) -> OutboundMessage:
     """Make one message. Move its payload to a blob if the payload is too large for a queue message.
 
@@ -141,6 +137,7 @@ def outbound_message(
     :param context_tags: tags of the sending instance. None: no tags.
     :param claim: see :class:`OutboundMessage`.
     :param after: see ``Envelope.after``.
+    :param more: see ``Envelope.more``.
     """
     delay = _delay(event, now)
     if delay:
@@ -155,6 +152,7 @@ def outbound_message(
         sender=sender,
         deliveries=1 if claim else 0,
         after=after,
+        more=more,
     )
     text, blob = spill(envelope, names.large_messages)
     return OutboundMessage(
@@ -172,12 +170,13 @@ def outbound_messages(episode: Episode, routing: Routing, now: Timestamp) -> tup
     room: dict[str, int] = {}
     last: dict[str, int] = {}
     found: list[OutboundMessage] = []
+    calls = iter(routing.work_items([one.event for one in episode.outbound if isinstance(one.event, TaskScheduled)]))
     for outbound in episode.outbound:
         event = outbound.event
         if isinstance(event, TaskScheduled):
-            queue = routing.work_items(event.name)
+            queue, more = next(calls)
         else:
-            queue = routing.control(outbound.target.instance_id)
+            queue, more = routing.control(outbound.target.instance_id), None
         limit, claim = routing.claims(queue)
         number, after = routing.sequence(), None
         if isinstance(event, EventRaised):  # a store may put the messages of one checkpoint in any order
@@ -197,6 +196,7 @@ def outbound_messages(episode: Episode, routing: Routing, now: Timestamp) -> tup
             context_tags=outbound.context_tags,
             claim=claim if room.setdefault(queue, limit) > 0 else None,
             after=after,
+            more=more,
         )
         if made.claim is not None:
             room[queue] -= 1

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -131,6 +131,7 @@ class Reader:
     :param deliver: called with each new message. It is not called if a message is received again while this reader
         still holds it: then only the pop receipt is replaced.
     :param check: called before each receive. It raises ``LeaseLost`` if this worker must not read the queue any more.
+    :param polled: called after each receive that the store has answered.
     :param runs: returns whether this worker can run a message. A receive that brings only messages that this worker
         cannot run does not shorten the pause between polls. Otherwise this worker would receive these messages again
         and again, and a worker that can run them would never receive them.
@@ -145,16 +146,17 @@ class Reader:
         room: Callable[[], int],
         deliver: Callable[[Delivery], None],
         check: Callable[[], None] = lambda: None,
+        polled: Callable[[], None] = lambda: None,
         runs: Callable[[Delivery], bool] = lambda held: True,
     ) -> None:
         store, clock, visibility = context.store, context.clock, context.visibility
-        self.queue = queue
+        self.queue = self.name = queue
         self._supervisor = context.supervisor or Supervisor(clock)
         self._carries = carries
         self.stopping = False
         self._store, self._names, self._clock = store, context.names, clock
         self.visibility = visibility
-        self._room, self._deliver, self._check, self._runs = room, deliver, check, runs
+        self._room, self._deliver, self._check, self._runs, self._polled = room, deliver, check, runs, polled
         self._count, self._deleted = context.quarantined, context.deleted
         self._renewer = VisibilityRenewer(store, clock, visibility)
         self._last_place = 0
@@ -174,6 +176,8 @@ class Reader:
         """Whether the store has refused the last receive."""
         self._waiting: float | None = None
         """Monotonic time since which the reader has not received because there is no room. None: there was room."""
+        self.emptied: float | None = None
+        """Monotonic time at which the last receive was sent, if the queue had no more messages then. None: it had."""
         self.signalled = False
         """Whether a wake-up of the store announced the newest messages. False: the reader found them by polling."""
 
@@ -347,9 +351,9 @@ class Reader:
         An error of the store does not end the polling. If another error ends this method, the caller can call it again:
         the reader still has its messages.
         """
-        renewing = self._supervisor.keep(f"renew {self.queue}", self._renewer.run)
+        renewing = self._supervisor.keep(f"renew {self.name}", self._renewer.run)
         prepared = False
-        outage = Outage(log.bind(queue=self.queue), "receive_failed", self._clock.monotonic)
+        outage = Outage(log.bind(queue=self.name), "receive_failed", self._clock.monotonic)
         self._stopped.clear()
         try:
             while not self.stopping:
@@ -400,6 +404,8 @@ class Reader:
         self.last_poll, self.refused = sent, False
         if len(messages) < asked or (self._waiting is not None and sent - self._waiting >= 2 * STARVED_AFTER):
             self._waiting = None
+        self.emptied = sent if len(messages) < asked else None
+        self._polled()
         if not messages:
             await self._wait()
             return
@@ -436,18 +442,23 @@ class Reader:
     async def _wait(self) -> None:
         """Wait until the back-off is over, the store announces a new message, or :meth:`wake` is called."""
         self.signalled = False
-        if self._woken:
-            return
+        if not self._woken and await self._arrival([self.queue], self._backoff.next(self._draw)):
+            self._backoff.received()
+
+    async def _arrival(self, queues: Sequence[str], seconds: float) -> bool:
+        """Wait until the store announces a new message in a queue, the time is over, or :meth:`wake` is called.
+
+        :returns: True if the store has announced a message.
+        """
         try:
             async with asyncio.timeout(None) as self._wait_timeout:
-                self.signalled = await self._store.arrival([self.queue], self._backoff.next(self._draw))
-                if self.signalled:
-                    self._backoff.received()
+                self.signalled = await self._store.arrival(queues, seconds)
         except TimeoutError:
             if not self._woken:
                 raise
         finally:
             self._wait_timeout = None
+        return self.signalled
 
     def _wake(self) -> None:
         """End the running :meth:`_wait`. If none is running, the next one ends at once.

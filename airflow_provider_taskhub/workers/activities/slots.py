@@ -36,10 +36,15 @@ class Slots:
 
     def __init__(self, limit: int, clock: Clock, *, shared: Slots | None = None) -> None:
         self.limit, self._clock = limit, clock
+        self.may: Callable[[], bool] = lambda: True
+        """Whether a work item of these may take a slot now."""
+        self.took: Callable[[], None] = lambda: None
+        """Called after a work item of these got a slot."""
         self._running: set[Delivery] = set() if shared is None else shared._running
         self._waiting: deque[tuple[float, Delivery]] = deque()
         self._ended: deque[float] = deque(maxlen=MAX_AHEAD) if shared is None else shared._ended
-        self._reserved = 0
+        self._reserved: list[int] = [] if shared is None else shared._reserved
+        """For each commit under way, how many slots are kept free for what it claims."""
         self._resuming: set[Delivery] = set() if shared is None else shared._resuming
         """Paused work items that wait for a slot, see :meth:`resume`."""
         self._changed: asyncio.Event = asyncio.Event() if shared is None else shared._changed
@@ -53,6 +58,11 @@ class Slots:
         self._arrived = asyncio.Event()
 
     @property
+    def waiting(self) -> bool:
+        """Whether a work item waits for a slot."""
+        return bool(self._waiting)
+
+    @property
     def busy(self) -> int:
         return len(self._running)
 
@@ -62,7 +72,7 @@ class Slots:
         since = self._clock.monotonic() - MOMENT
         while self._ended and self._ended[0] < since:
             self._ended.popleft()
-        taken = len(self._running) + len(self._waiting) + self._reserved
+        taken = len(self._running) + len(self._waiting) + sum(self._reserved)
         return max(0, self.limit + len(self._ended) - taken)
 
     @contextmanager
@@ -71,11 +81,11 @@ class Slots:
 
         Otherwise two episodes could claim work items for the same free slots.
         """
-        self._reserved += count
+        self._reserved.append(count)
         try:
             yield
         finally:
-            self._reserved -= count
+            self._reserved.remove(count)
 
     @property
     def room(self) -> int:
@@ -97,7 +107,8 @@ class Slots:
     async def take(self) -> Delivery:
         """Wait for a work item and a free slot. Return the work item, which keeps the slot until :meth:`leave`.
 
-        Of several that share the slots, the one whose first work item has waited longest gets the next slot.
+        Of several that share the slots, the one whose first work item has waited longest gets the next slot, unless it
+        may not (:attr:`may`).
         """
         self._takers.append(self)
         try:
@@ -108,14 +119,15 @@ class Slots:
             self._takers.remove(self)
         _, held = self._waiting.popleft()
         self._last = next(self._turns)
-        self._changed.set()  # another one may be the next now
         self._running.add(held)
+        self.took()
+        self._changed.set()  # another one may be the next now
         return held
 
     def _is_next(self) -> bool:
-        if len(self._running) + len(self._resuming) >= self.limit:
+        if len(self._running) + len(self._resuming) >= self.limit or not self.may():
             return False
-        return self._claim <= min(other._claim for other in self._takers if other._waiting)
+        return self._claim <= min(other._claim for other in self._takers if other._waiting and other.may())
 
     @property
     def _claim(self) -> tuple[float, int]:

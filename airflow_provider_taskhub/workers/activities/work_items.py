@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -21,8 +21,9 @@ class WorkItems:
     :ivar slots: the work items that run, and those that wait for a slot.
     """
 
-    def __init__(self, reader: Reader, slots: Slots) -> None:
-        self.reader, self.slots = reader, slots
+    def __init__(self, reader: Reader, slots: Slots, *, may_claim: Callable[[], bool] = lambda: True) -> None:
+        """:param may_claim: whether new work items may take free slots before those that are in queues."""
+        self.reader, self.slots, self._may_claim = reader, slots, may_claim
         slots.freed.append(reader.freed)
 
     @property
@@ -37,7 +38,8 @@ class WorkItems:
         The number is 0 while the reader has had no room for half a second. Otherwise new work items would take every
         free slot, and this worker would never read the older ones in the queue.
         """
-        return 0 if self.reader.stopping or self.reader.starved else self.slots.free
+        blocked = self.reader.stopping or self.reader.starved or not self._may_claim()
+        return 0 if blocked else self.slots.free
 
     async def next(self) -> Delivery:
         """Wait for the next work item and a slot for it, and return the work item; :meth:`leave` frees the slot."""

@@ -1,7 +1,7 @@
 """Makes the queues of work items that only some activities use, and empties those that nobody reads.
 
 The calls of an activity with a limit wait in a queue of this activity (:mod:`.places`). The calls of the activities of
-a pool of workers wait in two queues of this pool: one for Spark activities and one for the others. A worker sends calls
+a pool of workers wait in queues of this pool, some for Spark activities and some for the others. A worker sends calls
 there once it has made the queue. A call that lies in another queue, because its sender did not know the limit or the
 pool, is moved there.
 
@@ -124,15 +124,15 @@ class WorkQueues:
         """Make the queues, then look after the limits and pools of the hub. Runs until cancelled."""
         hub, outage = self._hub, Outage(log, "limits_unreadable", self._hub.clock.monotonic)
         left = dict(self._limits)
-        unmade = {one.pool for one in self._activities.values()} - {DEFAULT_POOL}
+        unmade = {DEFAULT_POOL, *(one.pool for one in self._activities.values())}
         while True:
             try:
-                for pool in sorted(unmade):
-                    await self._make_pool(pool)
-                    unmade.remove(pool)
                 for name, limit in list(left.items()):
                     await self._make(limit)
                     del left[name]
+                for pool in sorted(unmade, key=lambda pool: (pool == DEFAULT_POOL, pool)):
+                    await self._make_pool(pool)
+                    unmade.remove(pool)
                 rows = await places.read(hub.store, hub.names)
                 found = places.states_in(rows)
                 pauses = [await self._look(found) or SELDOM]
@@ -148,9 +148,12 @@ class WorkQueues:
 
     async def _make_pool(self, pool: str) -> None:
         hub = self._hub
-        for spark in (False, True):
-            await hub.store.create_queue(hub.names.pool(pool, spark=spark))
-        await hub.store.execute(pools.declared(hub.names, pool))
+        there = await hub.store.list_queues(hub.names.lane_prefix) if pool == DEFAULT_POOL else ()
+        for queue in hub.names.pool_queues(pool):
+            if queue not in there:
+                await hub.store.create_queue(queue)
+        if pool != DEFAULT_POOL:
+            await hub.store.execute(pools.declared(hub.names, pool))
         self._pool_made(pool)
 
     async def _make(self, limit: Limit) -> None:
@@ -200,23 +203,27 @@ class WorkQueues:
         if pool == DEFAULT_POOL:
             self._default_served(served)
         elif mine and not served:
+            needs = [Need(ACTIVITY, name) for name in mine]
             for spark in (False, True):
-                if await self._hub.store.count(names.pool(pool, spark=spark)):
-                    await self._pass_on(pool, workers, [Need(ACTIVITY, name) for name in mine], spark=spark)
+                for queue in names.work_queues(pool, spark=spark):
+                    if await self._hub.store.count(queue):
+                        await self._pass_on(queue, workers, needs, spark=spark)
         elif not served and not any(pool in member.pool_of.values() for member in workers):
             for spark in (False, True):
-                await self._empty(names.pool(pool, spark=spark), names.pool(DEFAULT_POOL, spark=spark))
+                for queue in names.work_queues(pool, spark=spark):
+                    await self._empty(queue, names.pool(DEFAULT_POOL, spark=spark))
         return True
 
-    async def _pass_on(self, pool: str, workers: Sequence[Member], needs: Sequence[Need], *, spark: bool) -> None:
+    async def _pass_on(self, queue: str, workers: Sequence[Member], needs: Sequence[Need], *, spark: bool) -> None:
         """Move the calls of a pool that a worker of another pool can run, and those that have waited too long.
 
+        :param queue: a queue of the pool.
         :param needs: the activities of this pool that this worker's code has.
-        :param spark: which of the two queues of the pool.
+        :param spark: whether the queue is for Spark activities.
         """
         names, lasts = self._hub.names, [self._absences.lasts(need) for need in needs]  # asking begins the absence
         while any(lasts) or any(able(workers, need) for need in needs):
-            stays, found = [], await self._receive(names.pool(pool, spark=spark))
+            stays, found = [], await self._receive(queue)
             for held in found:
                 need = Need(ACTIVITY, getattr(held.message.event, "name", ""))
                 waited = held.received(self._visibility) - held.first_put

@@ -19,7 +19,7 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.instance_places import InstancePlaces
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
-from airflow_provider_taskhub.instance_limit import InstanceLimit
+from airflow_provider_taskhub.instance_limit import InstanceLimit, priority_of, turn
 from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstance
 
 log = structlog.get_logger(__name__)
@@ -62,6 +62,7 @@ class InstanceLimits:
             limit = InstanceLimit.of(event.tags) if event.parent is None else None
             instance, due = event.instance, event.scheduled_start_time
             since, again = held.inserted if due is None else max(held.inserted, due), False
+            tags: Mapping[str, str] | None = event.tags
         else:
             limit = InstanceLimit.of(live.tags) if live.parent is None and not live.has_place else None
             name = held.message.instance.instance_id
@@ -70,9 +71,10 @@ class InstanceLimits:
                 held.inserted,
                 True,
             )
+            tags = live.tags
         if limit is None:
             return True
-        since = REWOUND if again and limit.priority >= 0 else limit.turn(since)
+        since = REWOUND if again and priority_of(tags) >= 0 else turn(tags, since)
         if is_stored_whole(held):
             # This delivery has begun nothing, so it does not count.
             text = encode(replace(held.envelope, deliveries=held.deliveries - 1, waiting_since=None))

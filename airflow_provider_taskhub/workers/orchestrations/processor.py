@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import structlog
 
@@ -54,6 +55,7 @@ from airflow_provider_taskhub.workers.activities.cancellation import ActivityCan
 from airflow_provider_taskhub.workers.activities.local_queues import LocalQueues
 from airflow_provider_taskhub.workers.demand import Demand
 from airflow_provider_taskhub.workers.missing_functions import MissingFunctions
+from airflow_provider_taskhub.workers.orchestrations.call_lanes import CallLanes
 from airflow_provider_taskhub.workers.orchestrations.commit import Aborted, Committer
 from airflow_provider_taskhub.workers.orchestrations.instance_limits import InstanceLimits
 from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstance, Loader, current_execution_id
@@ -78,6 +80,7 @@ class Orchestrations:
     :param absences: the functions that this worker does not have.
     :param demand: remembers which functions the instances of each partition need.
     :param limits: the limits of instances.
+    :param calls: decides in which queue each call of an activity waits.
     :param kept_generations: how many earlier generations of an instance keep their activity records; 0: all.
     :ivar stopping: whether the worker stops, and cancels episodes that do not end in time.
     """
@@ -93,12 +96,12 @@ class Orchestrations:
         demand: Demand,
         limits: InstanceLimits,
         kept_generations: int,
-        work_queues: Mapping[str, str],
+        calls: CallLanes,
     ) -> None:
         self._hub, self._sessions, self._queues = hub, sessions, queues
         self._demand, self._limits = demand, limits
         self._kept_generations = kept_generations
-        self._work_queues = work_queues
+        self._calls = calls
         self.stopping = False
         self._committer = Committer(hub)
         self._loader, self._triage = Loader(hub, registry), Triage(hub, limits)
@@ -445,7 +448,8 @@ class Orchestrations:
         live.absorb(episode.history, switched=episode.switched)
         live.execution_id = episode.current.execution_id
         cancels = episode.completed is not None and self._cancelling.concerns(live.open_tasks, episode.status)
-        outgoing = self._hub.outbound(episode, self._queues.claimable, self._work_queues)
+        queues_of = partial(self._calls.place, live, session.reader.tenure.partition)
+        outgoing = self._hub.outbound(episode, self._queues.claimable, queues_of)
         with self._queues.reserved(outgoing):
             done = await self._committer.commit(
                 episode, live.stored, outgoing, batch, tenure=session.reader.tenure, tags=live.tags, leave=cancels
@@ -472,6 +476,7 @@ class Orchestrations:
             **({"at": place} if place else {}),
         )
         self._sessions.keep(session, None)
+        self._calls.ended(session.instance_id)
         if cancels:
             await self._cancelling.cancel(session.instance_id, live.execution_id)
             await self._settler.delete(session, batch)

@@ -1,0 +1,129 @@
+"""Decides in which queue each call of an activity waits for a slot, so that many calls of one hold up nobody else.
+
+The first few open calls of each caller go to the first queue of their activity. The further ones go to a lane, which is
+read when the first queue is empty. So do all calls of low priority. A caller is a DAG, or an orchestrator whose
+instances no DAG has started.
+
+What is known of the open calls is in memory, and only the order depends on it. After a partition has moved, the new
+owner counts anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from airflow_provider_taskhub.engine.events import TaskScheduled
+from airflow_provider_taskhub.hub.model import LANES, HubNames
+from airflow_provider_taskhub.instance_limit import priority_of
+from airflow_provider_taskhub.tags import DAG_TAG
+from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstance
+
+OF_CALLER, OF_INSTANCES = 8, 16
+"""So many open calls of a caller wait in a first queue, and up to so many if few of them are of one instance. These
+numbers are for one partition of a hub with four or fewer; with more partitions it is as many in all."""
+OF_INSTANCE = 2
+"""So many calls of one instance are few."""
+USUAL = 4
+"""Partitions of a hub, unless its maker said otherwise."""
+
+_Share = tuple[int, str, str]
+"""A partition, a caller and a first queue."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """The open calls of an instance that wait, or have waited, in a first queue: by their numbers, the queue."""
+
+    partition: int
+    caller: str
+    queues: dict[int, str] = field(default_factory=dict)
+
+    def count(self, queue: str) -> int:
+        return sum(one == queue for one in self.queues.values())
+
+
+class CallLanes:
+    """Knows how many calls of each caller are in the first queues.
+
+    :param partitions: the number of partitions of the hub. Each owner knows only the instances of its own.
+    :param queues: by the name of an activity, the first queue of its calls, if it is not that of most activities.
+    :param lanes: by the name of an activity, its lanes, the one of low priority last. An activity that is not here has
+        none: all its calls wait in one queue.
+    """
+
+    def __init__(
+        self, names: HubNames, partitions: int, queues: Mapping[str, str], lanes: Mapping[str, Sequence[str]]
+    ) -> None:
+        self._names, self._queues, self._lanes = names, queues, lanes
+        part = max(1, partitions / USUAL)
+        self._of_caller, self._of_instances = max(2, int(OF_CALLER / part)), max(4, int(OF_INSTANCES / part))
+        self._open: dict[str, _Open] = {}
+        """By instance id."""
+        self._counts = Counter[_Share]()
+
+    def lost(self, partition: int) -> None:
+        """Forget the instances of a partition that this worker does not serve any more."""
+        for instance_id in [one for one, known in self._open.items() if known.partition == partition]:
+            self.ended(instance_id)
+
+    def ended(self, instance_id: str) -> None:
+        """Forget an instance."""
+        known = self._open.pop(instance_id, None)
+        if known is None:
+            return
+        for queue in known.queues.values():
+            share = known.partition, known.caller, queue
+            self._counts[share] -= 1
+            if not self._counts[share]:
+                del self._counts[share]
+
+    def place(
+        self, live: LoadedInstance, partition: int, calls: Sequence[TaskScheduled]
+    ) -> Sequence[tuple[str, str | None]]:
+        """Return for each call that an episode sends its queue, and the lane of further calls (``Envelope.more``).
+
+        :param live: the instance after the episode, so its open calls contain the new ones.
+        """
+        known, low = self._follow(live, partition), priority_of(live.tags) < 0
+        found: list[tuple[str, str]] = []
+        more: dict[str, str] = {}
+        for call in calls:
+            first, lanes = self._queues.get(call.name, self._names.work_items), self._lanes.get(call.name)
+            if lanes is None:
+                found.append((first, first))
+            elif not low and (call.event_id in known.queues or self._is_first(known, first)):
+                self._add(known, live, call, first)
+                found.append((first, first))
+            else:
+                more[first] = lanes[-1] if low else lanes[crc32(known.caller.encode()) % LANES]
+                found.append((more[first], first))
+        return [(queue, more.get(first) if queue == first else None) for queue, first in found]
+
+    def _follow(self, live: LoadedInstance, partition: int) -> _Open:
+        """Return what is known of an instance, after its calls that have ended were taken away."""
+        instance_id = live.execution.instance.instance_id
+        known = self._open.get(instance_id)
+        self.ended(instance_id)
+        again = _Open(partition, live.tags.get(DAG_TAG) or live.name)
+        if known is not None:
+            again.queues = {number: queue for number, queue in known.queues.items() if number in live.open_tasks}
+        if again.queues:
+            self._open[instance_id] = again
+            self._counts.update((partition, again.caller, queue) for queue in again.queues.values())
+        return again
+
+    def _add(self, known: _Open, live: LoadedInstance, call: TaskScheduled, queue: str) -> None:
+        if call.event_id in known.queues:
+            return
+        known.queues[call.event_id] = queue
+        self._counts[known.partition, known.caller, queue] += 1
+        self._open[live.execution.instance.instance_id] = known
+
+    def _is_first(self, known: _Open, queue: str) -> bool:
+        """Return whether the next call of an instance goes to its first queue."""
+        of_caller = self._counts[known.partition, known.caller, queue]
+        few = known.count(queue) < OF_INSTANCE and of_caller < self._of_instances
+        return of_caller < self._of_caller or few
