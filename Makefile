@@ -118,6 +118,10 @@ simulate-programs: .venv/.test ## random programs while workers die at random st
 crash: .venv/.test .venv/.azurite ## everything that can go wrong at every storage call, on SQLite and Azurite; counts (CRASH="--store sqlite")
 	@$(BIN)/python -m tests.simulation.crash --jobs $$(nproc) $(CRASH)
 
+.PHONY: day
+day: .venv/.test ## a simulated day of 10,000 activities with limits, priorities, three tenants, workers that die; waits (DAY="--hours 6")
+	@$(BIN)/python -m tests.simulation.day $(DAY)
+
 .PHONY: storm
 storm: .venv/.test .venv/.azurite ## kill one of 4 workers every 2 s for SECONDS=300, then count what is lost, doubled, corrupt (STORM="--store sqlite")
 	@$(BIN)/python -m tests.e2e.storm storm --seconds $(SECONDS) $(STORM)
