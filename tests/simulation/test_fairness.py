@@ -13,6 +13,7 @@ from airflow_provider_taskhub.app import App, OrchestrationContext, RetryPolicy
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hub.model import ACTIVITY, LANES, ORCHESTRATOR
 from airflow_provider_taskhub.hub.queues.lane_reader import SHARE
+from airflow_provider_taskhub.storage.faults import Call, Fault, throttled
 from airflow_provider_taskhub.tags import DAG_TAG
 from airflow_provider_taskhub.worker_pools import DEFAULT_POOL
 from airflow_provider_taskhub.workers.orchestrations.call_lanes import OF_CALLER, OF_INSTANCES
@@ -66,6 +67,12 @@ class Load:
         async def again(ctx: OrchestrationContext) -> None:
             retry = RetryPolicy(max_attempts=2, first_retry_interval=timedelta(hours=1))
             await ctx.call_activity(work, (ctx.instance_id, 1.0), retry=retry)
+
+        @app.orchestrator
+        async def paced(ctx: OrchestrationContext, count: int) -> None:
+            for _ in range(count):
+                await ctx.call_activity(work, (ctx.instance_id, 0.1))
+                await ctx.create_timer(timedelta(seconds=2))
 
         @app.orchestrator
         async def steps(ctx: OrchestrationContext, given: tuple[int, float]) -> int:
@@ -280,6 +287,30 @@ def test_another_worker_finds_what_is_in_the_lanes() -> None:
             await world.wait("large")
             assert world.clock.monotonic() - begun < 160 / (2 * SLOTS) + 35  # an empty queue is polled every 30 s
             assert set(load.where) == {"one", "two"}
+
+    simulate(main)
+
+
+def test_lanes_that_cannot_be_read_hold_up_nothing_else() -> None:
+    """With one slot, too, which is that of the lanes each eighth time."""
+    load = Load()
+    busy = True
+
+    def plan(call: Call) -> Fault | None:
+        in_lane = call.kind == "queue.receive" and "-lane-" in str(call.what)
+        return throttled() if busy and in_lane else None
+
+    async def main() -> None:
+        nonlocal busy
+        async with World(load.app, activities=1) as world:
+            await world.join("one", plan=plan)
+            await world.client.start("many", (40, 0.1), instance_id="large")
+            await world.client.start("paced", 20, instance_id="paced")
+            await world.wait("paced", timedelta(seconds=120))
+            assert load.begun.count("large") < 40
+            busy = False
+            await world.wait("large")
+            await world.settle()
 
     simulate(main)
 

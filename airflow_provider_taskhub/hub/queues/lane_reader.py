@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from airflow_provider_taskhub.errors import StorageError
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.queues.pacing import PollingBackoff
 from airflow_provider_taskhub.hub.queues.reader import WORK_EVENTS, Reader, ReaderContext
@@ -111,7 +112,14 @@ class LaneReader(Reader):
                 return
             self._lane, self.queue, self._backoff = lane, lane.queue, lane.backoff
         polled = self.last_poll
-        await super()._turn()
+        try:
+            await super()._turn()
+        except StorageError:
+            await self._wait()
+            for lane in self._lanes:
+                lane.full = False  # what cannot be read holds up no other queue
+            self._polled()
+            raise
         if self.last_poll > polled and self.emptied is None:
             self._lane.full = True
 

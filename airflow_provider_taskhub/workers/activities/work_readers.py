@@ -134,8 +134,9 @@ class WorkReaders:
         turns = Turns(slots, lane_slots, clock)
 
         def came(held: Delivery) -> None:
-            if held.envelope.more is not None and held.deliveries <= 1 and self._runs(held):
-                lanes.look(held.envelope.more)
+            more = held.envelope.more
+            if more is not None and pool in self._made and held.deliveries <= 1 and self._runs(held):
+                lanes.look(more)
             slots.put(held)
 
         def room(reader: Reader, of: Callable[[], int]) -> int:
