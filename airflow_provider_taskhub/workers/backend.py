@@ -292,6 +292,7 @@ class Backend:
             limit_bytes=self._settings.buffer_bytes,
             deliver=self._deliver,
         )
+        self.calls.lost(tenure.partition)  # what an episode has added after the last stay
         self.queues.add(reader)
         self.demand.begin(tenure.partition)
         self.supervisor.keep(tenure.queue, reader.run)

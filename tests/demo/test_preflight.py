@@ -156,6 +156,7 @@ def test_the_makefile_says_what_it_can() -> None:
         "simulate-deaths",
         "simulate-programs",
         "crash",
+        "day",
         "storm",
         "still",
         "soak",

@@ -59,8 +59,9 @@ class LaneReader(Reader):
         runs: Callable[[Delivery], bool],
     ) -> None:
         super().__init__(
-            context, queue=lanes[0], carries=WORK_EVENTS, room=room, deliver=deliver, polled=polled, runs=runs
+            context, queue=lanes[0], carries=WORK_EVENTS, room=room, deliver=deliver, polled=self._answered, runs=runs
         )
+        self._after = polled
         self.name = f"lanes {lanes[0]} …"
         longest = context.max_polling.total_seconds()
         ceiling = (SELDOM if own else FOREIGN) * longest
@@ -111,22 +112,22 @@ class LaneReader(Reader):
                 await self._wait_for_all(min(one.due for one in self._lanes) - now)
                 return
             self._lane, self.queue, self._backoff = lane, lane.queue, lane.backoff
-        polled = self.last_poll
         try:
             await super()._turn()
         except StorageError:
             await self._wait()
             for lane in self._lanes:
                 lane.full = False  # what cannot be read holds up no other queue
-            self._polled()
+            self._after()
             raise
-        if self.last_poll > polled and self.emptied is None:
-            self._lane.full = True
+
+    def _answered(self) -> None:
+        self._lane.full = self.emptied is None
+        self._after()
 
     async def _wait(self) -> None:
         """Note that the lane is empty, and when it is read again. The next turn waits if no lane is due."""
         lane = self._lane
-        lane.full = False
         lane.due = 0.0 if self._woken else self._clock.monotonic() + lane.backoff.next(self._draw)
 
     async def _wait_for_all(self, seconds: float) -> None:

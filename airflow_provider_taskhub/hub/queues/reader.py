@@ -450,6 +450,7 @@ class Reader:
 
         :returns: True if the store has announced a message.
         """
+        self.signalled = False
         try:
             async with asyncio.timeout(None) as self._wait_timeout:
                 self.signalled = await self._store.arrival(queues, seconds)

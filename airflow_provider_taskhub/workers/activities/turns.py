@@ -27,6 +27,8 @@ class Turns:
         self._first, self._lanes, self._clock = first, lanes, clock
         self._first_reader: Reader | None = None
         self._lane_reader: LaneReader | None = None
+        self._asked: float | None = None
+        """Monotonic time since which the lanes wait for a look at the first queue."""
         self._passed = 0
         """Work items of the first queue that got a slot while the lanes had work, less :data:`SHARE` - 1 for each of
         the lanes that did."""
@@ -48,7 +50,7 @@ class Turns:
         return max(0, self._first.room - 1) if self._lanes_are_next else self._first.room
 
     def lanes_room(self) -> int:
-        """Return how many work items the lanes may give now."""
+        """Return how many work items the lanes may give now. If the first queue must be looked at before, do that."""
         first, lanes, room = self._first_reader, self._lane_reader, self._lanes.room
         assert first is not None
         assert lanes is not None
@@ -58,8 +60,11 @@ class Turns:
             return min(room, max(1, self._passed // (SHARE - 1)))
         if first.emptied is None:  # it has more
             return 0
-        if self._clock.monotonic() - first.emptied <= RECENT:
+        now = self._clock.monotonic()
+        if now - first.emptied <= RECENT or (self._asked is not None and first.emptied >= self._asked):
             return room
+        if self._asked is None:
+            self._asked = now
         first.poll_soon(RECENT)
         return 0
 
@@ -70,6 +75,7 @@ class Turns:
 
     def lanes_polled(self) -> None:
         """A lane was read: the first queue may be next."""
+        self._asked = None
         if self._first_reader is not None:
             self._first_reader.freed()
 

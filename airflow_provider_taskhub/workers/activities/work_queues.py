@@ -122,25 +122,34 @@ class WorkQueues:
 
     async def run(self) -> None:
         """Make the queues, then look after the limits and pools of the hub. Runs until cancelled."""
-        hub, outage = self._hub, Outage(log, "limits_unreadable", self._hub.clock.monotonic)
-        left = dict(self._limits)
-        unmade = {DEFAULT_POOL, *(one.pool for one in self._activities.values())}
+        hub = self._hub
+        unmade = Outage(log, "queues_not_made", hub.clock.monotonic)
+        unread = Outage(log, "limits_unreadable", hub.clock.monotonic)
+        limits = dict(self._limits)
+        others = {one.pool for one in self._activities.values()} - {DEFAULT_POOL}
+        left = [*sorted(others), DEFAULT_POOL]  # calls wait for the queues of the others, and only overflow from this
         while True:
+            pauses = []
             try:
-                for name, limit in list(left.items()):
+                for name, limit in list(limits.items()):
                     await self._make(limit)
-                    del left[name]
-                for pool in sorted(unmade, key=lambda pool: (pool == DEFAULT_POOL, pool)):
-                    await self._make_pool(pool)
-                    unmade.remove(pool)
+                    del limits[name]
+                while left:
+                    await self._make_pool(left[0])
+                    left.pop(0)
+                unmade.over()
+            except StorageError as error:
+                unmade.failed(error)
+                pauses.append(AGAIN if limits or left != [DEFAULT_POOL] else CHECK)
+            try:
                 rows = await places.read(hub.store, hub.names)
                 found = places.states_in(rows)
-                pauses = [await self._look(found) or SELDOM]
+                pauses.append(await self._look(found) or SELDOM)
                 pauses.append(await self._look_at_unread(found, pools.known(rows)))
-                outage.over()
+                unread.over()
             except StorageError as error:
-                outage.failed(error)
-                pauses = [AGAIN if left or unmade else CHECK]
+                unread.failed(error)
+                pauses.append(CHECK)
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(pauses)):
                     await self._soon.wait()
@@ -148,10 +157,8 @@ class WorkQueues:
 
     async def _make_pool(self, pool: str) -> None:
         hub = self._hub
-        there = await hub.store.list_queues(hub.names.lane_prefix) if pool == DEFAULT_POOL else ()
         for queue in hub.names.pool_queues(pool):
-            if queue not in there:
-                await hub.store.create_queue(queue)
+            await hub.store.create_queue(queue)
         if pool != DEFAULT_POOL:
             await hub.store.execute(pools.declared(hub.names, pool))
         self._pool_made(pool)

@@ -23,7 +23,7 @@ from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstan
 
 OF_CALLER, OF_INSTANCES = 8, 16
 """So many open calls of a caller wait in a first queue, and up to so many if few of them are of one instance. These
-numbers are for one partition of a hub with four or fewer; with more partitions it is as many in all."""
+numbers are for one partition of a hub with four or fewer; with more partitions they are smaller, at least 2 and 4."""
 OF_INSTANCE = 2
 """So many calls of one instance are few."""
 USUAL = 4
@@ -85,16 +85,18 @@ class CallLanes:
     ) -> Sequence[tuple[str, str | None]]:
         """Return for each call that an episode sends its queue, and the lane of further calls (``Envelope.more``).
 
+        Call this at each checkpoint, also if the episode has made no call: calls that have ended do not count any more.
+
         :param live: the instance after the episode, so its open calls contain the new ones.
         """
-        known, low = self._follow(live, partition), priority_of(live.tags) < 0
+        known, low = self._follow(live, partition, calls), priority_of(live.tags) < 0
         found: list[tuple[str, str]] = []
         more: dict[str, str] = {}
         for call in calls:
             first, lanes = self._queues.get(call.name, self._names.work_items), self._lanes.get(call.name)
             if lanes is None:
                 found.append((first, first))
-            elif not low and (call.event_id in known.queues or self._is_first(known, first)):
+            elif not low and self._is_first(known, first):
                 self._add(known, live, call, first)
                 found.append((first, first))
             else:
@@ -102,22 +104,24 @@ class CallLanes:
                 found.append((more[first], first))
         return [(queue, more.get(first) if queue == first else None) for queue, first in found]
 
-    def _follow(self, live: LoadedInstance, partition: int) -> _Open:
-        """Return what is known of an instance, after its calls that have ended were taken away."""
+    def _follow(self, live: LoadedInstance, partition: int, calls: Sequence[TaskScheduled]) -> _Open:
+        """Return what is known of an instance, after its calls that have ended were taken away.
+
+        :param calls: the new calls. An earlier generation, or a checkpoint that failed, may have had their numbers.
+        """
         instance_id = live.execution.instance.instance_id
         known = self._open.get(instance_id)
         self.ended(instance_id)
         again = _Open(partition, live.tags.get(DAG_TAG) or live.name)
         if known is not None:
-            again.queues = {number: queue for number, queue in known.queues.items() if number in live.open_tasks}
+            still = live.open_tasks.keys() - {call.event_id for call in calls}
+            again.queues = {number: queue for number, queue in known.queues.items() if number in still}
         if again.queues:
             self._open[instance_id] = again
             self._counts.update((partition, again.caller, queue) for queue in again.queues.values())
         return again
 
     def _add(self, known: _Open, live: LoadedInstance, call: TaskScheduled, queue: str) -> None:
-        if call.event_id in known.queues:
-            return
         known.queues[call.event_id] = queue
         self._counts[known.partition, known.caller, queue] += 1
         self._open[live.execution.instance.instance_id] = known
