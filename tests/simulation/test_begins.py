@@ -18,7 +18,7 @@ from airflow_provider_taskhub.virtual_time import VirtualClock
 from tests.simulation.world import MEMORY, WHOLE, Place, World, running, simulate
 
 SLOTS = 4
-WIDTH = 40
+WIDTH = 60
 
 
 class Begun:
