@@ -23,7 +23,8 @@ from airflow_provider_taskhub.workers.orchestrations.call_lanes import OF_CALLER
 from tests.simulation.world import MEMORY, WHOLE, Place, World, machine, simulate
 
 SLOTS = 4
-"""Activities that a worker of these tests runs at once."""
+"""Activities that a worker of these tests runs at once. Most of them take a little less than the second for which a
+worker keeps a call without a slot, so that neither happens at the same instant as the other."""
 
 
 class Load:
@@ -69,7 +70,7 @@ class Load:
         @app.orchestrator
         async def again(ctx: OrchestrationContext) -> None:
             retry = RetryPolicy(max_attempts=2, first_retry_interval=timedelta(hours=1))
-            await ctx.call_activity(work, (ctx.instance_id, 1.0), retry=retry)
+            await ctx.call_activity(work, (ctx.instance_id, 0.9), retry=retry)
 
         @app.orchestrator
         async def paced(ctx: OrchestrationContext, count: int) -> None:
@@ -106,10 +107,10 @@ def test_a_call_does_not_wait_behind_the_fan_out_of_another_instance(place: Plac
     async def main() -> None:
         async with World(load.app, place=place, activities=SLOTS) as world:
             await world.join("one")
-            await world.client.start("many", (160, 1.0), instance_id="large")
+            await world.client.start("many", (160, 0.9), instance_id="large")
             await world.clock.sleep(2)
             begun = world.clock.monotonic()
-            await world.client.start(orchestrator, (1, 1.0), instance_id="small")
+            await world.client.start(orchestrator, (1, 0.9), instance_id="small")
             await world.wait("small")
             assert world.clock.monotonic() - begun < 6
             assert (await world.wait("large")).status is Status.COMPLETED
@@ -147,10 +148,10 @@ def test_the_instances_of_one_dag_do_not_hold_up_another_dag() -> None:
             await world.join("one")
             large, small, *_ = dags_of_different_lanes()
             for number in range(150):
-                await world.client.start("many", (3, 1.0), instance_id=f"{number}", tags={DAG_TAG: large})
+                await world.client.start("many", (3, 0.9), instance_id=f"{number}", tags={DAG_TAG: large})
             await world.clock.sleep(5)
             before = len(load.begun)
-            await world.client.start("many", (30, 1.0), instance_id="small", tags={DAG_TAG: small})
+            await world.client.start("many", (30, 0.9), instance_id="small", tags={DAG_TAG: small})
             await world.wait("small")
             others = len(load.begun) - before - 30
             # What it has in the first queue at most, for two partitions, and then a turn for each of the other's.
@@ -170,7 +171,7 @@ def test_each_dag_with_many_calls_has_its_turn() -> None:
             await world.join("one")
             for dag in dags:
                 await world.client.start(
-                    "many", (150 if dag != dags[-1] else 40, 1.0), instance_id=dag, tags={DAG_TAG: dag}
+                    "many", (150 if dag != dags[-1] else 40, 0.9), instance_id=dag, tags={DAG_TAG: dag}
                 )
                 await world.clock.sleep(1)
             await world.wait(dags[-1])
@@ -217,14 +218,14 @@ def test_what_has_a_low_priority_gets_its_share_while_others_never_end() -> None
         async with World(load.app, activities=SLOTS) as world:
             await world.join("one")
             large, endless, *_ = dags_of_different_lanes()
-            await world.client.start("many", (400, 1.0), instance_id="large", tags={DAG_TAG: large})
+            await world.client.start("many", (400, 0.9), instance_id="large", tags={DAG_TAG: large})
 
             for number in range(12):
                 tags = {DAG_TAG: endless}
-                await world.client.start("steps", (1000, 1.0), instance_id=f"s{number}", tags=tags)
+                await world.client.start("steps", (1000, 0.9), instance_id=f"s{number}", tags=tags)
             await world.clock.sleep(30)
             before = len(load.begun)
-            await world.client.start("many", (4, 1.0), instance_id="low", priority=-1)
+            await world.client.start("many", (4, 0.9), instance_id="low", priority=-1)
             await world.wait("low")
             since = load.begun[before:]
             assert len(since) < 6 * SHARE * SHARE, "each eighth turn of the lanes, of each eighth turn"
@@ -242,11 +243,11 @@ def test_many_partitions_hold_no_more_in_front_of_others() -> None:
             await world.join("one")
             large, small, *_ = dags_of_different_lanes()
             for number in range(100):
-                await world.client.start("many", (2, 1.0), instance_id=f"{number}", tags={DAG_TAG: large})
-                await world.client.start("steps", (3, 1.0), instance_id=f"low{number}", priority=-1)
+                await world.client.start("many", (2, 0.9), instance_id=f"{number}", tags={DAG_TAG: large})
+                await world.client.start("steps", (3, 0.9), instance_id=f"low{number}", priority=-1)
             await world.clock.sleep(5)
             before = len(load.begun)
-            await world.client.start("steps", (1, 1.0), instance_id="small", tags={DAG_TAG: small})
+            await world.client.start("steps", (1, 0.9), instance_id="small", tags={DAG_TAG: small})
             await world.wait("small")
             assert len(load.begun) - before < 4 * 32 + 10  # four of each partition
             assert sum(name.startswith("low") for name in load.begun) < len(load.begun) / 4
@@ -266,7 +267,7 @@ def test_a_call_that_is_tried_again_later_holds_up_no_call_of_low_priority() -> 
             await world.clock.sleep(10)
             assert load.begun == ["later"]
             begun = world.clock.monotonic()
-            await world.client.start("many", (3, 1.0), instance_id="low", priority=-5)
+            await world.client.start("many", (3, 0.9), instance_id="low", priority=-5)
             await world.wait("low")
             assert world.clock.monotonic() - begun < 5
             await world.wait("later", timedelta(hours=2))
@@ -286,7 +287,7 @@ def test_another_worker_finds_what_is_in_the_lanes() -> None:
             await world.join("two", roles=(ACTIVITY,))
             await world.clock.sleep(600)
             begun = world.clock.monotonic()
-            await world.client.start("many", (160, 1.0), instance_id="large")
+            await world.client.start("many", (160, 0.9), instance_id="large")
             await world.wait("large")
             assert world.clock.monotonic() - begun < 160 / (2 * SLOTS) + 35  # an empty queue is polled every 30 s
             assert min(load.where.count(name) for name in ("one", "two")) > 40
@@ -302,7 +303,7 @@ def test_lanes_are_read_although_each_receive_takes_long() -> None:
     async def main() -> None:
         async with World(load.app, activities=SLOTS) as world:
             await world.join("one", plan=lambda call: slow if call.kind == "queue.receive" else None)
-            await world.client.start("many", (60, 1.0), instance_id="large")
+            await world.client.start("many", (60, 0.9), instance_id="large")
             await world.wait("large", timedelta(minutes=2))
 
     simulate(main)
@@ -317,7 +318,7 @@ def test_a_worker_that_may_make_no_queue_uses_no_lanes_and_looks_after_limits() 
             await world.join("one", plan=lambda call: denied if call.kind == "admin" else None)
             limit = InstanceLimit(name="two", instances=2)
             for number in range(6):
-                await world.client.start("many", (40, 1.0), instance_id=f"{number}", limit=limit)
+                await world.client.start("many", (40, 0.9), instance_id=f"{number}", limit=limit)
             for number in range(6):
                 assert (await world.wait(f"{number}")).status is Status.COMPLETED
             assert not await world.store.list_queues(world.client.hub.names.lane_prefix)
@@ -359,7 +360,7 @@ def test_what_waits_in_lanes_is_done_once_when_workers_die(place: Place) -> None
         async with World(load.app, place=place, activities=SLOTS) as world:
             first = await world.join("first")
             for number in range(3):
-                await world.client.start("many", (40, 1.0), instance_id=f"{number}", priority=-(number % 2))
+                await world.client.start("many", (40, 0.9), instance_id=f"{number}", priority=-(number % 2))
             await world.clock.sleep(10)
             first.die()
             await world.join("second")
