@@ -113,8 +113,10 @@ class Slots:
         self._takers.append(self)
         try:
             while not self._waiting or not self._is_next():
-                self._changed.clear()
-                await self._changed.wait()
+                # Without a work item, no slot matters: what happens to the others that share them wakes nobody here.
+                event = self._changed if self._waiting else self._arrived
+                event.clear()
+                await event.wait()
         finally:
             self._takers.remove(self)
         _, held = self._waiting.popleft()
