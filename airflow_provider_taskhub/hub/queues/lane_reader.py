@@ -11,12 +11,12 @@ from airflow_provider_taskhub.hub.queues.pacing import PollingBackoff
 from airflow_provider_taskhub.hub.queues.reader import WORK_EVENTS, Reader, ReaderContext
 
 SHARE = 8
-"""What has a lower priority gets one of so many turns while there is something of a higher priority."""
+"""While work of a higher priority waits, work of a lower priority gets one of this number of turns."""
 SELDOM, FOREIGN = 2, 20
 """A lane that stays empty is polled so many times more rarely than other queues, because most lanes are not used. The
 second number is for lanes into which only workers with other code put something."""
 UNUSED = 20
-"""So many empty receives make the pause of a reader as long as it may be."""
+"""After this number of empty receives, the pause between two receives has its full length."""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +24,7 @@ class _Lane:
     """One of the queues.
 
     :ivar due: monotonic time at which the queue is read next.
-    :ivar full: whether the queue has messages, perhaps: the last receive has left some, or somebody has put some.
+    :ivar full: whether the queue may have messages: the last receive did not empty it, or somebody has put some.
     """
 
     queue: str
@@ -33,7 +33,7 @@ class _Lane:
     full: bool = False
 
     def announced(self) -> None:
-        """Note that somebody has put messages, perhaps."""
+        """Note that somebody may have put messages."""
         self.backoff.received()
         self.due, self.full = 0.0, True
 
@@ -71,11 +71,11 @@ class LaneReader(Reader):
         if own:  # no call in the first queue tells of those of low priority
             self._low.backoff.ceiling = longest
         self._passed = 0
-        """How many turns the lane of low priority was passed over while it was due."""
+        """How often another lane was read although the lane of low priority was due, too."""
 
     @property
     def found(self) -> bool:
-        """Whether a lane has messages, perhaps."""
+        """Whether a lane may have messages. The reader does not know it for sure before it has read the lane."""
         return any(lane.full for lane in self._lanes)
 
     def wake(self) -> None:

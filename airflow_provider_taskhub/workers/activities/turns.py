@@ -10,14 +10,12 @@ from airflow_provider_taskhub.workers.activities.slots import Slots
 RECENT = 0.25
 """Seconds for which a look at the first queue counts. Without a newer look a lane is not read, so that what has come to
 the first queue meanwhile gets the slot. Activities that are shorter do not cost a look each."""
-
-
 MOST_PASSED = 8 * SHARE
-"""So much at most do the lanes catch up after others have had their turns."""
+"""The largest number of missed slots that the lanes get back later."""
 
 
 class Turns:
-    """The first queue comes first. While it has work, the lanes get one of :data:`SHARE` slots.
+    """Lets the first queue go first. While it has work, the lanes get one of :data:`SHARE` slots.
 
     :param first: the slots of the first queue. Those of the lanes are shared with them.
     :param lanes: the slots of the lanes.

@@ -1,4 +1,4 @@
-"""Makes the readers of all queues of work items that a worker reads, and knows where the calls of its activities wait.
+"""Makes the readers of a worker's queues of work items. Knows in which queues the calls of its activities wait.
 
 Light work never waits behind Spark: each kind of activities has its own queues and slots. The calls of a pool of
 workers, or of an activity with a limit, wait in queues of their own, and share the slots of their kind.

@@ -22,12 +22,13 @@ from airflow_provider_taskhub.tags import DAG_TAG
 from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstance
 
 OF_CALLER, OF_INSTANCES = 8, 16
-"""So many open calls of a caller wait in a first queue, and up to so many if few of them are of one instance. These
-numbers are for one partition of a hub with four or fewer; with more partitions they are smaller, at least 2 and 4."""
+"""The most open calls of a caller in a first queue. The second number counts for a call whose instance has fewer than
+:data:`OF_INSTANCE` calls there. Both numbers are for one partition of a hub with at most four partitions. With more
+partitions they are smaller, but at least 2 and 4."""
 OF_INSTANCE = 2
-"""So many calls of one instance are few."""
+"""The number of calls from which on an instance has many calls in a first queue."""
 USUAL = 4
-"""Partitions of a hub, unless its maker said otherwise."""
+"""The number of partitions of a hub if nobody chose another number."""
 
 _Share = tuple[int, str, str]
 """A partition, a caller and a first queue."""
@@ -87,7 +88,7 @@ class CallLanes:
 
         Call this at each checkpoint, also if the episode has made no call: calls that have ended do not count any more.
 
-        :param live: the instance after the episode, so its open calls contain the new ones.
+        :param live: the instance after the episode. Its open calls contain the new calls.
         """
         known, low = self._follow(live, partition, calls), priority_of(live.tags) < 0
         found: list[tuple[str, str]] = []
