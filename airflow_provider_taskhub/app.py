@@ -15,6 +15,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, TypeVar, overload
 
+from airflow_provider_taskhub.activity_limit import Rate, check_shared
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.direct_calls import original, refused_in_orchestrators
 from airflow_provider_taskhub.engine.events import FailureDetails
@@ -28,6 +29,7 @@ from airflow_provider_taskhub.errors import (
     SubOrchestrationFailedError,
     TaskFailedError,
 )
+from airflow_provider_taskhub.instance_limit import LONGEST_NAME
 from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.worker_pools import DEFAULT_POOL, POOL_FORM, is_pool
 
@@ -133,6 +135,8 @@ class App:
         record: bool = False,
         standalone: bool = False,
         limit: int | None = None,
+        rate: str | None = None,
+        limit_name: str | None = None,
         pool: str = DEFAULT_POOL,
     ) -> Callable[[F], F]: ...
 
@@ -147,6 +151,8 @@ class App:
         record: bool = False,
         standalone: bool = False,
         limit: int | None = None,
+        rate: str | None = None,
+        limit_name: str | None = None,
         pool: str = DEFAULT_POOL,
     ) -> F | Callable[[F], F]:
         """Declare an activity: a function with one parameter or none, plain or ``async``.
@@ -170,6 +176,9 @@ class App:
         :param limit: how many attempts of the activity may run at once, on all workers of the hub together. The others
             wait in the hub and take no slot of a worker. Each attempt has a record, as with ``record=True``. None: as
             many as the workers have slots.
+        :param rate: how many attempts may begin within a time, on all workers together: ``"5/s"``, ``"10/m"`` or
+            ``"100/h"``, at most 100. The others wait as with ``limit``. None: no rate.
+        :param limit_name: activities with the same name share one ``limit`` and one ``rate``. None: the activity's own.
         :param pool: the pool of workers that run the activity: those that were started with ``--pools`` and this name.
             Workers without ``--pools`` are the pool ``default``.
         :raises ConfigurationError: if the app already has an activity of this name, the function needs other
@@ -179,7 +188,17 @@ class App:
         def declare(function: F) -> F:
             function = original(function)
             self._declare_activity(
-                function, name, retry, timeout, queue_timeout, record=record, spark=False, limit=limit, pool=pool
+                function,
+                name,
+                retry,
+                timeout,
+                queue_timeout,
+                record=record,
+                spark=False,
+                limit=limit,
+                rate=rate,
+                limit_name=limit_name,
+                pool=pool,
             )
             self._declare_alone(function, name, standalone)
             return refused_in_orchestrators(function, _name_of(function, name, "activity"))
@@ -201,6 +220,8 @@ class App:
         standalone: bool = False,
         conf: Mapping[str, str | int | float | bool] | None = None,
         limit: int | None = None,
+        rate: str | None = None,
+        limit_name: str | None = None,
         pool: str = DEFAULT_POOL,
     ) -> Callable[[F], F]: ...
 
@@ -216,6 +237,8 @@ class App:
         standalone: bool = False,
         conf: Mapping[str, str | int | float | bool] | None = None,
         limit: int | None = None,
+        rate: str | None = None,
+        limit_name: str | None = None,
         pool: str = DEFAULT_POOL,
     ) -> F | Callable[[F], F]:
         """Declare an activity whose first argument is a SparkSession: ``f(spark)`` or ``f(spark, input)``.
@@ -239,6 +262,8 @@ class App:
                 spark=True,
                 conf=conf,
                 limit=limit,
+                rate=rate,
+                limit_name=limit_name,
                 pool=pool,
             )
             self._declare_alone(function, name, standalone)
@@ -276,6 +301,8 @@ class App:
         record: bool,
         spark: bool,
         limit: int | None,
+        rate: str | None,
+        limit_name: str | None,
         pool: str,
         conf: Mapping[str, Any] | None = None,
     ) -> None:
@@ -288,6 +315,16 @@ class App:
                 raise ConfigurationError(f"{what}: {label} is {value!r}; give a timedelta above 0, or None")
         if limit is not None and (type(limit) is not int or limit < 1):
             raise ConfigurationError(f"{what}: limit is {limit!r}; give a whole number from 1 on, or None")
+        try:
+            of_rate = None if rate is None else Rate.of(rate)
+        except ValueError as error:
+            raise ConfigurationError(f"{what}: rate is {rate!r}; {error}") from None
+        if limit_name is not None and (not isinstance(limit_name, str) or not 1 <= len(limit_name) <= LONGEST_NAME):
+            raise ConfigurationError(
+                f"{what}: limit_name is {limit_name!r}; give a text of 1 to {LONGEST_NAME} characters, or None"
+            )
+        if limit_name is not None and limit is None and rate is None:
+            raise ConfigurationError(f"{what}: limit_name is {limit_name!r}, but nothing is limited: add limit or rate")
         if not is_pool(pool):
             raise ConfigurationError(f"{what}: pool is {pool!r}; give {POOL_FORM}")
         if retry is not None and not isinstance(retry, RetryPolicy):
@@ -296,11 +333,11 @@ class App:
             )
         parameter = _parameters(function, what, first="spark" if spark else None)
         self._refuse_twice(name, self._activities, "activity")
-        self._activities[name] = ActivityDefinition(
+        definition = ActivityDefinition(
             name=name,
             function=function,
             spark=spark,
-            record=record or limit is not None,
+            record=record or limit is not None or rate is not None,
             timeout=timeout,
             queue_timeout=queue_timeout,
             retry=retry,
@@ -309,8 +346,12 @@ class App:
             version=self._version,
             spark_conf=_spark_conf(what, conf),
             limit=limit,
+            rate=of_rate,
+            limit_name=limit_name or name,
             pool=pool,
         )
+        check_shared(definition, self._activities.values())
+        self._activities[name] = definition
         _mark(function, name)
 
     def _declare_alone(self, function: Callable[..., Any], name: str | None, standalone: bool) -> None:

@@ -402,7 +402,7 @@ async def _last_activities(client: Client, registry: Registry, clock: virtual_ti
     until = clock.monotonic() + _LAST.total_seconds()
     store, names = client.hub.store, client.hub.names
     queues = [queue for pool in registry.pools for queue in names.pool_queues(pool)]
-    queues += [names.limited(name) for name, one in registry.activities.items() if one.limit is not None]
+    queues += [names.limited(name) for name, one in registry.activities.items() if one.limited]
 
     async def waits(queue: str) -> bool:
         with suppress(NotFound):  # not made yet, so nothing is in it

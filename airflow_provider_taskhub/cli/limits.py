@@ -18,8 +18,9 @@ app = typer.Typer(no_args_is_help=True, help="Show how many activities or instan
 def listing(hub: HubName = None, json: AsJson = False) -> None:
     """List the limits: how many activities or instances run in the whole hub, which, and about how many wait.
 
-    An activity gets a limit in its code: `@app.activity(limit=2)`. An instance gets a limit when it is started: with
-    `taskhub instances start --limit NAME=2`, or with `max_active_instances=2` of the operator.
+    An activity gets a limit in its code: `@app.activity(limit=2)`, or `rate="10/m"` for how many begin in a time. An
+    instance gets a limit when it is started: with `taskhub instances start --limit NAME=2`, or with
+    `max_active_instances=2` of the operator.
 
     Example: taskhub limits list --json
     """
@@ -39,13 +40,13 @@ def listing(hub: HubName = None, json: AsJson = False) -> None:
 
 @app.command("set")
 def change(
-    name: Annotated[str, typer.Argument(help="Name of an activity with a limit, or of a limit of instances.")],
-    number: Annotated[int | None, typer.Argument(min=1, help="How many may run at once.")] = None,
+    name: Annotated[str, typer.Argument(help="Name of an activity with a limit, or of a limit.")],
+    number: Annotated[int | None, typer.Argument(min=1, help="How many may run at once, or begin in the time.")] = None,
     declared: Annotated[
         bool, typer.Option("--declared", help="Lift the order: the number in the code or of the newest start counts.")
     ] = False,
     kind: Annotated[
-        LimitKind | None, typer.Option("--of", help="Needed only if a limit of each kind has this name.")
+        LimitKind | None, typer.Option("--of", help="Needed only if several limits have this name.")
     ] = None,
     hub: HubName = None,
     json: AsJson = False,
@@ -66,16 +67,19 @@ def change(
     if json:
         as_json(_shown(state))
         return
+    if state.kind is LimitKind.RATE:
+        typer.echo(f"at most {state.shown} of {name} begin from now on")
+        return
     what = f"the {state.kind} {name}" if state.kind is LimitKind.ACTIVITY else f"the instances with the limit {name}"
     typer.echo(f"at most {state.limit} of {what} run at once from now on; {len(state.holders)} run now")
 
 
 def _number(state: LimitState) -> str:
-    return str(state.limit) if state.ordered is None else f"{state.limit} by {state.by}"
+    return state.shown if state.ordered is None else f"{state.shown} by {state.by}"
 
 
 def _holders(state: LimitState) -> list[str]:
-    number = " #{}" if state.kind is LimitKind.ACTIVITY else ""
+    number = "" if state.kind is LimitKind.INSTANCES else " #{}"
     return [place.instance.instance_id + number.format(place.task_id) for place in state.holders]
 
 
@@ -88,6 +92,8 @@ def _shown(state: LimitState) -> dict[str, object]:
         "kind": state.kind,
         "name": state.name,
         "limit": state.limit,
+        "seconds": state.seconds or None,
+        "activities": state.activities,
         "declared": state.declared,
         "ordered_by": state.by or None,
         "running": len(state.holders),

@@ -7,8 +7,10 @@ table of the messages that could not be processed.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
+from airflow_provider_taskhub.activity_limit import MOST_STARTS
 from airflow_provider_taskhub.client.connection import Connection
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.concurrency import gather_bounded
@@ -179,7 +181,8 @@ class HubAdmin:
     async def limits(self) -> tuple[LimitState, ...]:
         """Return the limits of activities and of instances, who has their places, and about how many wait for one.
 
-        Cost: one query, and one request for each limit. Of instances that wait, at most 1,000 are counted.
+        Cost: one query, and one request for each limit of instances and each activity with a limit. Of instances that
+        wait, at most 1,000 are counted.
         """
         store, names = self._hub.store, self._hub.names
         found = await states(store, names)
@@ -187,20 +190,21 @@ class HubAdmin:
         async def counted(state: LimitState) -> LimitState:
             if state.kind is LimitKind.INSTANCES:
                 return replace(state, waiting=await waiting_instances.count(store, names, state.name))
-            try:
-                messages = await store.count(names.limited(state.name))
-            except NotFound:
-                messages = 0
-            return replace(state, waiting=max(0, messages - len(state.holders)))  # a call that runs is a message, too
+            messages = 0
+            for activity in state.activities:
+                with suppress(NotFound):
+                    messages += await store.count(names.limited(activity))
+            running = found.get((LimitKind.ACTIVITY, state.name))  # a call that runs is a message, too
+            return replace(state, waiting=max(0, messages - len(running.holders if running is not None else ())))
 
         return tuple(await gather_bounded(counted, [found[name] for name in sorted(found)], limit=_AT_ONCE))
 
     async def set_limit(self, name: str, places: int | None, *, kind: str = "", by: str | None = None) -> LimitState:
         """Order how many may run at once under a limit, whatever the code or a start says. What runs goes on.
 
-        :param name: name of an activity with a limit, or of a limit of instances.
+        :param name: name of an activity with a limit, or of a limit.
         :param places: the number, from 1 to 10,000; None: the order is lifted, and the declared number counts again.
-        :param kind: ``activity`` or ``instances``, needed only if there are limits of this name of both kinds.
+        :param kind: ``activity``, ``rate`` or ``instances``, needed only if there are several limits of this name.
         :param by: who gives the order, to show to people; None: the user of this process.
         :returns: the limit after the order.
         :raises InputError: if there is no such limit, or the number is wrong.
@@ -214,10 +218,12 @@ class HubAdmin:
         same = [state for (of, known), state in found.items() if known == name and kind in ("", of)]
         if len(same) != 1:
             near = did_you_mean(name, {known for _, known in found})
-            what = "limits of both kinds: say which" if same else f"no limit. {near}" if near else "no limit"
+            what = "several limits: say of which kind" if same else f"no limit. {near}" if near else "no limit"
             raise InputError(f"{name!r} is the name of {what}. To see all limits: taskhub limits list")
         (state,) = same
-        limit = Limit(name=name, places=places or state.declared, kind=state.kind)
+        if state.kind is LimitKind.RATE and places is not None and places > MOST_STARTS:
+            raise InputError(f"the rate {name!r}: {places} is too many; give a whole number from 1 to {MOST_STARTS}")
+        limit = Limit(name=name, places=places or state.declared, kind=state.kind, seconds=state.seconds)
         await store.execute(order(names, limit, places, by=by or this_user()))
         if state.kind is LimitKind.INSTANCES:
             await InstancePlaces(self._hub).advance(name)

@@ -16,6 +16,7 @@ from functools import lru_cache
 from types import NoneType, SimpleNamespace
 from typing import Any, Protocol, TypeVar
 
+from airflow_provider_taskhub.activity_limit import Rate, check_shared
 from airflow_provider_taskhub.codec import check_annotation, is_decodable
 from airflow_provider_taskhub.engine.inputs import input_arguments
 from airflow_provider_taskhub.engine.references import Frame, stored
@@ -98,6 +99,8 @@ class ActivityDefinition:
     :param version: version of the activity's app.
     :param spark_conf: settings of the Spark session of each attempt.
     :param limit: how many attempts may run at once in the whole hub; None: as many as the workers have slots.
+    :param rate: how many attempts may begin within a time in the whole hub; None: no rate.
+    :param limit_name: name of its limit and its rate. Activities with the same name share them.
     :param pool: the pool of workers that run it.
     """
 
@@ -113,7 +116,14 @@ class ActivityDefinition:
     version: str = ""
     spark_conf: Mapping[str, str] = field(default_factory=dict)
     limit: int | None = None
+    rate: Rate | None = None
+    limit_name: str = ""
     pool: str = DEFAULT_POOL
+
+    @property
+    def limited(self) -> bool:
+        """Whether it has a limit or a rate. Then its calls wait in a queue of their own."""
+        return self.limit is not None or self.rate is not None
 
     @property
     def takes_input(self) -> bool:
@@ -188,6 +198,8 @@ class Registry:
                 )
             versions[app.name] = app.version
             _merge(orchestrators, app.orchestrators, "orchestrator")
+            for activity in app.activities.values():
+                check_shared(activity, activities.values())
             _merge(activities, app.activities, "activity")
         return cls(orchestrators=orchestrators, activities=activities, apps=versions)
 

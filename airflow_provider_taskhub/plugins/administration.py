@@ -56,12 +56,12 @@ class LimitOrder(orders.Order):
     """An order about a limit.
 
     :param name: the name of the limit.
-    :param kind: what it counts: ``activity`` or ``instances``.
+    :param kind: what it counts: ``activity``, ``rate`` or ``instances``.
     :param number: how many may run at once; None: the declared number counts again.
     """
 
     name: str = Field(min_length=1, max_length=300)
-    kind: Literal["activity", "instances"]
+    kind: Literal["activity", "rate", "instances"]
     number: int | None = Field(None, ge=1, le=MOST)
 
 
@@ -126,7 +126,8 @@ async def _drop(client: "Client", order: MessageOrder, by: str) -> str:
 
 async def _limit(client: "Client", order: LimitOrder, by: str) -> str:
     state = await client.admin.set_limit(order.name, order.number, kind=order.kind, by=by)
-    return f"At most {state.limit} run at once from now on. What runs goes on."
+    what = "begin" if state.seconds else "run at once"
+    return f"At most {state.shown} {what} from now on. What runs goes on."
 
 
 ACTIONS: Mapping[str, Mapping[str, Action]] = {

@@ -60,6 +60,7 @@ def limit(state: LimitState, *, names: bool) -> dict[str, Any]:
         "kind": str(state.kind),
         "name": state.name,
         "limit": state.limit,
+        "shown": state.shown,
         "declared": state.declared,
         "by": state.by or None,
         "running": len(state.holders),

@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 
 import structlog
 
@@ -24,15 +23,15 @@ from airflow_provider_taskhub.hub.queues.reader import ControlReader, ReaderCont
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.worker_pools import DEFAULT_POOL
+from airflow_provider_taskhub.workers.activities.activity_limits import ActivityLimits, shared_limits
 from airflow_provider_taskhub.workers.activities.begins import Begins
-from airflow_provider_taskhub.workers.activities.limits import ActivityLimit
 from airflow_provider_taskhub.workers.activities.local_queues import LocalQueues
 from airflow_provider_taskhub.workers.activities.processor import Activities
 from airflow_provider_taskhub.workers.activities.recorded import RecordedActivities
 from airflow_provider_taskhub.workers.activities.responses import Responses
 from airflow_provider_taskhub.workers.activities.runner import Runner
 from airflow_provider_taskhub.workers.activities.work_items import WorkItems
-from airflow_provider_taskhub.workers.activities.work_queues import WorkQueues, limits_of
+from airflow_provider_taskhub.workers.activities.work_queues import WorkQueues
 from airflow_provider_taskhub.workers.activities.work_readers import Source, WorkReaders
 from airflow_provider_taskhub.workers.demand import Demand
 from airflow_provider_taskhub.workers.dispatch import Dispatcher
@@ -108,13 +107,12 @@ class Backend:
         self.supervisor = Supervisor(hub.clock)
         self.message_blobs = MessageBlobs(hub.store, hub.names, hub.clock)
         self._registry, self._pools = registry, settings.pool_names
-        limits = {
-            name: ActivityLimit(hub, limit, me=me, peers=peers, times=times, end_sessions=runner.end_sessions)
-            for name, limit in limits_of(registry.activities).items()
-            if registry.activities[name].pool in self._pools
-        }
+
+        self._limits = shared_limits(
+            hub, registry, self._pools, me=me, peers=peers, times=times, end_sessions=runner.end_sessions
+        )
         self.readers = WorkReaders(
-            hub, registry, self._pools, limits, context=self._reader_context(), settings=settings
+            hub, registry, self._pools, self._limits, context=self._reader_context(), settings=settings
         )
         self.queues = LocalQueues(
             (self.readers.plain, self.readers.spark),
@@ -160,7 +158,7 @@ class Backend:
         )
         self.orchestrations = Dispatcher("orchestrations", self.processor, settings.orchestrations)
 
-        def activities(work_items: WorkItems, limit: ActivityLimit | None, *, spark: bool) -> Activities:
+        def activities(work_items: WorkItems, limits: ActivityLimits | None, *, spark: bool) -> Activities:
             responses = Responses(hub, work_items, self.queues)
             begins = Begins(hub, work_items, responses)
             recorded = RecordedActivities(
@@ -174,7 +172,7 @@ class Backend:
                 responses=responses,
                 spark_master=settings.spark.master,
                 embedded=settings.embedded,
-                limit=limit,
+                limits=limits,
             )
             return Activities(
                 hub=hub,
@@ -186,7 +184,7 @@ class Backend:
                 responses=responses,
                 recorded=recorded,
                 absences=self.absences,
-                limited=self.readers.limited if limit is None else None,
+                limited=self.readers.limited if limits is None else None,
                 pools=self._pools,
                 spark=spark,
             )
@@ -194,7 +192,7 @@ class Backend:
         self._stations = tuple(
             _Station(
                 source,
-                work := activities(source.items, source.limit, spark=source.spark),
+                work := activities(source.items, source.limits, spark=source.spark),
                 Dispatcher(source.name, work, source.items.slots.limit + SETTLING),
             )
             for source in self.readers
@@ -246,14 +244,14 @@ class Backend:
             self.supervisor.keep("backlog", self._watch_backlog)
             self.supervisor.keep("waiting events", self._end_waits)
         if ACTIVITY in self.roles:
+            for limits in {id(one): one for one in self._limits.values()}.values():
+                limits.start(self.supervisor)
             for station in self._stations:
-                name, items, limit = station.source.name, station.source.items, station.source.limit
+                name, items = station.source.name, station.source.items
                 self.supervisor.keep(name, station.dispatcher.run)
                 self.supervisor.keep(f"overdue {name}", items.return_overdue)
                 self.supervisor.keep(f"unrecorded {name}", station.activities.watch)
                 self.supervisor.keep(items.reader.name, items.reader.run)
-                if limit is not None:
-                    self.supervisor.keep(f"limit {name}", partial(limit.run, items.reader.freed))
         self.supervisor.keep("queues of work items", self._queues_of_work.run)
 
     async def drain(self, timeout: float) -> None:

@@ -184,7 +184,6 @@ def test_a_place_whose_attempt_has_no_record_is_freed_if_it_stays_so(
                 return result
 
             monkeypatch.setattr(hub.store, "execute", executed)
-            other.open()
             looking = world.spawn(other.run(lambda: None))
             for _ in range(60):
                 await world.clock.sleep(0.5)
@@ -241,7 +240,6 @@ def test_who_has_the_last_place_sees_that_another_place_is_free_again() -> None:
             freed: list[float] = []
             assert await other.take(_record(0))
             await hub.store.execute(records.claim(hub.names, _record(0), supersede=None))
-            mine.open()
             looking = world.spawn(mine.run(lambda: freed.append(world.clock.monotonic())))
             await world.clock.sleep(1)
             assert await mine.take(_record(1))
@@ -269,7 +267,6 @@ def test_a_duplicate_of_a_call_does_not_free_the_place_under_it() -> None:
             assert await limit.confirm(_record(0, attempt=2))
             assert await limit.take(_record(1))
             await hub.store.execute(records.claim(hub.names, _record(1), supersede=None))
-            other.open()
             looking = world.spawn(other.run(lambda: None))
             for _ in range(30):
                 await world.clock.sleep(0.5)
@@ -317,8 +314,23 @@ def test_a_changed_limit_holds_for_the_next_workers(before: int, after: int) -> 
             assert (await world.wait("i")).status is Status.COMPLETED
             assert max(most) == after
             (changed,) = world.said("limit_changed")
-            assert (changed["before"], changed["now"]) == (before, after)
+            assert (changed["before"], changed["now"]) == (str(before), str(after))
             await world.settle()
+
+    simulate(main)
+
+
+def test_an_order_for_more_places_counts_while_one_worker_has_them_all() -> None:
+    gate = Gate()
+
+    async def main() -> None:
+        async with World(gate.app) as world:
+            await world.join("one")
+            await world.client.start("loads", [0, 4, 600.0], instance_id="i")
+            await world.clock.sleep(30)
+            await world.client.admin.set_limit("load", 4)
+            await world.clock.sleep(30)
+            assert gate.most == 4
 
     simulate(main)
 

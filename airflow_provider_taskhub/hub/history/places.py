@@ -5,6 +5,10 @@ runs only while a place names it. Workers take, change and free a place under th
 long as the activity record of its attempt says that the attempt runs. So a place does not outlive its attempt, whoever
 dies, and it needs no renewal of its own. The calls that wait are messages in a queue of this activity. A worker
 receives from this queue only while it sees a free place. So the cost does not grow with the number of calls that wait.
+Activities that share a limit share its places, and each has its own queue.
+
+``@app.activity(rate="10/m")`` gives the activity ten places of another limit. An attempt that begins takes one, and the
+place is free again a minute later. So at most ten attempts begin within any minute, and no two clocks are compared.
 
 A limit of instances (:class:`.InstanceLimit`) has places of the same kind. A place names an instance, and is held until
 this instance has ended (:mod:`airflow_provider_taskhub.hub.instance_places`).
@@ -16,10 +20,12 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from enum import StrEnum
 
+from airflow_provider_taskhub.activity_limit import shown
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.formats.keys import escape, unescape
+from airflow_provider_taskhub.hub.history import own_queues
 from airflow_provider_taskhub.hub.history.activity_records import NO_ROW
 from airflow_provider_taskhub.hub.model import ActivityRecord, HubNames
 from airflow_provider_taskhub.storage.primitives import (
@@ -43,26 +49,35 @@ class LimitKind(StrEnum):
     """What a limit counts."""
 
     ACTIVITY = "activity"
+    RATE = "rate"
     INSTANCES = "instances"
 
     @property
     def prefix(self) -> str:
         """The beginning of the partition keys of the places of such limits."""
-        return "limit:" if self is LimitKind.ACTIVITY else "limit-instances:"
+        return "limit:" if self is LimitKind.ACTIVITY else f"limit-{self}:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
     """A limit.
 
-    :param name: name of the activity, or of the limit of instances.
-    :param places: how many attempts may run at once, or how many instances may have begun and not ended.
+    :param name: name of the limit: that of the activity, unless its code says another.
+    :param places: how many attempts may run at once or begin within a time, or how many instances may have begun and
+        not ended.
     :param kind: what the limit counts.
+    :param seconds: the time of a rate; 0: it is no rate.
     """
 
     name: str
     places: int
     kind: LimitKind = LimitKind.ACTIVITY
+    seconds: int = 0
+
+    @property
+    def shown(self) -> str:
+        """The limit as people read it: ``2``, or ``10/m``."""
+        return shown(self.places, self.seconds) if self.seconds else str(self.places)
 
     @property
     def key(self) -> str:
@@ -111,27 +126,36 @@ class Place:
 class LimitState:
     """A limit, and who has its places.
 
-    :param name: name of the activity, or of the limit of instances.
+    :param name: name of the limit: that of its activity, unless the code says another.
     :param kind: what the limit counts.
     :param declared: the number that the code of an activity or the newest start says; 0: there is no such limit yet.
+    :param seconds: the time of a rate; 0: it is no rate.
     :param ordered: the number that an administrator has ordered instead; None: there is no order.
     :param by: who gave this order; "" if there is none.
     :param places: the places that have a row, by their numbers.
+    :param activities: the activities that share it; empty in a limit of instances, and if it was not asked.
     :param waiting: about how many calls or instances wait for a place; None: it was not asked.
     """
 
     name: str
     kind: LimitKind
     declared: int
+    seconds: int = 0
     ordered: int | None = None
     by: str = ""
     places: Mapping[int, Place] = field(default_factory=dict)
+    activities: tuple[str, ...] = ()
     waiting: int | None = None
 
     @property
     def limit(self) -> int:
-        """How many may run at once in the whole hub."""
+        """How many may run at once in the whole hub, or begin within the time of the rate."""
         return self.declared if self.ordered is None else self.ordered
+
+    @property
+    def shown(self) -> str:
+        """The limit as people read it: ``2``, or ``10/m``."""
+        return shown(self.limit, self.seconds) if self.seconds else str(self.limit)
 
     @property
     def holders(self) -> tuple[Place, ...]:
@@ -168,13 +192,14 @@ async def read(store: Store, names: HubNames) -> dict[str, list[Entity]]:
 
 def states_in(found: Mapping[str, list[Entity]]) -> dict[tuple[LimitKind, str], LimitState]:
     """Return the limits in rows (:func:`read`), by kind and name."""
-    states = {}
+    states, activities = {}, own_queues.known(found)
     for key, rows in found.items():
         kind = next((kind for kind in LimitKind if key.startswith(kind.prefix)), None)
         if kind is None:
             continue
         name = unescape(key.removeprefix(kind.prefix))
-        states[kind, name] = _state(kind, name, key, rows)
+        shared = () if kind is LimitKind.INSTANCES else tuple(one for one, its in activities.items() if its == name)
+        states[kind, name] = replace(_state(kind, name, key, rows), activities=shared)
     return states
 
 
@@ -190,11 +215,13 @@ async def state_of(store: Store, names: HubNames, limit: Limit) -> LimitState:
 def _state(kind: LimitKind, name: str, key: str, rows: list[Entity]) -> LimitState:
     columns = next((row.properties for row in rows if row.row_key == _DECLARED), {})
     declared, ordered, by = columns.get("Limit"), columns.get("Ordered"), columns.get("By")
+    seconds = columns.get("Seconds")
     places = {int(row.row_key): _decoded(key, int(row.row_key), row) for row in rows if row.row_key.isdecimal()}
     return LimitState(
         name=name,
         kind=kind,
         declared=declared if isinstance(declared, int) else 0,
+        seconds=seconds if isinstance(seconds, int) else 0,
         ordered=ordered if isinstance(ordered, int) and ordered > 0 else None,
         by=by if isinstance(by, str) and ordered else "",
         places=places,
@@ -203,7 +230,8 @@ def _state(kind: LimitKind, name: str, key: str, rows: list[Entity]) -> LimitSta
 
 def declared(names: HubNames, limit: Limit) -> Transact:
     """Return the write that says that a limit exists. The order of an administrator stays."""
-    row = Entity(partition_key=limit.key, row_key=_DECLARED, properties={"Limit": limit.places})
+    columns: dict[str, Property | None] = {"Limit": limit.places, "Seconds": limit.seconds}
+    row = Entity(partition_key=limit.key, row_key=_DECLARED, properties=columns)
     return Transact(table=names.controls, rows=(RowOperation(verb=RowVerb.UPSERT_MERGE, entity=row),))
 
 

@@ -186,6 +186,11 @@ class Reader:
         return self._renewer.held()
 
     @property
+    def waits_for_room(self) -> bool:
+        """Whether the queue may have messages for which there was no room."""
+        return self._waiting is not None
+
+    @property
     def starved(self) -> bool:
         """Whether the queue was not read for half a second because there was no room for more messages.
 

@@ -451,12 +451,15 @@ def _awaited(awaits: Awaits, found: Snapshot) -> Iterable[Why]:
 
 
 def _full_limits(awaits: Awaits, found: Snapshot) -> Iterable[str]:
-    """Return a text about each awaited activity whose limit is reached."""
-    for name in awaits.activities:
-        limit = found.limits.get((LimitKind.ACTIVITY, name))
-        if limit is not None and limit.is_full:
+    """Return a text about each limit that an awaited activity has and that is reached."""
+    for limit in found.limits.values():
+        if not limit.is_full or not {*awaits.activities} & {*limit.activities}:
+            continue
+        if limit.kind is LimitKind.RATE:
+            yield f"at most {limit.shown} of {limit.name!r} begin in the hub"
+        else:
             holders = listed([f"{place.instance.instance_id} #{place.task_id}" for place in limit.holders], _MOST_NAMES)
-            yield f"at most {limit.limit} of {name!r} run in the hub, now {holders}"
+            yield f"at most {limit.limit} of {limit.name!r} run in the hub, now {holders}"
 
 
 def _without_place(found: Snapshot) -> Iterable[Why]:

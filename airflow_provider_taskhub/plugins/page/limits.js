@@ -5,6 +5,7 @@ import { ask, bar, base, el, ghosts, keepFocus, query, refreshTable, send } from
 
 const HEADS = ["Limit of", "Name", "At most", "Running", "Waiting", "Who runs", ""];
 const NUMBERS = ["At most", "Running", "Waiting"];
+const KINDS = { activity: "activities", rate: "a rate", instances: "instances" };
 const main = document.getElementById("main");
 const conn = query.get("conn") ?? "";
 const body = el("tbody", {}, ghosts(3, [80, 160, 60, 60, 60, 200, 60]));
@@ -22,8 +23,8 @@ function show(answer) {
 function line(one) {
   const instance = (id) => el("a", { href: `${base}/taskhub/page/instance?${new URLSearchParams({ ...(conn ? { conn } : {}), id })}`, "data-key": `${one.kind} ${one.name} ${id}` }, id);
   const who = one.ids === null ? el("span", { class: "mute" }, "for administrators") : [one.ids.map((id) => el("div", {}, instance(id))), one.more ? el("div", { class: "mute" }, `and ${one.more} more`) : ""];
-  return el("tr", {}, el("td", {}, one.kind === "activity" ? "an activity" : "instances"), el("td", { class: "code" }, one.name),
-    el("td", { class: "n" }, one.limit, one.by ? el("div", { class: "small mute" }, `ordered by ${one.by}; declared: ${one.declared}`) : ""),
+  return el("tr", {}, el("td", {}, KINDS[one.kind]), el("td", { class: "code" }, one.name),
+    el("td", { class: "n" }, one.shown, one.by ? el("div", { class: "small mute" }, `ordered by ${one.by}; declared: ${one.declared}`) : ""),
     el("td", { class: "n" }, one.running), el("td", { class: "n" }, one.kind === "instances" && one.waiting >= 1000 ? "1,000 or more" : one.waiting),
     el("td", { class: "small" }, who), el("td", { class: "n" }, change(one), one.by ? lift(one) : ""));
 }

@@ -15,10 +15,8 @@ least one of them sees the other, and no more attempts run than the limit says.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 import structlog
 
@@ -29,30 +27,20 @@ from airflow_provider_taskhub.hub.history import places as rows
 from airflow_provider_taskhub.hub.history.places import Limit, LimitState, Place
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState, WorkerIdentity
-from airflow_provider_taskhub.hub.queues.delivery import Delivery
-from airflow_provider_taskhub.hub.queues.reader import Reader
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Entity
 from airflow_provider_taskhub.telemetry import Outage
-from airflow_provider_taskhub.workers.activities.begins import Unasked
+from airflow_provider_taskhub.workers.activities.hub_places import FIRST_LOOK, FULL, LONGEST_LOOK, SELDOM, HubPlaces
 from airflow_provider_taskhub.workers.activities.silence import Silence
 from airflow_provider_taskhub.workers.executors.executor import ExecutorError
 from airflow_provider_taskhub.workers.peers import Peers
 
 log = structlog.get_logger(__name__)
 
-SELDOM = 60.0
-"""Seconds between two looks while a place is free, and other workers hold others. A dead worker may be among them."""
-FIRST_LOOK, LONGEST_LOOK = 0.5, 5.0
-"""Shortest and longest pause between two looks at the places that other workers hold, in seconds. It is at most the
-renewal interval of records, because :class:`.Silence` counts no more than this from one look to the next."""
 
+class ActivityLimit(HubPlaces):
+    """The places of a limit whose attempts keep them until they end.
 
-class ActivityLimit:
-    """The places of one activity, as this worker sees them.
-
-    :param limit: the activity, and how many places it has.
-    :param me: the identity of this worker.
     :param peers: tells which other workers are proven dead.
     :param end_sessions: ends Spark Connect sessions that lost attempts have left running.
     """
@@ -67,110 +55,49 @@ class ActivityLimit:
         times: LeaseTimes,
         end_sessions: Callable[[tuple[str, ...]], Awaitable[None]],
     ) -> None:
-        self.limit, self._end_sessions = limit, end_sessions
-        self._hub, self._me, self._peers, self._times = hub, str(me), peers, times
-        self._free = 0
-        """Free places at the last look, less those that this worker has taken since."""
+        super().__init__(hub, limit, me=me, times=times)
+        self._peers, self._end_sessions = peers, end_sessions
         self._mine: dict[tuple[OrchestrationInstance, int], int] = {}
         """The numbers of the places that attempts of this worker have, by the instance and number of the call."""
         self._silences: dict[int, Silence] = {}
         """For each place that another worker holds, how long its attempt has been silent."""
-        self._undecided: set[Delivery] = set()
-        """The calls that this worker has received, and for which it has not taken a place yet."""
-        self._changed, self._open = asyncio.Event(), asyncio.Event()
-        self._freed: Callable[[], None] = lambda: None
 
-    def open(self) -> None:
-        """Begin to look for free places: the queue of the activity exists."""
-        self._open.set()
+    def _for(self, record: ActivityRecord, found: LimitState) -> Sequence[Place]:
+        """If an earlier attempt of the same call has a place, the attempt takes over this place."""
+        return [place for place in found.holders if place.is_of_call(record)] or found.free
 
-    def room(self, reader: Reader) -> int:
-        """Return how many calls this worker may receive now. :param reader: reads the queue of the activity."""
-        self._undecided.intersection_update(reader.held())
-        return max(0, self._free - len(self._undecided))
+    def _took(self, record: ActivityRecord, place: Place) -> None:
+        self._mine[record.instance, record.task_id] = place.number
 
-    def expect(self, held: Delivery) -> None:
-        """Note that a call was received, which may need a place."""
-        self._undecided.add(held)
-
-    def decided(self, held: Delivery) -> None:
-        """Note that a received call has a place, or does not ask for one any more."""
-        self._undecided.discard(held)
-
-    async def take(self, record: ActivityRecord, held: Delivery | None = None) -> bool:
-        """Take a place for an attempt whose record this worker claims next. If an earlier attempt of the same call has
-        a place, the attempt takes over this place.
-
-        :param held: the work item of the call; None: it was not received.
-        :returns: False if no place is free.
-        :raises Unasked: if the store does not answer, or refuses the request.
-        """
-        try:
-            return await self._take(record)
-        except StorageError as error:
-            raise Unasked(str(error)) from error
-        finally:
-            if held is not None:
-                self.decided(held)
-
-    async def _take(self, record: ActivityRecord) -> bool:
-        found = await self._state()
-        own = [place for place in found.holders if place.is_of_call(record)]
-        for place in own or found.free:
-            try:
-                await self._hub.store.execute(rows.taken(self._hub.names, place, record))
-            except Conflict:  # another worker was faster
-                continue
-            self._mine[record.instance, record.task_id] = place.number
-            self._free = max(0, len(found.free) - (not place.held))
-            self._changed.set()  # if it was the last one, this worker looks from now on
-            return True
-        self._free = 0
-        self._changed.set()
-        return False
-
-    async def confirm(self, record: ActivityRecord) -> bool:
-        """Return True if its call still has a place. Call this after the record was claimed, before the attempt runs.
-
-        :raises Unasked: if the store does not answer, or refuses the request.
-        """
-        try:
-            return any(place.is_of_call(record) for place in (await self._state()).holders)
-        except StorageError as error:
-            raise Unasked(str(error)) from error
+    def _confirms(self, record: ActivityRecord, place: Place) -> bool:
+        return place.is_of_call(record)
 
     def forget(self, record: ActivityRecord) -> None:
-        """Note that this worker has not claimed the record of an attempt for which it has taken a place."""
         self._mine.pop((record.instance, record.task_id), None)
         self._changed.set()
 
     async def leave(self, record: ActivityRecord) -> None:
-        """Free the place of an attempt that has ended. Do nothing if the attempt has none.
+        """Free the place of the attempt. Do nothing if it has none.
 
         If the store does not answer, the place stays held, and a later look finds that the attempt has ended.
         """
         self.forget(record)
         try:
-            found = await self._state()
+            before, found = self._change, await self._state()
             for place in found.holders:
                 if place.is_of_call(record) and place.attempt <= record.attempt:
                     await self._hub.store.execute(rows.freed(self._hub.names, place))
-                    self._free = max(0, found.limit - len(found.holders) + 1)
+                    self._change -= 1
+                    self._count(found, before)
         except Conflict:
             pass
         except StorageError as error:
             log.info("place_not_freed", activity=record.name, error=str(error))
         self._changed.set()
-        self._freed()
 
     async def run(self, freed: Callable[[], None]) -> None:
-        """Look at the places while none is free. Runs until cancelled.
-
-        :param freed: called when a place may have become free.
-        """
-        self._freed = freed
-        await self._open.wait()
-        outage = Outage(log.bind(activity=self.limit.name), "places_unreadable", self._hub.clock.monotonic)
+        """Look at the places while none is free, or others hold some."""
+        outage = Outage(log.bind(limit=self.limit.name), "places_unreadable", self._hub.clock.monotonic)
         pause = FIRST_LOOK
         while True:
             try:
@@ -179,44 +106,31 @@ class ActivityLimit:
             except StorageError as error:
                 outage.failed(error)
                 others = True
-            if self._free:
+            if self.free:
                 pause = FIRST_LOOK
                 freed()
             self._changed.clear()
-            while self._free or not others:
-                if not await self._changed_within(SELDOM if others else None):
+            while self.free or not others:
+                longest = (SELDOM if others else None) if self.free else FULL
+                if not await self._changed_within(longest):
                     break
                 others = True
             await self._hub.clock.sleep(pause)
             pause = min(LONGEST_LOOK, self._times.renew.total_seconds(), pause * 1.5)
-
-    async def _changed_within(self, seconds: float | None) -> bool:
-        """Wait until this worker takes or frees a place.
-
-        :param seconds: how long to wait; None: without a limit.
-        :returns: False if the time is over.
-        """
-        try:
-            async with asyncio.timeout(seconds):
-                await self._changed.wait()
-        except TimeoutError:
-            return False
-        self._changed.clear()
-        return True
 
     async def _look(self) -> bool:
         """Count the free places, and free those whose attempts have ended.
 
         :returns: True if other workers hold places.
         """
-        found, freed = await self._state(), 0
+        before, found = self._change, await self._state()
         others = [place for place in found.holders if place.number not in self._mine.values()]
         for place in others:
             if await self._is_over(place):
-                freed += await self._take_away(place)
+                self._change -= await self._take_away(place)
         for number in self._silences.keys() - {place.number for place in others}:
             del self._silences[number]
-        self._free = max(0, found.limit - len(found.holders) + freed)
+        self._count(found, before)
         return bool(others)
 
     async def _is_over(self, place: Place) -> bool:
@@ -237,7 +151,7 @@ class ActivityLimit:
         lost = found[0].lost()
         with suppress(Conflict, NotFound):
             await hub.store.execute(records.update(hub.names, lost, last.etag))
-            about = {"activity": self.limit.name, "instance_id": place.instance.instance_id}
+            about = {"limit": self.limit.name, "instance_id": place.instance.instance_id}
             log.warning("limited_attempt_lost", worker=lost.worker, **about)
             return await self._nothing_is_left_of(lost)
         return False  # its worker has changed the record, so it is alive
@@ -276,10 +190,6 @@ class ActivityLimit:
             self._silences.pop(place.number, None)
             return not runs
         return False
-
-    async def _state(self) -> LimitState:
-        found = await rows.state_of(self._hub.store, self._hub.names, self.limit)
-        return found if found.declared else replace(found, declared=self.limit.places)
 
     async def _record_of(self, place: Place) -> tuple[ActivityRecord, Entity] | None:
         """Read the last attempt of the call that has a place. None: the attempt that the place names has no record yet.

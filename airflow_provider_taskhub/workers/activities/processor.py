@@ -137,7 +137,7 @@ class Activities:
         definition = self._registry.activities.get(event.name)
         if definition is None or definition.pool not in self._pools:
             await self._leave_to_others(held, event, spark=self._spark if definition is None else definition.spark)
-        elif definition.limit is not None and self._limited is not None:
+        elif definition.limited and self._limited is not None:
             await self._move_to_limited(held, self._limited.get(event.name))
         elif (overdue := self._overdue(held, definition)) is not None:
             fate = (await self._begins.permit(held)).fate

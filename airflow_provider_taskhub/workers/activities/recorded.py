@@ -37,10 +37,10 @@ from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.spark_connect import connect_server
 from airflow_provider_taskhub.storage.primitives import Entity, PutBlob, Step, Unit
+from airflow_provider_taskhub.workers.activities.activity_limits import ActivityLimits
 from airflow_provider_taskhub.workers.activities.begins import Begins, Unasked
 from airflow_provider_taskhub.workers.activities.cancellation import Fate
 from airflow_provider_taskhub.workers.activities.heartbeat import CutOff, RecordedAttempt, Superseded
-from airflow_provider_taskhub.workers.activities.limits import ActivityLimit
 from airflow_provider_taskhub.workers.activities.responses import Responses, refused, write_outcome
 from airflow_provider_taskhub.workers.activities.runner import (
     Runner,
@@ -76,7 +76,7 @@ class RecordedActivities:
     :param responses: sends the responses and deletes the work items.
     :param spark_master: the setting ``spark.master`` of this worker.
     :param embedded: whether the hub is a SQLite file.
-    :param limit: the limit of the activity that this object processes; None: its activities have no limit.
+    :param limits: the limit of the activity that this object processes; None: its activities have no limit.
     """
 
     def __init__(
@@ -92,9 +92,9 @@ class RecordedActivities:
         responses: Responses,
         spark_master: str,
         embedded: bool,
-        limit: ActivityLimit | None = None,
+        limits: ActivityLimits | None = None,
     ) -> None:
-        self._limit = limit
+        self._limits = limits
         self._hub, self._runner, self._me, self._times = hub, runner, me, times
         self._peers, self._work_items, self._begins, self._responses = peers, work_items, begins, responses
         self._spark_master, self._spark_server = spark_master, connect_server(spark_master)
@@ -129,10 +129,10 @@ class RecordedActivities:
                 finally:
                     self._live -= Counter([_key(record)])
         finally:
-            if self._limit is not None:
-                self._limit.decided(held)
+            if self._limits is not None:
+                self._limits.decided(held)
                 if last is not None:
-                    await self._limit.leave(last)
+                    await self._limits.leave(last)
 
     async def _run(
         self,
@@ -148,7 +148,7 @@ class RecordedActivities:
         """
         record = attempt.record
         try:
-            if self._limit is not None and not await self._limit.confirm(record):
+            if self._limits is not None and not await self._limits.confirm(record):
                 raise Unasked("its place was given to another attempt")
             outcome = await traced(event, request, partial(attempt.run, self._runner))
             fate = Fate.OPEN
@@ -233,8 +233,8 @@ class RecordedActivities:
                     if not paused:
                         paused = True
                         self._work_items.pause(held)
-                        if self._limit is not None:
-                            self._limit.decided(held)
+                        if self._limits is not None:
+                            self._limits.decided(held)
                     if (
                         silence.needs_proof
                         and last is not None
@@ -264,7 +264,7 @@ class RecordedActivities:
                 await self._refuse(held, event, permit.fate, _left_sessions(found))
                 return None
             claim = self._new_record(held, event, definition, last[0] if last else None)
-            if self._limit is not None and not await self._limit.take(claim, held):
+            if self._limits is not None and not await self._limits.take(claim, held):
                 await self._work_items.reader.give_back([held], begun=begun)
                 return None
             asked, etag = hub.clock.monotonic(), None
@@ -274,8 +274,8 @@ class RecordedActivities:
             finally:
                 if etag is None:
                     self._live -= Counter([_key(claim)])
-                    if self._limit is not None:
-                        self._limit.forget(claim)
+                    if self._limits is not None:
+                        self._limits.forget(claim)
             if etag is None:
                 continue  # another worker has claimed this attempt first: read its record
             if silent is not None:

@@ -18,7 +18,7 @@ The limits of instances have no queues. They are read together with the others, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -29,8 +29,8 @@ import structlog
 from airflow_provider_taskhub.engine.registry import ActivityDefinition
 from airflow_provider_taskhub.errors import InputError, NotFound, StorageError
 from airflow_provider_taskhub.hub.formats.message_envelope import encode
-from airflow_provider_taskhub.hub.history import places, pools
-from airflow_provider_taskhub.hub.history.places import Limit, LimitKind, LimitState
+from airflow_provider_taskhub.hub.history import own_queues, places, pools
+from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ACTIVITY, Member, Need
 from airflow_provider_taskhub.hub.partitions.capabilities import able
@@ -39,6 +39,7 @@ from airflow_provider_taskhub.hub.queues.reader import decode_message
 from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE, DeleteMessage, PutMessage, Step, Unit
 from airflow_provider_taskhub.telemetry import Outage
 from airflow_provider_taskhub.worker_pools import DEFAULT_POOL
+from airflow_provider_taskhub.workers.activities.activity_limits import limits_of
 from airflow_provider_taskhub.workers.missing_functions import MissingFunctions
 
 log = structlog.get_logger(__name__)
@@ -52,15 +53,6 @@ worker with other code may declare a limit, send calls to its queue, and end for
 
 States = Mapping[tuple[LimitKind, str], LimitState]
 """All limits of a hub, by kind and name."""
-
-
-def limits_of(activities: Mapping[str, ActivityDefinition]) -> dict[str, Limit]:
-    """Return the limits that the code declares, by the names of the activities."""
-    return {
-        name: Limit(name=name, places=activity.limit)
-        for name, activity in activities.items()
-        if activity.limit is not None
-    }
 
 
 async def move(hub: Hub, held: Delivery, queue: str) -> None:
@@ -113,7 +105,7 @@ class WorkQueues:
     ) -> None:
         self._visibility, self._look, self._soon = visibility, look, asyncio.Event()
         self._hub, self._activities, self._pools, self._live = hub, activities, pools, live
-        self._absences, self._limits, self._default_served = absences, limits_of(activities), default_served
+        self._absences, self._default_served = absences, default_served
         self._limit_made, self._pool_made = limit_made, pool_made
 
     def look_soon(self) -> None:
@@ -125,27 +117,27 @@ class WorkQueues:
         hub = self._hub
         unmade = Outage(log, "queues_not_made", hub.clock.monotonic)
         unread = Outage(log, "limits_unreadable", hub.clock.monotonic)
-        limits = dict(self._limits)
+        limited = [name for name, one in self._activities.items() if one.limited]
         others = {one.pool for one in self._activities.values()} - {DEFAULT_POOL}
         left = [*sorted(others), DEFAULT_POOL]  # calls wait for the queues of the others, and only overflow from this
         while True:
             pauses = []
             try:
-                for name, limit in list(limits.items()):
-                    await self._make(limit)
-                    del limits[name]
+                while limited:
+                    await self._make(limited[0])
+                    limited.pop(0)
                 while left:
                     await self._make_pool(left[0])
                     left.pop(0)
                 unmade.over()
             except StorageError as error:
                 unmade.failed(error)
-                pauses.append(AGAIN if limits or left != [DEFAULT_POOL] else CHECK)
+                pauses.append(AGAIN if limited or left != [DEFAULT_POOL] else CHECK)
             try:
                 rows = await places.read(hub.store, hub.names)
                 found = places.states_in(rows)
                 pauses.append(await self._look(found) or SELDOM)
-                pauses.append(await self._look_at_unread(found, pools.known(rows)))
+                pauses.append(await self._look_at_unread(own_queues.known(rows), pools.known(rows)))
                 unread.over()
             except StorageError as error:
                 unread.failed(error)
@@ -163,18 +155,25 @@ class WorkQueues:
             await hub.store.execute(pools.declared(hub.names, pool))
         self._pool_made(pool)
 
-    async def _make(self, limit: Limit) -> None:
-        hub, queue = self._hub, self._hub.names.limited(limit.name)
-        known = await places.state_of(hub.store, hub.names, limit)
-        if known.declared not in (0, limit.places):
-            log.warning("limit_changed", kind=limit.kind, limit=limit.name, before=known.declared, now=limit.places)
+    async def _make(self, activity: str) -> None:
+        hub, queue, definition = self._hub, self._hub.names.limited(activity), self._activities[activity]
+        for limit in limits_of(definition):
+            known = await places.state_of(hub.store, hub.names, limit)
+            before, now = replace(known, ordered=None).shown, limit.shown
+            if known.declared and before != now:
+                log.warning("limit_changed", kind=limit.kind, limit=limit.name, before=before, now=now)
+            await hub.store.execute(places.declared(hub.names, limit))
         await hub.store.create_queue(queue)
-        await hub.store.execute(places.declared(hub.names, limit))
-        self._limit_made(limit.name, queue)
+        await hub.store.execute(own_queues.declared(hub.names, activity, definition.limit_name))
+        self._limit_made(activity, queue)
 
-    async def _look_at_unread(self, found: States, known_pools: Sequence[str]) -> float:
-        """Look after the queues that this worker does not read. :returns: the seconds until the next look."""
-        limits = [name for kind, name in found if kind is LimitKind.ACTIVITY and not self._reads_limit(name)]
+    async def _look_at_unread(self, limited: Iterable[str], known_pools: Sequence[str]) -> float:
+        """Look after the queues that this worker does not read.
+
+        :param limited: the activities with queues of their own.
+        :returns: the seconds until the next look.
+        """
+        limits = [name for name in limited if not self._reads_limit(name)]
         others = [name for name in (DEFAULT_POOL, *known_pools) if name not in self._pools]
         if not limits and not others:
             return SELDOM
@@ -186,7 +185,7 @@ class WorkQueues:
 
     def _reads_limit(self, activity: str) -> bool:
         known = self._activities.get(activity)
-        return known is not None and known.limit is not None and known.pool in self._pools
+        return known is not None and known.limited and known.pool in self._pools
 
     async def _look_at_limit(self, activity: str, workers: Sequence[Member]) -> bool:
         """Move the calls of an activity with a limit to the queue of its pool if no worker reads the limit's queue.
@@ -194,7 +193,7 @@ class WorkQueues:
         :returns: True: look again soon.
         """
         known = self._activities.get(activity)
-        if (known is None or known.limit is not None) and able(workers, Need(ACTIVITY, activity)):
+        if (known is None or known.limited) and able(workers, Need(ACTIVITY, activity)):
             return True  # a worker that has the activity reads the queue, or empties it
         pool, spark = (DEFAULT_POOL, False) if known is None else (known.pool, known.spark)
         await self._empty(self._hub.names.limited(activity), self._hub.names.pool(pool, spark=spark))

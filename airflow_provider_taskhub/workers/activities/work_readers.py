@@ -16,7 +16,7 @@ from airflow_provider_taskhub.hub.queues.lane_reader import LaneReader
 from airflow_provider_taskhub.hub.queues.reader import WORK_EVENTS, Reader, ReaderContext
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.worker_pools import DEFAULT_POOL
-from airflow_provider_taskhub.workers.activities.limits import ActivityLimit
+from airflow_provider_taskhub.workers.activities.activity_limits import ActivityLimits
 from airflow_provider_taskhub.workers.activities.slots import Slots
 from airflow_provider_taskhub.workers.activities.turns import Turns
 from airflow_provider_taskhub.workers.activities.work_items import WorkItems
@@ -34,7 +34,7 @@ class Source:
 
     name: str
     items: WorkItems
-    limit: ActivityLimit | None
+    limits: ActivityLimits | None
     spark: bool
 
 
@@ -56,7 +56,7 @@ class WorkReaders:
         hub: Hub,
         registry: Registry,
         pools: Collection[str],
-        limits: Mapping[str, ActivityLimit],
+        limits: Mapping[str, ActivityLimits],
         *,
         context: ReaderContext,
         settings: Settings,
@@ -103,7 +103,7 @@ class WorkReaders:
         for name, one in self._registry.activities.items():
             if one.pool == pool and pool != DEFAULT_POOL and name not in self.limited:
                 self.queues[name] = self._hub.names.pool(pool, spark=one.spark)
-            if one.pool == pool and one.limit is None:
+            if one.pool == pool and not one.limited:
                 self.lanes[name] = self._hub.names.lanes(pool, spark=one.spark)
         self._made.add(pool)
         if pool in self._pools:
@@ -166,21 +166,23 @@ class WorkReaders:
         turns.between(first, lanes)
         yield Source(f"lanes of {name}", WorkItems(lanes, lane_slots), None, spark)
 
-    def _limited(self, name: str, limit: ActivityLimit) -> Source:
+    def _limited(self, name: str, limits: ActivityLimits) -> Source:
         """Return the source of the calls of an activity with a limit."""
         spark = self._registry.activities[name].spark
         kind = self._slots[spark]
         slots = Slots(kind.limit, self._hub.clock, shared=kind)
 
         def deliver(held: Delivery) -> None:
-            limit.expect(held)
+            limits.expect(held, reader)
             slots.put(held)
 
         reader = Reader(
             self._context,
             queue=self._hub.names.limited(name),
             carries=WORK_EVENTS,
-            room=lambda: 0 if reader.stopping else min(slots.room, limit.room(reader)),
+            room=lambda: 0 if reader.stopping else min(slots.room, limits.room(reader)),
             deliver=deliver,
+            polled=limits.freed,
         )
-        return Source(f"activities {name}", WorkItems(reader, slots), limit, spark)
+        limits.join(reader, lambda: name in self.limited and not reader.stopping and slots.room > 0)
+        return Source(f"activities {name}", WorkItems(reader, slots), limits, spark)

@@ -1,0 +1,181 @@
+"""Decides when calls of activities with a limit are received and begin.
+
+The activities of one limit share its places, and each has a queue. When a place becomes free, the queue in which calls
+may wait and of which none has begun for longest is read first. So none of them starves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from functools import partial
+
+from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry
+from airflow_provider_taskhub.hub.history.places import Limit, LimitKind
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.model import ActivityRecord, WorkerIdentity
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
+from airflow_provider_taskhub.hub.queues.reader import Reader
+from airflow_provider_taskhub.settings import LeaseTimes
+from airflow_provider_taskhub.supervision import Supervisor
+from airflow_provider_taskhub.workers.activities.begins import Unasked
+from airflow_provider_taskhub.workers.activities.hub_places import HubPlaces
+from airflow_provider_taskhub.workers.activities.limits import ActivityLimit
+from airflow_provider_taskhub.workers.activities.rates import ActivityRate
+from airflow_provider_taskhub.workers.peers import Peers
+
+
+def limits_of(activity: ActivityDefinition) -> Iterator[Limit]:
+    """Return the limit and the rate that the code of an activity declares."""
+    if activity.limit is not None:
+        yield Limit(name=activity.limit_name, places=activity.limit)
+    if (rate := activity.rate) is not None:
+        yield Limit(name=activity.limit_name, places=rate.starts, seconds=rate.seconds, kind=LimitKind.RATE)
+
+
+def shared_limits(
+    hub: Hub,
+    registry: Registry,
+    pools: Collection[str],
+    *,
+    me: WorkerIdentity,
+    peers: Peers,
+    times: LeaseTimes,
+    end_sessions: Callable[[tuple[str, ...]], Awaitable[None]],
+) -> dict[str, ActivityLimits]:
+    """Return the limits of the activities that a worker runs, by the names of the activities.
+
+    :param pools: the pools of workers to which the worker belongs.
+    :param me: the identity of the worker.
+    :param peers: tells which other workers are proven dead.
+    :param end_sessions: ends Spark Connect sessions that lost attempts have left running.
+    """
+
+    def places_of(limit: Limit) -> HubPlaces:
+        if limit.kind is LimitKind.RATE:
+            return ActivityRate(hub, limit, me=me, times=times)
+        return ActivityLimit(hub, limit, me=me, peers=peers, times=times, end_sessions=end_sessions)
+
+    found: dict[str, ActivityLimits] = {}
+    made: dict[str, ActivityLimits] = {}
+    for name, activity in registry.activities.items():
+        if activity.limited and activity.pool in pools:
+            shared = activity.limit_name
+            made[shared] = made.get(shared) or ActivityLimits(shared, [*map(places_of, limits_of(activity))])
+            found[name] = made[shared]
+    return found
+
+
+class ActivityLimits:
+    """The limit and the rate that some activities share. An attempt needs a place of each.
+
+    :param name: name of the limit.
+    :param places: the places of the limit, then those of the rate.
+    """
+
+    def __init__(self, name: str, places: Sequence[HubPlaces]) -> None:
+        self.name, self._places = name, tuple(places)
+        self._open = asyncio.Event()
+        self._undecided: dict[Delivery, Reader] = {}
+        """The calls that this worker has received, and for which it has not taken a place yet, with their readers."""
+        self._readers: dict[Reader, Callable[[], bool]] = {}
+        """The readers of the queues, and whether each may read. First comes the one whose last call has begun before
+        those of the others."""
+
+    def join(self, reader: Reader, may: Callable[[], bool]) -> None:
+        """Let a reader share the places. :param may: tells whether it may read as far as others than this limit say."""
+        self._readers[reader] = may
+
+    def open(self) -> None:
+        """Begin to look for free places: a queue exists."""
+        self._open.set()
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Keep looking at the places."""
+        for places in self._places:
+            supervisor.keep(f"{places.limit.kind} limit {self.name}", partial(self._run, places))
+
+    async def _run(self, places: HubPlaces) -> None:
+        await self._open.wait()
+        await places.run(self.freed)
+
+    def freed(self) -> None:
+        """Let the readers read on: a place may have become free, or another reader may have found its queue empty."""
+        for reader in self._readers:
+            reader.freed()
+
+    # receiving
+
+    def room(self, reader: Reader) -> int:
+        """Return how many calls a reader may receive now."""
+        free = min(places.free for places in self._places)
+        if not free:
+            return 0
+        held = {reader: frozenset(reader.held()) for reader in set(self._undecided.values())}
+        self._undecided = {call: its for call, its in self._undecided.items() if call in held[its]}
+        for earlier, may in self._readers.items():
+            if earlier is reader:
+                break
+            if earlier.waits_for_room and may():
+                return 0
+        return max(0, free - len(self._undecided))
+
+    def expect(self, held: Delivery, reader: Reader) -> None:
+        """Note that a reader has received a call, which may need a place."""
+        self._undecided[held] = reader
+
+    def decided(self, held: Delivery) -> None:
+        """Note that a received call has a place, or does not ask for one any more."""
+        self._undecided.pop(held, None)
+
+    # attempts
+
+    async def take(self, record: ActivityRecord, held: Delivery) -> bool:
+        """Take a place of each for an attempt whose record this worker claims next.
+
+        :param held: the work item of the call.
+        :returns: False if no place is free.
+        :raises Unasked: if the store does not answer, or refuses the request.
+        """
+        taken: list[HubPlaces] = []
+        reader = self._undecided.get(held)
+        try:
+            for places in self._places:
+                if not await places.take(record):
+                    break
+                taken.append(places)
+            else:
+                if reader is not None:  # the others come first now
+                    self._readers[reader] = self._readers.pop(reader)
+                return True
+        except Unasked:
+            await self._leave(record, taken)
+            raise
+        finally:
+            self.decided(held)
+        await self._leave(record, taken)
+        return False
+
+    async def confirm(self, record: ActivityRecord) -> bool:
+        """Return True if the attempt still has its places. Call this after its record was claimed, before it runs.
+
+        :raises Unasked: if the store does not answer, or refuses the request.
+        """
+        for places in self._places:
+            if not await places.confirm(record):
+                return False
+        return True
+
+    def forget(self, record: ActivityRecord) -> None:
+        """Note that this worker has not claimed the record of an attempt for which it has taken places."""
+        for places in self._places:
+            places.forget(record)
+
+    async def leave(self, record: ActivityRecord) -> None:
+        """Note that an attempt has ended. Others may begin."""
+        await self._leave(record, self._places)
+        self.freed()
+
+    async def _leave(self, record: ActivityRecord, of: Sequence[HubPlaces]) -> None:
+        for places in of:
+            await places.leave(record)

@@ -1,0 +1,134 @@
+"""The places of a limit of activities, as one worker sees them.
+
+A worker counts the free places when it looks at their rows, and takes one before an attempt begins. While none is free,
+or while other workers hold some, it looks again: they may have freed theirs, or have died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from airflow_provider_taskhub.errors import Conflict, StorageError
+from airflow_provider_taskhub.hub.history import places as rows
+from airflow_provider_taskhub.hub.history.places import Limit, LimitState, Place
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.model import ActivityRecord, WorkerIdentity
+from airflow_provider_taskhub.settings import LeaseTimes
+from airflow_provider_taskhub.workers.activities.begins import Unasked
+
+SELDOM = 60.0
+"""Seconds between two looks while a place is free, and other workers hold others. A dead worker may be among them."""
+FULL = 15.0
+"""Seconds between two looks while this worker itself holds all places. An administrator may order more of them."""
+FIRST_LOOK, LONGEST_LOOK = 0.5, 5.0
+"""Shortest and longest pause between two looks at the places that other workers hold, in seconds. It is at most the
+renewal interval of records, because :class:`.Silence` counts no more than this from one look to the next."""
+
+
+class HubPlaces(ABC):
+    """The places of one limit, as this worker sees them.
+
+    :param limit: the limit, and how many places it has.
+    :param me: the identity of this worker.
+    :ivar free: free places when they were last read, less those that this worker has taken since.
+    """
+
+    def __init__(self, hub: Hub, limit: Limit, *, me: WorkerIdentity, times: LeaseTimes) -> None:
+        self.limit, self.free = limit, 0
+        self._hub, self._me, self._times = hub, str(me), times
+        self._changed = asyncio.Event()
+        self._change = 0
+        """How many places this worker has taken, less those that it has freed."""
+
+    async def take(self, record: ActivityRecord) -> bool:
+        """Take a place for an attempt whose record this worker claims next.
+
+        :returns: False if no place is free.
+        :raises Unasked: if the store does not answer, or refuses the request.
+        """
+        try:
+            return await self._take(record)
+        except StorageError as error:
+            raise Unasked(str(error)) from error
+
+    async def _take(self, record: ActivityRecord) -> bool:
+        before, found = self._change, await self._state()
+        for place in self._for(record, found):
+            try:
+                await self._hub.store.execute(rows.taken(self._hub.names, place, record))
+            except Conflict:  # another worker was faster
+                continue
+            self._took(record, place)
+            self._change += not place.held
+            self._count(found, before)
+            self._changed.set()  # if it was the last one, this worker looks from now on
+            return True
+        self.free = 0
+        self._changed.set()
+        return False
+
+    async def confirm(self, record: ActivityRecord) -> bool:
+        """Return True if the attempt still has a place. Call this after its record was claimed, before it runs.
+
+        :raises Unasked: if the store does not answer, or refuses the request.
+        """
+        try:
+            return any(self._confirms(record, place) for place in (await self._state()).holders)
+        except StorageError as error:
+            raise Unasked(str(error)) from error
+
+    @abstractmethod
+    async def run(self, freed: Callable[[], None]) -> None:
+        """Look at the places, and free those that are over. Runs until cancelled.
+
+        :param freed: called when a place may have become free.
+        """
+
+    @abstractmethod
+    async def leave(self, record: ActivityRecord) -> None:
+        """Note that an attempt for which this worker has taken a place has ended, or does not begin."""
+
+    @abstractmethod
+    def forget(self, record: ActivityRecord) -> None:
+        """Note that this worker has not claimed the record of an attempt for which it has taken a place."""
+
+    @abstractmethod
+    def _for(self, record: ActivityRecord, found: LimitState) -> Sequence[Place]:
+        """Return the places that an attempt may take."""
+
+    @abstractmethod
+    def _took(self, record: ActivityRecord, place: Place) -> None:
+        """Note that an attempt has a place."""
+
+    @abstractmethod
+    def _confirms(self, record: ActivityRecord, place: Place) -> bool:
+        """Return True if a place is that of an attempt which begins now."""
+
+    def _count(self, found: LimitState, before: int) -> None:
+        """Count the free places.
+
+        :param found: the places as this worker has read them.
+        :param before: what this worker had changed when it began to read.
+        """
+        self.free = max(0, found.limit - len(found.holders) - (self._change - before))
+
+    async def _changed_within(self, seconds: float | None) -> bool:
+        """Wait until this worker takes or frees a place.
+
+        :param seconds: how long to wait; None: without a limit.
+        :returns: False if the time is over.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return False
+        self._changed.clear()
+        return True
+
+    async def _state(self) -> LimitState:
+        found = await rows.state_of(self._hub.store, self._hub.names, self.limit)
+        return found if found.declared else replace(found, declared=self.limit.places)
