@@ -102,9 +102,15 @@ class WaitingFigures:
     def _limit_metrics(self) -> list[Metric]:
         labels = ("limit", "of")
         places = GaugeMetricFamily(
-            "taskhub_limit_places", "How many may run at once in the hub under a limit.", labels=labels
+            "taskhub_limit_places",
+            "How many may run at once in the hub, or begin in the time of a rate.",
+            labels=labels,
         )
-        running = GaugeMetricFamily("taskhub_limit_running", "How many run in the hub under a limit.", labels=labels)
+        running = GaugeMetricFamily(
+            "taskhub_limit_running",
+            "How many run in the hub under a limit, or have begun in the time of a rate.",
+            labels=labels,
+        )
         waiting = GaugeMetricFamily(
             "taskhub_limit_waiting",
             "About how many wait for a place of a limit. 1,000 instances can be more.",

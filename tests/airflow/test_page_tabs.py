@@ -125,7 +125,7 @@ def test_limits_with_who_runs_and_how_many_wait(page: Page, full: FakeHub) -> No
     _, answer = get(page, "limits")
     load, nightly = answer["limits"]
     assert load == {
-        "kind": "activity", "name": "load", "limit": 12, "declared": 12, "by": None, "running": 12, "waiting": 3,
+        "kind": "activity", "name": "load", "limit": 12, "shown": "12", "declared": 12, "by": None, "running": 12, "waiting": 3,
         "ids": [f"i{number}" for number in range(10)], "more": 2,
     }  # fmt: skip
     assert (nightly["kind"], nightly["limit"], nightly["declared"], nightly["by"]) == ("instances", 5, 12, "ann")
@@ -230,7 +230,12 @@ def test_orders_about_the_hub_are_for_administrators(page: Page, full: FakeHub, 
         ("worker/undrain", {"worker": "b@other"}, 409, "b@other is not drained"),
         ("limit/set", {"name": "gone", "kind": "activity", "number": 1}, 422, "'gone' is the name of no limit"),
         ("limit/set", {"name": "load", "kind": "activity", "number": 0}, 422, "number: Input should be greater"),
-        ("limit/set", {"name": "load", "kind": "other"}, 422, "kind: Input should be 'activity' or 'instances'"),
+        (
+            "limit/set",
+            {"name": "load", "kind": "other"},
+            422,
+            "kind: Input should be 'activity', 'rate' or 'instances'",
+        ),
         ("message/put-back", {"id": "gone"}, 404, "somebody has put it back or dropped it"),
         ("message/drop", {"id": "gone"}, 404, "somebody has put it back or dropped it"),
         ("message/burn", {"id": "m0"}, 404, "no action message/burn"),

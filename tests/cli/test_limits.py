@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from airflow_provider_taskhub.cli.main import app
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
-from airflow_provider_taskhub.hub.history import places
+from airflow_provider_taskhub.hub.history import own_queues, places
 from airflow_provider_taskhub.hub.model import ActivityRecord, HubNames, RecordState
 from airflow_provider_taskhub.hub.partitions.administration import create_hub
 from airflow_provider_taskhub.storage.primitives import PutMessage
@@ -51,6 +51,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             await create_hub(store, NAMES, 1)
             await store.create_queue(NAMES.limited("load"))
             await store.execute(places.declared(NAMES, limit))
+            await store.execute(own_queues.declared(NAMES, "load", "load"))
             for name in "abc":
                 await store.execute(PutMessage(queue=NAMES.limited("load"), text=name))
             _, second = (await places.state_of(store, NAMES, limit)).free
@@ -73,6 +74,8 @@ def test_as_json() -> None:
             "kind": "activity",
             "name": "load",
             "limit": 2,
+            "seconds": None,
+            "activities": ["load"],
             "declared": 2,
             "ordered_by": None,
             "running": 1,
@@ -95,6 +98,23 @@ def test_an_order_counts_until_it_is_lifted() -> None:
     assert "5 by " in taskhub("limits", "list")
     assert json.loads(taskhub("limits", "set", "load", "--declared", "--json"))["limit"] == 2
     assert _limit() == (2, None)
+
+
+def test_a_rate_has_its_time_and_counts_what_has_begun(tmp_path: Path) -> None:
+    async def add() -> None:
+        async with SqliteStore(tmp_path / "hub.db") as store:
+            rate = places.Limit(name="load", places=10, seconds=60, kind=places.LimitKind.RATE)
+            await store.execute(places.declared(NAMES, rate))
+
+    asyncio.run(add())
+    assert taskhub("limits", "list").splitlines()[-1].split() == ["rate", "load", "10/m", "0", "2"]
+    assert taskhub("limits", "set", "load", "20", "--of", "rate").strip() == "at most 20/m of load begin from now on"
+    for arguments, said in {
+        ("load", "20"): "'load' is the name of several limits: say of which kind",
+        ("load", "101", "--of", "rate"): "the rate 'load': 101 is too many; give a whole number from 1 to 100",
+    }.items():
+        result = CliRunner().invoke(app, ["limits", "set", *arguments])
+        assert (result.exit_code, said in " ".join(result.output.replace("│", " ").split())) == (2, True)
 
 
 @pytest.mark.parametrize(

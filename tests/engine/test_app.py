@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_taskhub.activity_limit import Rate
 from airflow_provider_taskhub.app import App, OrchestrationContext, RetryPolicy, load_app
 from airflow_provider_taskhub.engine.events import ExecutionStarted
 from airflow_provider_taskhub.engine.registry import Registry
@@ -50,6 +51,9 @@ def test_decorators_register_functions_with_their_options() -> None:
     @app.activity(limit=2)
     def few() -> None: ...
 
+    @app.activity(rate="100/h", limit_name="partner")
+    def seldom() -> None: ...
+
     @app.orchestrator
     async def flights(ctx: OrchestrationContext, job: Job) -> None: ...
 
@@ -63,7 +67,10 @@ def test_decorators_register_functions_with_their_options() -> None:
     assert registry.activity("publish").record
     assert registry.activity("publish").queue_timeout == timedelta(minutes=1)
     assert not registry.activity("nothing").record
-    assert (registry.activity("few").limit, registry.activity("few").record) == (2, True)
+    few, seldom_ = registry.activity("few"), registry.activity("seldom")
+    assert (few.limit, few.rate, few.limit_name, few.record) == (2, None, "few", True)
+    assert (seldom_.limit, seldom_.rate, seldom_.limit_name) == (None, Rate(starts=100, seconds=3600), "partner")
+    assert seldom_.record
     flight = registry.orchestrator("flights")
     assert (flight.version, flight.input_annotation, flight.app) == ("3", Job, "flights")
     assert put({}) == "done", "outside of an orchestrator, a declared function is called as before"
@@ -216,6 +223,19 @@ def _generator_activity(app: App) -> None:
             (lambda app, limit=limit: app.activity(name="a", limit=limit)(lambda: None), f"limit is {limit!r}; give a")
             for limit in (0, -1, True, 1.5, "2")
         ),
+        *(
+            (lambda app, rate=rate: app.activity(name="a", rate=rate)(lambda: None), f"rate is {rate!r}; {text}")
+            for rate, text in {
+                10: "give a number and a unit",
+                "0/m": "give a number and a unit",
+                "10": "give a number and a unit: '5/s', '10/m'",
+                "10/d": "give a number and a unit",
+                "600/m": "a rate has at most 100 starts: give fewer in a shorter time, such as '10/s'",
+                "101/s": "a rate has at most 100 starts: give fewer in a shorter time$",
+            }.items()
+        ),
+        (lambda app: app.activity(name="a", limit=1, limit_name="")(lambda: None), "limit_name is ''; give a text"),
+        (lambda app: app.activity(name="a", limit_name="x")(lambda: None), "limit_name is 'x', but nothing is limited"),
         (lambda app: app.activity(name="a", retry=3)(lambda: None), "retry is 3; give a RetryPolicy"),
         (lambda app: app.activity(name="a", standalone="yes")(lambda: None), "standalone is 'yes'; give True or False"),
         (lambda app: app.spark_activity(name="a", conf=["x"])(lambda spark: None), r"conf is \['x'\]: give a dict"),
@@ -338,3 +358,19 @@ class Test_loading:
     def test_what_cannot_be_loaded(self, path: str, text: str) -> None:
         with pytest.raises(ConfigurationError, match=text):
             load_app(path)
+
+
+def test_activities_that_share_a_limit_declare_the_same_numbers() -> None:
+    one, two = App("one"), App("two")
+    one.activity(name="orders", limit=2, limit_name="database")(lambda: None)
+    one.activity(name="stock", limit=2, limit_name="database")(lambda: None)
+    text = "share the limit 'database', but one declares limit=2 and the other limit=3: give both the same"
+    with pytest.raises(ConfigurationError, match=f"activities 'orders' of app 'one' and 'prices' of app 'one' {text}"):
+        one.activity(name="prices", limit=3, limit_name="database")(lambda: None)
+    two.activity(name="prices", limit=3, limit_name="database")(lambda: None)
+    with pytest.raises(ConfigurationError, match=f"'orders' of app 'one' and 'prices' of app 'two' {text}"):
+        Registry.of([one, two])
+    with pytest.raises(ConfigurationError, match="declares limit=2 and the other limit=2, rate='10/m'"):
+        one.activity(name="prices", limit=2, rate="10/m", limit_name="database")(lambda: None)
+    one.activity(name="database")(lambda: None)
+    Registry.of([one])
