@@ -67,10 +67,10 @@ def test_decorators_register_functions_with_their_options() -> None:
     assert registry.activity("publish").record
     assert registry.activity("publish").queue_timeout == timedelta(minutes=1)
     assert not registry.activity("nothing").record
-    few, seldom_ = registry.activity("few"), registry.activity("seldom")
-    assert (few.limit, few.rate, few.limit_name, few.record) == (2, None, "few", True)
-    assert (seldom_.limit, seldom_.rate, seldom_.limit_name) == (None, Rate(starts=100, seconds=3600), "partner")
-    assert seldom_.record
+    limited, rated = registry.activity("few"), registry.activity("seldom")
+    assert (limited.limit, limited.rate, limited.limit_name, limited.record) == (2, None, "few", True)
+    assert (rated.limit, rated.rate, rated.limit_name) == (None, Rate(starts=100, seconds=3600), "partner")
+    assert rated.record
     flight = registry.orchestrator("flights")
     assert (flight.version, flight.input_annotation, flight.app) == ("3", Job, "flights")
     assert put({}) == "done", "outside of an orchestrator, a declared function is called as before"
