@@ -41,6 +41,8 @@ from airflow_provider_taskhub.storage.primitives import (
 
 _FIRST, _AFTER = "limit-", "limit;"
 """The partition keys of all places, and of the pools of workers, sort between these two texts."""
+BETWEEN = "^;"
+"""What is between the name of a limit and the value of its key. No escaped text contains it."""
 _DECLARED = "declared"
 """Row key of the row that says that the activity has a limit. The row keys of places are numbers."""
 
@@ -67,22 +69,28 @@ class Limit:
         not ended.
     :param kind: what the limit counts.
     :param seconds: the time of a rate; 0: it is no rate.
+    :param key_tag: the tag of calls by whose values it is divided; "": it is not divided.
+    :param value: the value that has these places; None: the limit is not divided, or its declaration is meant.
     """
 
     name: str
     places: int
     kind: LimitKind = LimitKind.ACTIVITY
     seconds: int = 0
+    key_tag: str = ""
+    value: str | None = None
 
     @property
     def shown(self) -> str:
         """The limit as people read it: ``2``, or ``10/m``."""
-        return shown(self.places, self.seconds) if self.seconds else str(self.places)
+        number = shown(self.places, self.seconds) if self.seconds else str(self.places)
+        return f"{number} for each {self.key_tag}" if self.key_tag else number
 
     @property
     def key(self) -> str:
         """The partition key of its places."""
-        return self.kind.prefix + escape(self.name)
+        of_value = "" if self.value is None else BETWEEN + escape(self.value)
+        return self.kind.prefix + escape(self.name) + of_value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +120,18 @@ class Place:
 
     def is_of_call(self, record: ActivityRecord) -> bool:
         """Return True if an attempt of the call of this record has the place."""
-        mine, others = self.instance, record.instance
-        same = (mine.instance_id, mine.execution_id or "") == (others.instance_id, others.execution_id or "")
-        return self.held and same and self.task_id == record.task_id
+        return self.is_of(record.instance, record.task_id)
+
+    def is_of(self, instance: OrchestrationInstance, task_id: int) -> bool:
+        """Return True if a call has the place. :param instance: the instance that has called the activity."""
+        mine, same = self.instance, self.task_id == task_id
+        same = same and (mine.instance_id, mine.execution_id or "") == (instance.instance_id, instance.execution_id or "")
+        return self.held and same
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether a call has the place of which no attempt has begun."""
+        return self.held and not self.attempt
 
     def is_of_run(self, instance: OrchestrationInstance) -> bool:
         """Return True if this run of an instance has the place, in any of its generations."""
@@ -133,6 +150,8 @@ class LimitState:
     :param ordered: the number that an administrator has ordered instead; None: there is no order.
     :param by: who gave this order; "" if there is none.
     :param places: the places that have a row, by their numbers.
+    :param key_tag: the tag of calls by whose values it is divided; "": it is not divided.
+    :param values: of a divided limit, who has the places of each value.
     :param activities: the activities that share it; empty in a limit of instances, and if it was not asked.
     :param waiting: about how many calls or instances wait for a place; None: it was not asked.
     """
@@ -144,6 +163,8 @@ class LimitState:
     ordered: int | None = None
     by: str = ""
     places: Mapping[int, Place] = field(default_factory=dict)
+    key_tag: str = ""
+    values: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
     activities: tuple[str, ...] = ()
     waiting: int | None = None
 
@@ -154,13 +175,15 @@ class LimitState:
 
     @property
     def shown(self) -> str:
-        """The limit as people read it: ``2``, or ``10/m``."""
-        return shown(self.limit, self.seconds) if self.seconds else str(self.limit)
+        """The limit as people read it: ``2``, or ``10/m for each tenant``."""
+        number = shown(self.limit, self.seconds) if self.seconds else str(self.limit)
+        return f"{number} for each {self.key_tag}" if self.key_tag else number
 
     @property
     def holders(self) -> tuple[Place, ...]:
         """The places that somebody has."""
-        return tuple(place for _, place in sorted(self.places.items()) if place.held)
+        own = tuple(place for _, place in sorted(self.places.items()) if place.held)
+        return own + tuple(place for value in sorted(self.values) for place in self.values[value])
 
     @property
     def free(self) -> list[Place]:
@@ -172,7 +195,9 @@ class LimitState:
 
     @property
     def is_full(self) -> bool:
-        """Whether no place is free."""
+        """Whether no place is free. Of a divided limit: whether no place of some value is free."""
+        if self.key_tag:
+            return any(len(holders) >= self.limit for holders in self.values.values())
         return not self.free
 
 
@@ -192,14 +217,19 @@ async def read(store: Store, names: HubNames) -> dict[str, list[Entity]]:
 
 def states_in(found: Mapping[str, list[Entity]]) -> dict[tuple[LimitKind, str], LimitState]:
     """Return the limits in rows (:func:`read`), by kind and name."""
-    states, activities = {}, own_queues.known(found)
-    for key, rows in found.items():
+    states, activities = dict[tuple[LimitKind, str], LimitState](), own_queues.known(found)
+    for key, rows in sorted(found.items()):
         kind = next((kind for kind in LimitKind if key.startswith(kind.prefix)), None)
         if kind is None:
             continue
-        name = unescape(key.removeprefix(kind.prefix))
+        of_name, between, value = key.removeprefix(kind.prefix).partition(BETWEEN)
+        name = unescape(of_name)
         shared = () if kind is LimitKind.INSTANCES else tuple(one for one, its in activities.items() if its == name)
-        states[kind, name] = replace(_state(kind, name, key, rows), activities=shared)
+        state = replace(_state(kind, name, key, rows), activities=shared)
+        known = states.get((kind, name))
+        if between and known is not None:  # places of one value of the key
+            state = replace(known, values={**known.values, unescape(value): state.holders})
+        states[kind, name] = state
     return states
 
 
@@ -215,13 +245,14 @@ async def state_of(store: Store, names: HubNames, limit: Limit) -> LimitState:
 def _state(kind: LimitKind, name: str, key: str, rows: list[Entity]) -> LimitState:
     columns = next((row.properties for row in rows if row.row_key == _DECLARED), {})
     declared, ordered, by = columns.get("Limit"), columns.get("Ordered"), columns.get("By")
-    seconds = columns.get("Seconds")
+    seconds, divided = columns.get("Seconds"), columns.get("Key")
     places = {int(row.row_key): _decoded(key, int(row.row_key), row) for row in rows if row.row_key.isdecimal()}
     return LimitState(
         name=name,
         kind=kind,
         declared=declared if isinstance(declared, int) else 0,
         seconds=seconds if isinstance(seconds, int) else 0,
+        key_tag=divided if isinstance(divided, str) else "",
         ordered=ordered if isinstance(ordered, int) and ordered > 0 else None,
         by=by if isinstance(by, str) and ordered else "",
         places=places,
@@ -230,7 +261,7 @@ def _state(kind: LimitKind, name: str, key: str, rows: list[Entity]) -> LimitSta
 
 def declared(names: HubNames, limit: Limit) -> Transact:
     """Return the write that says that a limit exists. The order of an administrator stays."""
-    columns: dict[str, Property | None] = {"Limit": limit.places, "Seconds": limit.seconds}
+    columns: dict[str, Property | None] = {"Limit": limit.places, "Seconds": limit.seconds, "Key": limit.key_tag}
     row = Entity(partition_key=limit.key, row_key=_DECLARED, properties=columns)
     return Transact(table=names.controls, rows=(RowOperation(verb=RowVerb.UPSERT_MERGE, entity=row),))
 
@@ -275,8 +306,26 @@ def given(names: HubNames, place: Place, instance: OrchestrationInstance, waitin
 
 
 def freed(names: HubNames, place: Place) -> Transact:
-    """Return the write that frees a place. The store refuses it with Conflict if the row has changed since the read."""
+    """Return the write that frees a place. The store refuses it with Conflict if the row has changed since the read.
+
+    The row of a place of a divided limit is deleted, because the values of its key may come and go.
+    """
+    if BETWEEN in place.key and place.row is not None:
+        operation = RowOperation(verb=RowVerb.DELETE, entity=place.row, etag=place.row.etag)
+        return Transact(table=names.controls, rows=(operation,))
     return written(names, replace(place, held=False), place.row)
+
+
+def reserved(names: HubNames, place: Place, instance: OrchestrationInstance, task_id: int) -> Transact:
+    """Return the write that reserves a place for a call, of which no attempt has begun. The store refuses it with
+    Conflict if the place was changed.
+
+    :param instance: the instance that has called the activity.
+    :param task_id: number of the call.
+    """
+    return written(
+        names, Place(key=place.key, number=place.number, held=True, instance=instance, task_id=task_id), place.row
+    )
 
 
 def refused(names: HubNames, place: Place) -> Transact:

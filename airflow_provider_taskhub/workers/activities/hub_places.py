@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
+from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.errors import Conflict, StorageError
 from airflow_provider_taskhub.hub.history import places as rows
 from airflow_provider_taskhub.hub.history.places import Limit, LimitState, Place
@@ -43,20 +45,21 @@ class HubPlaces(ABC):
         self._change = 0
         """How many places this worker has taken, less those that it has freed."""
 
-    async def take(self, record: ActivityRecord) -> bool:
+    async def take(self, record: ActivityRecord, *, others_first: bool = False) -> bool:
         """Take a place for an attempt whose record this worker claims next.
 
-        :returns: False if no place is free.
+        :param others_first: True: take only a place that the call has already, because others come before it.
+        :returns: False if there is no such place.
         :raises Unasked: if the store does not answer, or refuses the request.
         """
         try:
-            return await self._take(record)
+            return await self._take(record, others_first)
         except StorageError as error:
             raise Unasked(str(error)) from error
 
-    async def _take(self, record: ActivityRecord) -> bool:
+    async def _take(self, record: ActivityRecord, others_first: bool) -> bool:
         before, found = self._change, await self._state()
-        for place in self._for(record, found):
+        for place in self._own(record, found) or ([] if others_first else found.free):
             try:
                 await self._hub.store.execute(rows.taken(self._hub.names, place, record))
             except Conflict:  # another worker was faster
@@ -66,9 +69,36 @@ class HubPlaces(ABC):
             self._count(found, before)
             self._changed.set()  # if it was the last one, this worker looks from now on
             return True
-        self.free = 0
+        if not others_first:
+            self.free = 0
         self._changed.set()
         return False
+
+    async def reserve(self, instance: OrchestrationInstance, task_id: int) -> bool | None:
+        """Reserve a place for a call that waits.
+
+        :param instance: the instance that has called the activity.
+        :param task_id: number of the call.
+        :returns: False if no place is free; None if the call has a place.
+        """
+        before, found = self._change, await self._state()
+        if any(place.is_of(instance, task_id) and self._keeps(place) for place in found.holders):
+            return None
+        for place in found.free:
+            with suppress(Conflict):  # another worker was faster
+                await self._hub.store.execute(rows.reserved(self._hub.names, place, instance, task_id))
+                self._change += 1
+                self._count(found, before)
+                return True
+        return False
+
+    async def give_up(self, instance: OrchestrationInstance, task_id: int) -> None:
+        """Free the place that is reserved for a call. Do nothing if it has none."""
+        for place in (await self._state()).holders:
+            if place.is_reserved and place.is_of(instance, task_id):
+                with suppress(Conflict):
+                    await self._hub.store.execute(rows.freed(self._hub.names, place))
+                    self._change -= 1
 
     async def confirm(self, record: ActivityRecord) -> bool:
         """Return True if the attempt still has a place. Call this after its record was claimed, before it runs.
@@ -96,8 +126,23 @@ class HubPlaces(ABC):
         """Note that this worker has not claimed the record of an attempt for which it has taken a place."""
 
     @abstractmethod
-    def _for(self, record: ActivityRecord, found: LimitState) -> Sequence[Place]:
-        """Return the places that an attempt may take."""
+    async def look(self) -> bool:
+        """Free the places that are over, and count the free ones.
+
+        :returns: True if other workers have places.
+        """
+
+    @abstractmethod
+    def next_look(self) -> float | None:
+        """Return the seconds until the next look; None: as far as this worker knows, nobody has a place."""
+
+    @abstractmethod
+    def _own(self, record: ActivityRecord, found: LimitState) -> Sequence[Place]:
+        """Return the places that an attempt takes before all others: those that its call has."""
+
+    def _keeps(self, place: Place) -> bool:
+        """Return True if the call that has a place needs no other one for its next attempt."""
+        return True
 
     @abstractmethod
     def _took(self, record: ActivityRecord, place: Place) -> None:

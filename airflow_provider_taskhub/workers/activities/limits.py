@@ -59,12 +59,17 @@ class ActivityLimit(HubPlaces):
         self._peers, self._end_sessions = peers, end_sessions
         self._mine: dict[tuple[OrchestrationInstance, int], int] = {}
         """The numbers of the places that attempts of this worker have, by the instance and number of the call."""
+        self._others = False
+        """Whether other workers had places at the last look."""
         self._silences: dict[int, Silence] = {}
         """For each place that another worker holds, how long its attempt has been silent."""
 
-    def _for(self, record: ActivityRecord, found: LimitState) -> Sequence[Place]:
+    def _own(self, record: ActivityRecord, found: LimitState) -> Sequence[Place]:
         """If an earlier attempt of the same call has a place, the attempt takes over this place."""
-        return [place for place in found.holders if place.is_of_call(record)] or found.free
+        return [place for place in found.holders if place.is_of_call(record)]
+
+    def next_look(self) -> float | None:
+        return FULL if self._mine or self._others else None
 
     def _took(self, record: ActivityRecord, place: Place) -> None:
         self._mine[record.instance, record.task_id] = place.number
@@ -101,7 +106,7 @@ class ActivityLimit(HubPlaces):
         pause = FIRST_LOOK
         while True:
             try:
-                others = await self._look()
+                others = await self.look()
                 outage.over()
             except StorageError as error:
                 outage.failed(error)
@@ -118,11 +123,8 @@ class ActivityLimit(HubPlaces):
             await self._hub.clock.sleep(pause)
             pause = min(LONGEST_LOOK, self._times.renew.total_seconds(), pause * 1.5)
 
-    async def _look(self) -> bool:
-        """Count the free places, and free those whose attempts have ended.
-
-        :returns: True if other workers hold places.
-        """
+    async def look(self) -> bool:
+        """Count the free places, and free those whose attempts have ended."""
         before, found = self._change, await self._state()
         others = [place for place in found.holders if place.number not in self._mine.values()]
         for place in others:
@@ -131,7 +133,8 @@ class ActivityLimit(HubPlaces):
         for number in self._silences.keys() - {place.number for place in others}:
             del self._silences[number]
         self._count(found, before)
-        return bool(others)
+        self._others = bool(others)
+        return self._others
 
     async def _is_over(self, place: Place) -> bool:
         """Return True if the attempt that has a place does not run any more, or never began."""
@@ -199,4 +202,5 @@ class ActivityLimit(HubPlaces):
         hub = self._hub
         found = await records.attempts(hub.store, hub.names, place.instance, place.task_id)
         last = found[-1] if found else None
-        return last if last is not None and (last[0].runs or last[0].attempt >= place.attempt) else None
+        counts = last is not None and (last[0].runs or (not place.is_reserved and last[0].attempt >= place.attempt))
+        return last if counts else None

@@ -39,9 +39,15 @@ class ActivityRate(HubPlaces):
         self._seen: dict[int, tuple[str, float]] = {}
         """For each place that another worker has taken: the ETag of its row, and since when this worker has seen it."""
 
-    def _for(self, record: ActivityRecord, found: LimitState) -> Sequence[Place]:
+    def _own(self, record: ActivityRecord, found: LimitState) -> Sequence[Place]:
         """A repeated attempt begins once more, so it takes another place."""
-        return found.free
+        return [place for place in found.holders if place.is_reserved and place.is_of_call(record)]
+
+    def _keeps(self, place: Place) -> bool:
+        return place.is_reserved
+
+    def next_look(self) -> float | None:
+        return self._until_next(FULL, bool(self._seen))
 
     def _took(self, record: ActivityRecord, place: Place) -> None:
         self._due[place.number] = self._hub.clock.monotonic() + self.limit.seconds
@@ -64,7 +70,7 @@ class ActivityRate(HubPlaces):
         outage, pause = Outage(log.bind(limit=self.limit.name), "places_unreadable", clock.monotonic), FIRST_LOOK
         while True:
             try:
-                others = await self._look()
+                others = await self.look()
                 outage.over()
             except StorageError as error:
                 outage.failed(error)
@@ -91,11 +97,8 @@ class ActivityRate(HubPlaces):
             waits.append(FULL)
         return min(waits, default=None)
 
-    async def _look(self) -> bool:
-        """Free the places whose time is over, and count the free ones.
-
-        :returns: True if other workers have places.
-        """
+    async def look(self) -> bool:
+        """Free the places whose time is over, and count the free ones."""
         before, found = self._change, await self._state()
         others, now = False, self._hub.clock.monotonic()
         held = {place.number: place for place in found.holders}
