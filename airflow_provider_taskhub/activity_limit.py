@@ -46,8 +46,8 @@ class Rate:
                 for name, unit in UNITS.items()
                 if unit < seconds and 1 <= starts * unit // seconds <= MOST_STARTS
             ]
-            other = f", such as {shorter[-1]!r}" if shorter else ""
-            raise ValueError(f"a rate has at most {MOST_STARTS} starts: give fewer in a shorter time{other}")
+            other = f": give fewer in a shorter time, such as {shorter[-1]!r}" if shorter else ""
+            raise ValueError(f"a rate has at most {MOST_STARTS} starts{other}")
         return cls(starts=starts, seconds=seconds)
 
 

@@ -218,7 +218,9 @@ class HubAdmin:
         same = [state for (of, known), state in found.items() if known == name and kind in ("", of)]
         if len(same) != 1:
             near = did_you_mean(name, {known for _, known in found})
-            what = "several limits: say of which kind" if same else f"no limit. {near}" if near else "no limit"
+            kinds = " or ".join(sorted(state.kind for state in same))
+            none = f"no limit. {near}" if near else "no limit"
+            what = f"several limits: add --of {kinds}" if same else none
             raise InputError(f"{name!r} is the name of {what}. To see all limits: taskhub limits list")
         (state,) = same
         if state.kind is LimitKind.RATE and places is not None and places > MOST_STARTS:

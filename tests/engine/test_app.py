@@ -231,7 +231,7 @@ def _generator_activity(app: App) -> None:
                 "10": "give a number and a unit: '5/s', '10/m'",
                 "10/d": "give a number and a unit",
                 "600/m": "a rate has at most 100 starts: give fewer in a shorter time, such as '10/s'",
-                "101/s": "a rate has at most 100 starts: give fewer in a shorter time$",
+                "101/s": "a rate has at most 100 starts$",
             }.items()
         ),
         (lambda app: app.activity(name="a", limit=1, limit_name="")(lambda: None), "limit_name is ''; give a text"),

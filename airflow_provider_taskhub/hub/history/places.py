@@ -199,7 +199,9 @@ def states_in(found: Mapping[str, list[Entity]]) -> dict[tuple[LimitKind, str], 
             continue
         name = unescape(key.removeprefix(kind.prefix))
         shared = () if kind is LimitKind.INSTANCES else tuple(one for one, its in activities.items() if its == name)
-        states[kind, name] = replace(_state(kind, name, key, rows), activities=shared)
+        state = replace(_state(kind, name, key, rows), activities=shared)
+        if kind is LimitKind.INSTANCES or (shared and state.declared):  # the code has others no more
+            states[kind, name] = state
     return states
 
 

@@ -456,7 +456,7 @@ def _full_limits(awaits: Awaits, found: Snapshot) -> Iterable[str]:
         if not limit.is_full or not {*awaits.activities} & {*limit.activities}:
             continue
         if limit.kind is LimitKind.RATE:
-            yield f"at most {limit.shown} of {limit.name!r} begin in the hub"
+            yield f"{limit.name!r} has reached its rate of {limit.shown}"
         else:
             holders = listed([f"{place.instance.instance_id} #{place.task_id}" for place in limit.holders], _MOST_NAMES)
             yield f"at most {limit.limit} of {limit.name!r} run in the hub, now {holders}"

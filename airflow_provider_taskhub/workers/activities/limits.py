@@ -30,7 +30,7 @@ from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState, Work
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Entity
 from airflow_provider_taskhub.telemetry import Outage
-from airflow_provider_taskhub.workers.activities.hub_places import FIRST_LOOK, FULL, LONGEST_LOOK, SELDOM, HubPlaces
+from airflow_provider_taskhub.workers.activities.hub_places import FIRST_LOOK, FULL, SELDOM, HubPlaces
 from airflow_provider_taskhub.workers.activities.silence import Silence
 from airflow_provider_taskhub.workers.executors.executor import ExecutorError
 from airflow_provider_taskhub.workers.peers import Peers
@@ -59,22 +59,34 @@ class ActivityLimit(HubPlaces):
         self._peers, self._end_sessions = peers, end_sessions
         self._mine: dict[tuple[OrchestrationInstance, int], int] = {}
         """The numbers of the places that attempts of this worker have, by the instance and number of the call."""
+        self._taken_over: set[tuple[OrchestrationInstance, int]] = set()
+        """Those of them whose places an earlier attempt had."""
         self._silences: dict[int, Silence] = {}
         """For each place that another worker holds, how long its attempt has been silent."""
 
     def _for(self, record: ActivityRecord, found: LimitState) -> Sequence[Place]:
         """If an earlier attempt of the same call has a place, the attempt takes over this place."""
-        return [place for place in found.holders if place.is_of_call(record)] or found.free
+        return [place for place in found.holders if place.is_of_call(record)] or self._free(found)
 
     def _took(self, record: ActivityRecord, place: Place) -> None:
         self._mine[record.instance, record.task_id] = place.number
+        if place.held:
+            self._taken_over.add((record.instance, record.task_id))
 
-    def _confirms(self, record: ActivityRecord, place: Place) -> bool:
+    async def _confirms(self, record: ActivityRecord, place: Place) -> bool:
         return place.is_of_call(record)
 
     def forget(self, record: ActivityRecord) -> None:
         self._mine.pop((record.instance, record.task_id), None)
+        self._taken_over.discard((record.instance, record.task_id))
         self._changed.set()
+
+    async def undo(self, record: ActivityRecord) -> None:
+        """A place that an earlier attempt had stays held: that attempt may run. A look finds out whether it does."""
+        if (record.instance, record.task_id) in self._taken_over:
+            self.forget(record)
+        else:
+            await self.leave(record)
 
     async def leave(self, record: ActivityRecord) -> None:
         """Free the place of the attempt. Do nothing if it has none.
@@ -116,7 +128,7 @@ class ActivityLimit(HubPlaces):
                     break
                 others = True
             await self._hub.clock.sleep(pause)
-            pause = min(LONGEST_LOOK, self._times.renew.total_seconds(), pause * 1.5)
+            pause = min(self.longest_look, self._times.renew.total_seconds(), pause * 1.5)
 
     async def _look(self) -> bool:
         """Count the free places, and free those whose attempts have ended.

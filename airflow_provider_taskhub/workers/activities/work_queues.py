@@ -18,7 +18,7 @@ The limits of instances have no queues. They are read together with the others, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -30,7 +30,7 @@ from airflow_provider_taskhub.engine.registry import ActivityDefinition
 from airflow_provider_taskhub.errors import InputError, NotFound, StorageError
 from airflow_provider_taskhub.hub.formats.message_envelope import encode
 from airflow_provider_taskhub.hub.history import own_queues, places, pools
-from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState
+from airflow_provider_taskhub.hub.history.places import Limit, LimitKind, LimitState
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ACTIVITY, Member, Need
 from airflow_provider_taskhub.hub.partitions.capabilities import able
@@ -157,7 +157,12 @@ class WorkQueues:
 
     async def _make(self, activity: str) -> None:
         hub, queue, definition = self._hub, self._hub.names.limited(activity), self._activities[activity]
-        for limit in limits_of(definition):
+        declared = {limit.kind: limit for limit in limits_of(definition)}
+        for kind in (LimitKind.ACTIVITY, LimitKind.RATE):
+            limit = declared.get(kind)
+            if limit is None:
+                await self._retire(Limit(name=definition.limit_name, places=0, kind=kind))
+                continue
             known = await places.state_of(hub.store, hub.names, limit)
             before, now = replace(known, ordered=None).shown, limit.shown
             if known.declared and before != now:
@@ -167,10 +172,16 @@ class WorkQueues:
         await hub.store.execute(own_queues.declared(hub.names, activity, definition.limit_name))
         self._limit_made(activity, queue)
 
-    async def _look_at_unread(self, limited: Iterable[str], known_pools: Sequence[str]) -> float:
+    async def _retire(self, limit: Limit) -> None:
+        """Note that the code does not declare a limit any more, if the hub has it."""
+        hub = self._hub
+        if (await places.state_of(hub.store, hub.names, limit)).declared:
+            await hub.store.execute(places.declared(hub.names, limit))
+
+    async def _look_at_unread(self, limited: Mapping[str, str], known_pools: Sequence[str]) -> float:
         """Look after the queues that this worker does not read.
 
-        :param limited: the activities with queues of their own.
+        :param limited: the activities with queues of their own, and the names of their limits.
         :returns: the seconds until the next look.
         """
         limits = [name for name in limited if not self._reads_limit(name)]
@@ -179,7 +190,7 @@ class WorkQueues:
             return SELDOM
         members = await self._live()
         workers = [member for member in members if member.alive and ACTIVITY in member.roles]
-        unread = [await self._look_at_limit(name, workers) for name in limits]
+        unread = [await self._look_at_limit(name, limited[name], workers) for name in limits]
         unread += [await self._look_at_pool(name, workers) for name in others]
         return CHECK if any(unread) else SELDOM
 
@@ -187,12 +198,15 @@ class WorkQueues:
         known = self._activities.get(activity)
         return known is not None and known.limited and known.pool in self._pools
 
-    async def _look_at_limit(self, activity: str, workers: Sequence[Member]) -> bool:
+    async def _look_at_limit(self, activity: str, limit_name: str, workers: Sequence[Member]) -> bool:
         """Move the calls of an activity with a limit to the queue of its pool if no worker reads the limit's queue.
 
+        :param limit_name: name of the limit; "": the code of the newest worker has none.
         :returns: True: look again soon.
         """
         known = self._activities.get(activity)
+        if limit_name and known is not None and not known.limited:  # the code of the newest worker counts
+            await self._hub.store.execute(own_queues.declared(self._hub.names, activity, ""))
         if (known is None or known.limited) and able(workers, Need(ACTIVITY, activity)):
             return True  # a worker that has the activity reads the queue, or empties it
         pool, spark = (DEFAULT_POOL, False) if known is None else (known.pool, known.spark)

@@ -28,7 +28,7 @@ class Source:
 
     :param name: what it reads, for the log.
     :param items: the reader, and the slots of its work items.
-    :param limit: the limit of the activity that has the queue; None: the queue is not that of an activity.
+    :param limits: the limits of the activity that has the queue; None: the queue is not that of an activity.
     :param spark: whether its activities are Spark activities.
     """
 
@@ -176,13 +176,17 @@ class WorkReaders:
             limits.expect(held, reader)
             slots.put(held)
 
+        def may_read() -> bool:
+            return name in self.limited and not reader.stopping
+
         reader = Reader(
             self._context,
             queue=self._hub.names.limited(name),
             carries=WORK_EVENTS,
-            room=lambda: 0 if reader.stopping else min(slots.room, limits.room(reader)),
+            room=lambda: min(slots.room, limits.room(reader)) if may_read() else 0,
             deliver=deliver,
             polled=limits.freed,
+            failed=limits.freed,
         )
-        limits.join(reader, lambda: name in self.limited and not reader.stopping and slots.room > 0)
+        limits.join(reader, lambda: may_read() and slots.room > 0)
         return Source(f"activities {name}", WorkItems(reader, slots), limits, spark)
