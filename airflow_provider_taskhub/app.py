@@ -28,6 +28,7 @@ from airflow_provider_taskhub.errors import (
     SubOrchestrationFailedError,
     TaskFailedError,
 )
+from airflow_provider_taskhub.memory import memory_of
 from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.worker_pools import DEFAULT_POOL, POOL_FORM, is_pool
 
@@ -134,6 +135,7 @@ class App:
         standalone: bool = False,
         limit: int | None = None,
         pool: str = DEFAULT_POOL,
+        memory: str | None = None,
     ) -> Callable[[F], F]: ...
 
     def activity(
@@ -148,6 +150,7 @@ class App:
         standalone: bool = False,
         limit: int | None = None,
         pool: str = DEFAULT_POOL,
+        memory: str | None = None,
     ) -> F | Callable[[F], F]:
         """Declare an activity: a function with one parameter or none, plain or ``async``.
 
@@ -172,6 +175,9 @@ class App:
             many as the workers have slots.
         :param pool: the pool of workers that run the activity: those that were started with ``--pools`` and this name.
             Workers without ``--pools`` are the pool ``default``.
+        :param memory: how much memory of the worker one attempt uses, such as ``4g`` or ``512m``. The attempts that run
+            at once in a worker never need more than the worker has (``--memory``). The others wait in the hub. None:
+            the memory of the activity is not counted.
         :raises ConfigurationError: if the app already has an activity of this name, the function needs other
             parameters or is a generator, or an argument is wrong.
         """
@@ -179,7 +185,16 @@ class App:
         def declare(function: F) -> F:
             function = original(function)
             self._declare_activity(
-                function, name, retry, timeout, queue_timeout, record=record, spark=False, limit=limit, pool=pool
+                function,
+                name,
+                retry,
+                timeout,
+                queue_timeout,
+                record=record,
+                spark=False,
+                limit=limit,
+                pool=pool,
+                memory=memory,
             )
             self._declare_alone(function, name, standalone)
             return refused_in_orchestrators(function, _name_of(function, name, "activity"))
@@ -202,6 +217,7 @@ class App:
         conf: Mapping[str, str | int | float | bool] | None = None,
         limit: int | None = None,
         pool: str = DEFAULT_POOL,
+        memory: str | None = None,
     ) -> Callable[[F], F]: ...
 
     def spark_activity(
@@ -217,6 +233,7 @@ class App:
         conf: Mapping[str, str | int | float | bool] | None = None,
         limit: int | None = None,
         pool: str = DEFAULT_POOL,
+        memory: str | None = None,
     ) -> F | Callable[[F], F]:
         """Declare an activity whose first argument is a SparkSession: ``f(spark)`` or ``f(spark, input)``.
 
@@ -240,6 +257,7 @@ class App:
                 conf=conf,
                 limit=limit,
                 pool=pool,
+                memory=memory,
             )
             self._declare_alone(function, name, standalone)
             return refused_in_orchestrators(function, _name_of(function, name, "activity"))
@@ -277,6 +295,7 @@ class App:
         spark: bool,
         limit: int | None,
         pool: str,
+        memory: str | None,
         conf: Mapping[str, Any] | None = None,
     ) -> None:
         name = _name_of(function, name, "activity")
@@ -290,6 +309,10 @@ class App:
             raise ConfigurationError(f"{what}: limit is {limit!r}; give a whole number from 1 on, or None")
         if not is_pool(pool):
             raise ConfigurationError(f"{what}: pool is {pool!r}; give {POOL_FORM}")
+        try:
+            needs = None if memory is None else memory_of(memory)
+        except ValueError as error:
+            raise ConfigurationError(f"{what}: memory is {memory!r}; {error}, or None") from None
         if retry is not None and not isinstance(retry, RetryPolicy):
             raise ConfigurationError(
                 f"{what}: retry is {retry!r}; give a RetryPolicy, e.g. RetryPolicy(max_attempts=3)"
@@ -310,6 +333,7 @@ class App:
             spark_conf=_spark_conf(what, conf),
             limit=limit,
             pool=pool,
+            memory=needs,
         )
         _mark(function, name)
 

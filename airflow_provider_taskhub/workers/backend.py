@@ -21,6 +21,7 @@ from airflow_provider_taskhub.hub.model import ACTIVITY, NO_BACKLOG, ORCHESTRATO
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.queues.message_blobs import MessageBlobs
 from airflow_provider_taskhub.hub.queues.reader import ControlReader, ReaderContext
+from airflow_provider_taskhub.memory import memory_text
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.worker_pools import DEFAULT_POOL
@@ -31,7 +32,6 @@ from airflow_provider_taskhub.workers.activities.processor import Activities
 from airflow_provider_taskhub.workers.activities.recorded import RecordedActivities
 from airflow_provider_taskhub.workers.activities.responses import Responses
 from airflow_provider_taskhub.workers.activities.runner import Runner
-from airflow_provider_taskhub.workers.activities.work_items import WorkItems
 from airflow_provider_taskhub.workers.activities.work_queues import WorkQueues, limits_of
 from airflow_provider_taskhub.workers.activities.work_readers import Source, WorkReaders
 from airflow_provider_taskhub.workers.demand import Demand
@@ -108,13 +108,14 @@ class Backend:
         self.supervisor = Supervisor(hub.clock)
         self.message_blobs = MessageBlobs(hub.store, hub.names, hub.clock)
         self._registry, self._pools = registry, settings.pool_names
+        self._runnable = registry.runnable(self._pools, settings.worker_memory)
         limits = {
             name: ActivityLimit(hub, limit, me=me, peers=peers, times=times, end_sessions=runner.end_sessions)
             for name, limit in limits_of(registry.activities).items()
-            if registry.activities[name].pool in self._pools
+            if name in self._runnable
         }
         self.readers = WorkReaders(
-            hub, registry, self._pools, limits, context=self._reader_context(), settings=settings
+            hub, registry, self._pools, self._runnable, limits, context=self._reader_context(), settings=settings
         )
         self.queues = LocalQueues(
             (self.readers.plain, self.readers.spark),
@@ -138,9 +139,10 @@ class Backend:
             hub,
             registry.activities,
             self._pools,
+            self._runnable,
             peers.live,
             self.absences,
-            limit_made=self.readers.limit_made,
+            queue_made=self.readers.queue_made,
             pool_made=self.readers.pool_made,
             default_served=self.readers.default_served,
             look=instance_limits.look,
@@ -160,7 +162,8 @@ class Backend:
         )
         self.orchestrations = Dispatcher("orchestrations", self.processor, settings.orchestrations)
 
-        def activities(work_items: WorkItems, limit: ActivityLimit | None, *, spark: bool) -> Activities:
+        def activities(source: Source) -> Activities:
+            work_items, limit = source.items, source.limit
             responses = Responses(hub, work_items, self.queues)
             begins = Begins(hub, work_items, responses)
             recorded = RecordedActivities(
@@ -186,15 +189,15 @@ class Backend:
                 responses=responses,
                 recorded=recorded,
                 absences=self.absences,
-                limited=self.readers.limited if limit is None else None,
-                pools=self._pools,
-                spark=spark,
+                limited=None if source.own else self.readers.limited,
+                runnable=self._runnable,
+                spark=source.spark,
             )
 
         self._stations = tuple(
             _Station(
                 source,
-                work := activities(source.items, source.limit, spark=source.spark),
+                work := activities(source),
                 Dispatcher(source.name, work, source.items.slots.limit + SETTLING),
             )
             for source in self.readers
@@ -204,6 +207,11 @@ class Backend:
     def running(self) -> int:
         """The number of activities that run in this worker."""
         return self.readers.running
+
+    @property
+    def memory_used(self) -> int:
+        """How many bytes of memory the activities need that run in this worker."""
+        return self.readers.memory.used
 
     def _reader_context(self) -> ReaderContext:
         """Return what all readers of this worker share."""
@@ -246,6 +254,8 @@ class Backend:
             self.supervisor.keep("backlog", self._watch_backlog)
             self.supervisor.keep("waiting events", self._end_waits)
         if ACTIVITY in self.roles:
+            self._warn_of_needs()
+            self.supervisor.keep("memory", self.readers.memory.run)
             for station in self._stations:
                 name, items, limit = station.source.name, station.source.items, station.source.limit
                 self.supervisor.keep(name, station.dispatcher.run)
@@ -255,6 +265,18 @@ class Backend:
                 if limit is not None:
                     self.supervisor.keep(f"limit {name}", partial(limit.run, items.reader.freed))
         self.supervisor.keep("queues of work items", self._queues_of_work.run)
+
+    def _warn_of_needs(self) -> None:
+        """Log which activities this worker cannot run because they need more memory than it has."""
+        activities, total = self._registry.activities, self.readers.memory.total
+        exceeding = {name: need for name, need in self._registry.memory_of.items() if need > total}
+        needs = [
+            f"{name} ({memory_text(need)})"
+            for name, need in sorted(exceeding.items())
+            if activities[name].pool in self._pools
+        ]
+        if needs:
+            log.warning("activities_exceed_memory", activities=", ".join(needs), memory=memory_text(total))
 
     async def drain(self, timeout: float) -> None:
         """Stop taking work items, give back those whose activity has not begun, and wait for the running activities.
