@@ -8,10 +8,10 @@ the limit, the need or the pool, is moved there.
 What waits in a queue stays there, also while no live worker reads it: workers may come. Only these things are done with
 such a queue. If no live worker declares the limit, need or pool any more, its calls are moved to the queue of all
 activities, where what always applies to them applies. If no live worker has the memory for an activity, its calls are
-moved to the queues of its pool, where they wait for one that has it. If a worker of another pool can run them, because its code is newer or older,
-a worker that declares the pool moves them to that pool. If they have waited in vain for the no-worker timeout, it moves
-them to the queue of all activities, where they fail. The queues of the pool ``default`` are read by workers of other
-pools if it has no live worker.
+moved to the queue of its pool, where they wait for one that has it. If a worker of another pool can run them, because
+its code is newer or older, a worker that declares the pool moves them to that pool. If they have waited in vain for the
+no-worker timeout, it moves them to the queue of all activities, where they fail. The queues of the pool ``default`` are
+read by workers of other pools if it has no live worker.
 
 The limits of instances have no queues. They are read together with the others, and handed over.
 """
