@@ -329,6 +329,11 @@ class Member:
         """Return whether one of the worker's activities needs more memory than the worker has."""
         return self.memory is not None and self.memory_of.get(activity, 0) > self.memory
 
+    def has_free_memory_for(self, activity: str) -> bool:
+        """Return whether an attempt of one of the worker's activities would have enough memory now."""
+        need = self.memory_of.get(activity, 0)
+        return not need or self.memory is None or need <= self.memory - self.memory_used
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Need:

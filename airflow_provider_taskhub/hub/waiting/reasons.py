@@ -472,16 +472,14 @@ def _full_limits(awaits: Awaits, found: Snapshot) -> Iterable[str]:
 
 
 def _full_memory(awaits: Awaits, found: Snapshot) -> Iterable[str]:
-    """Return a text about each awaited activity for which no worker has enough memory free now."""
+    """Return a text about each awaited activity for which no worker has enough memory free."""
     for name in awaits.activities:
         workers = able(_activity_workers(found), Need(ACTIVITY, name))
-        needs = [(one, one.memory or 0, one.memory_of[name]) for one in workers if name in one.memory_of]
-        if len(needs) == len(workers) > 0 and all(total - one.memory_used < need for one, total, need in needs):
-            used = listed(
-                (f"{memory_text(one.memory_used)} of {memory_text(total)} on {one.worker}" for one, total, _ in needs),
-                _MOST_NAMES,
-            )
-            yield f"{name!r} needs {memory_text(needs[0][2])} of memory, now {used} are used"
+        if not workers or any(member.has_free_memory_for(name) for member in workers):
+            continue
+        need = memory_text(workers[0].memory_of[name])
+        used = (f"{memory_text(one.memory_used)} of {memory_text(one.memory or 0)} on {one.worker}" for one in workers)
+        yield f"{name!r} needs {need} of memory, and no worker has so much free (in use: {listed(used, _MOST_NAMES)})"
 
 
 def _without_place(found: Snapshot) -> Iterable[Why]:
