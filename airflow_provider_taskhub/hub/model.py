@@ -326,11 +326,17 @@ class Member:
         return self.pool_of.get(activity, DEFAULT_POOL)
 
     def is_too_small_for(self, activity: str) -> bool:
-        """Return whether one of the worker's activities needs more memory than the worker has."""
+        """Return whether one of the worker's activities needs more memory than the worker has.
+
+        :param activity: name of the activity.
+        """
         return self.memory is not None and self.memory_of.get(activity, 0) > self.memory
 
     def has_free_memory_for(self, activity: str) -> bool:
-        """Return whether an attempt of one of the worker's activities would have enough memory now."""
+        """Return whether an attempt of one of the worker's activities would have enough memory now.
+
+        :param activity: name of the activity.
+        """
         need = self.memory_of.get(activity, 0)
         return not need or self.memory is None or need <= self.memory - self.memory_used
 

@@ -50,6 +50,9 @@ def test_decorators_register_functions_with_their_options() -> None:
     @app.activity(limit=2)
     def few() -> None: ...
 
+    @app.activity(memory="4g")
+    def large() -> None: ...
+
     @app.orchestrator
     async def flights(ctx: OrchestrationContext, job: Job) -> None: ...
 
@@ -64,6 +67,9 @@ def test_decorators_register_functions_with_their_options() -> None:
     assert registry.activity("publish").queue_timeout == timedelta(minutes=1)
     assert not registry.activity("nothing").record
     assert (registry.activity("few").limit, registry.activity("few").record) == (2, True)
+    needing = registry.activity("large")
+    assert (needing.memory, needing.record, needing.limit, needing.has_queue) == (4 * 1024**3, False, None, True)
+    assert registry.memory_of == {"large": 4 * 1024**3}
     flight = registry.orchestrator("flights")
     assert (flight.version, flight.input_annotation, flight.app) == ("3", Job, "flights")
     assert put({}) == "done", "outside of an orchestrator, a declared function is called as before"
@@ -215,6 +221,17 @@ def _generator_activity(app: App) -> None:
         *(
             (lambda app, limit=limit: app.activity(name="a", limit=limit)(lambda: None), f"limit is {limit!r}; give a")
             for limit in (0, -1, True, 1.5, "2")
+        ),
+        *(
+            (
+                lambda app, memory=memory: app.activity(name="a", memory=memory)(lambda: None),
+                f"activity 'a': memory is {memory!r}; give a number with k, m, g or t, such as '4g' or '512m', above 0",
+            )
+            for memory in ("", "4", "0g", "-4g", "much", 4, True)
+        ),
+        (
+            lambda app: app.spark_activity(name="a", memory="4x")(lambda spark: None),
+            "activity 'a': memory is '4x'; give a number",
         ),
         (lambda app: app.activity(name="a", retry=3)(lambda: None), "retry is 3; give a RetryPolicy"),
         (lambda app: app.activity(name="a", standalone="yes")(lambda: None), "standalone is 'yes'; give True or False"),
