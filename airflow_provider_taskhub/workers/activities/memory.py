@@ -133,6 +133,7 @@ class WorkerMemory:
             return
         if waiting:
             self._turn = first
+            first.reader.wake()  # it may be in a long pause between two polls
         elif waiting is False:
             first.since = self._hub.clock.monotonic()
 
