@@ -209,6 +209,11 @@ class Backend:
         return self.readers.running
 
     @property
+    def memory(self) -> int:
+        """How many bytes of memory this worker has for activities that say what they need."""
+        return self.readers.memory.total
+
+    @property
     def memory_used(self) -> int:
         """How many bytes of memory the activities need that run in this worker."""
         return self.readers.memory.used
@@ -268,15 +273,13 @@ class Backend:
 
     def _warn_of_needs(self) -> None:
         """Log which activities this worker cannot run because they need more memory than it has."""
-        activities, total = self._registry.activities, self.readers.memory.total
-        exceeding = {name: need for name, need in self._registry.memory_of.items() if need > total}
         needs = [
             f"{name} ({memory_text(need)})"
-            for name, need in sorted(exceeding.items())
-            if activities[name].pool in self._pools
+            for name, need in sorted(self._registry.memory_of.items())
+            if need > self.memory and self._registry.activities[name].pool in self._pools
         ]
         if needs:
-            log.warning("activities_exceed_memory", activities=", ".join(needs), memory=memory_text(total))
+            log.warning("activities_exceed_memory", activities=", ".join(needs), memory=memory_text(self.memory))
 
     async def drain(self, timeout: float) -> None:
         """Stop taking work items, give back those whose activity has not begun, and wait for the running activities.

@@ -67,13 +67,6 @@ class Use:
         async def many(ctx: OrchestrationContext, calls: list[tuple[str, float]]) -> int:
             return len(await ctx.when_all([ctx.call_activity(name, seconds) for name, seconds in calls]))
 
-        @app.orchestrator
-        async def series(ctx: OrchestrationContext, given: tuple[str, float, int]) -> None:
-            """Call an activity again and again, a new call for each that ends."""
-            name, seconds, count = given
-            for _ in range(count):
-                await ctx.call_activity(name, seconds)
-
 
 @pytest.mark.parametrize("place", [MEMORY, WHOLE], ids=str)
 def test_what_runs_at_once_in_a_worker_never_needs_more_than_it_has(place: Place) -> None:
@@ -231,8 +224,8 @@ def test_slots_that_are_all_taken_hold_up_the_other_kind_only_if_they_become_fre
     async def main() -> None:
         async with World(use.app, functions=use.functions, activities=2, spark_activities=2) as world:
             await world.join("a", memory="8g")
-            for number in range(3):
-                await world.client.start("series", ("light", busy, 400), instance_id=f"light{number}")
+            calls = [("light", busy + number * 0.01) for number in range(400)]
+            await world.client.start("many", calls, instance_id="light")
             await world.client.start("many", [("spark_small", 6.7), ("spark_small", 7.9)] * 60, instance_id="small")
             await world.clock.sleep(20)
             await world.client.start("many", [("large", 0.3)], instance_id="large")
@@ -535,3 +528,30 @@ def test_what_waits_for_memory_says_so() -> None:
 def test_a_test_of_an_orchestrator_needs_no_memory() -> None:
     use = Use(huge="900t")
     assert testing.run("many", [["huge", 1.0]] * 3, app=use.app) == 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whoever_dies_nothing_is_over_committed_and_nothing_is_left(seed: int) -> None:
+    use = Use(one="1g", three="3g", spark_two="2g", limited="2g", large="6g", light=None, limit=2, record=seed % 2 > 0)
+    rng = random.Random(seed)
+    sizes = {"a": "6g", "b": "7g", "c": "8g", "d": "6g", "e": "3g"}
+
+    async def main() -> None:
+        async with World(use.app, functions=use.functions, activities=6, place=[MEMORY, PROVING][seed % 2]) as world:
+            alive = [await world.join(name, memory=sizes[name]) for name in ("a", "b")]
+            for number in range(6):
+                names = rng.choices(["one", "three", "spark_two", "limited", "large", "light"], k=20)
+                calls = [(name, rng.uniform(0.02, 9)) for name in names]
+                await world.client.start("many", calls, instance_id=f"i{number}")
+            for name in ("c", "d", "e"):
+                await world.clock.sleep(rng.uniform(3, 25))
+                alive.pop(rng.randrange(len(alive))).die()
+                await world.clock.sleep(rng.uniform(0, 5))
+                alive.append(await world.join(name, memory=sizes[name]))
+            for number in range(6):
+                assert (await world.wait(f"i{number}", timedelta(hours=1))).status is Status.COMPLETED
+            assert all(most <= int(sizes[name][0]) for name, most in use.most.items()), use.most
+            await world.settle()
+            assert not world.defects()
+
+    simulate(main)
