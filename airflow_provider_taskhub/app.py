@@ -30,6 +30,7 @@ from airflow_provider_taskhub.errors import (
     TaskFailedError,
 )
 from airflow_provider_taskhub.instance_limit import LONGEST_NAME
+from airflow_provider_taskhub.memory import memory_of
 from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.worker_pools import DEFAULT_POOL, POOL_FORM, is_pool
 
@@ -138,6 +139,7 @@ class App:
         rate: str | None = None,
         limit_name: str | None = None,
         pool: str = DEFAULT_POOL,
+        memory: str | None = None,
     ) -> Callable[[F], F]: ...
 
     def activity(
@@ -154,6 +156,7 @@ class App:
         rate: str | None = None,
         limit_name: str | None = None,
         pool: str = DEFAULT_POOL,
+        memory: str | None = None,
     ) -> F | Callable[[F], F]:
         """Declare an activity: a function with one parameter or none, plain or ``async``.
 
@@ -181,6 +184,9 @@ class App:
         :param limit_name: activities with the same name share one ``limit`` and one ``rate``. None: the activity's own.
         :param pool: the pool of workers that run the activity: those that were started with ``--pools`` and this name.
             Workers without ``--pools`` are the pool ``default``.
+        :param memory: how much memory of the worker one attempt uses, such as ``4g`` or ``512m``. The attempts that run
+            at once in a worker never need more than the worker has (``--memory``). The others wait in the hub. None:
+            the memory of the activity is not counted.
         :raises ConfigurationError: if the app already has an activity of this name, the function needs other
             parameters or is a generator, or an argument is wrong.
         """
@@ -199,6 +205,7 @@ class App:
                 rate=rate,
                 limit_name=limit_name,
                 pool=pool,
+                memory=memory,
             )
             self._declare_alone(function, name, standalone)
             return refused_in_orchestrators(function, _name_of(function, name, "activity"))
@@ -223,6 +230,7 @@ class App:
         rate: str | None = None,
         limit_name: str | None = None,
         pool: str = DEFAULT_POOL,
+        memory: str | None = None,
     ) -> Callable[[F], F]: ...
 
     def spark_activity(
@@ -240,6 +248,7 @@ class App:
         rate: str | None = None,
         limit_name: str | None = None,
         pool: str = DEFAULT_POOL,
+        memory: str | None = None,
     ) -> F | Callable[[F], F]:
         """Declare an activity whose first argument is a SparkSession: ``f(spark)`` or ``f(spark, input)``.
 
@@ -265,6 +274,7 @@ class App:
                 rate=rate,
                 limit_name=limit_name,
                 pool=pool,
+                memory=memory,
             )
             self._declare_alone(function, name, standalone)
             return refused_in_orchestrators(function, _name_of(function, name, "activity"))
@@ -304,6 +314,7 @@ class App:
         rate: str | None,
         limit_name: str | None,
         pool: str,
+        memory: str | None,
         conf: Mapping[str, Any] | None = None,
     ) -> None:
         name = _name_of(function, name, "activity")
@@ -327,6 +338,10 @@ class App:
             raise ConfigurationError(f"{what}: limit_name is {limit_name!r}, but nothing is limited: add limit or rate")
         if not is_pool(pool):
             raise ConfigurationError(f"{what}: pool is {pool!r}; give {POOL_FORM}")
+        try:
+            needs = None if memory is None else memory_of(memory)
+        except ValueError as error:
+            raise ConfigurationError(f"{what}: memory is {memory!r}; {error}, or None") from None
         if retry is not None and not isinstance(retry, RetryPolicy):
             raise ConfigurationError(
                 f"{what}: retry is {retry!r}; give a RetryPolicy, e.g. RetryPolicy(max_attempts=3)"
@@ -349,6 +364,7 @@ class App:
             rate=of_rate,
             limit_name=limit_name or name,
             pool=pool,
+            memory=needs,
         )
         check_shared(definition, self._activities.values())
         self._activities[name] = definition

@@ -383,7 +383,7 @@ def test_who_gets_no_start_gives_back_no_place_of_an_attempt_that_may_run(earlie
             assert await rate.take(_record(7, "w@h/1"))
             if earlier:
                 assert await limit.take(_record(0, "x@h/1"))
-            both = ActivityLimits("ask", [limit, rate], world.clock, other_pools=False)
+            both = ActivityLimits("ask", [limit, rate], world.clock, others=False)
             held: Any = object()
             assert not await both.take(_record(0, "w@h/1"), held)
             holders = (await places.state_of(hub.store, hub.names, limit.limit)).holders

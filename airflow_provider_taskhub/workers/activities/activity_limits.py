@@ -27,7 +27,7 @@ from airflow_provider_taskhub.workers.activities.rates import ActivityRate
 from airflow_provider_taskhub.workers.peers import Peers
 
 REST = 2 * FIRST_LOOK
-"""Seconds for which a worker leaves a place that it has freed to the workers of other pools."""
+"""Seconds for which a worker leaves a place that it has freed to those that run other activities of the limit."""
 
 
 def limits_of(activity: ActivityDefinition) -> Iterator[Limit]:
@@ -41,7 +41,7 @@ def limits_of(activity: ActivityDefinition) -> Iterator[Limit]:
 def shared_limits(
     hub: Hub,
     registry: Registry,
-    pools: Collection[str],
+    runnable: Collection[str],
     *,
     me: WorkerIdentity,
     peers: Peers,
@@ -50,7 +50,7 @@ def shared_limits(
 ) -> dict[str, ActivityLimits]:
     """Return the limits of the activities that a worker runs, by the names of the activities.
 
-    :param pools: the pools of workers to which the worker belongs.
+    :param runnable: the activities that the worker can run.
     :param me: the identity of the worker.
     :param peers: tells which other workers are proven dead.
     :param end_sessions: ends Spark Connect sessions that lost attempts have left running.
@@ -64,15 +64,15 @@ def shared_limits(
     found: dict[str, ActivityLimits] = {}
     made: dict[str, ActivityLimits] = {}
     for name, activity in registry.activities.items():
-        if activity.limited and activity.pool in pools:
+        if activity.limited and name in runnable:
             shared = activity.limit_name
             if shared not in made:
                 others = any(
-                    one.limited and one.limit_name == shared and one.pool not in pools
-                    for one in registry.activities.values()
+                    one.limited and one.limit_name == shared and other not in runnable
+                    for other, one in registry.activities.items()
                 )
                 places = [*map(places_of, limits_of(activity))]
-                made[shared] = ActivityLimits(shared, places, hub.clock, other_pools=others)
+                made[shared] = ActivityLimits(shared, places, hub.clock, others=others)
             found[name] = made[shared]
     return found
 
@@ -82,15 +82,15 @@ class ActivityLimits:
 
     :param name: name of the limit.
     :param places: the places of the limit, then those of the rate.
-    :param other_pools: whether activities of pools to which this worker does not belong share the limit.
+    :param others: whether activities share the limit that this worker cannot run, such as those of another pool.
     """
 
-    def __init__(self, name: str, places: Sequence[HubPlaces], clock: Clock, *, other_pools: bool) -> None:
+    def __init__(self, name: str, places: Sequence[HubPlaces], clock: Clock, *, others: bool) -> None:
         self.name, self._places, self._clock = name, tuple(places), clock
-        self._other_pools, self._took, self._rests = other_pools, False, float("-inf")
-        """Whether other pools share the limit; whether this worker has taken a place since it left one to them; and
+        self._others, self._took, self._rests = others, False, float("-inf")
+        """Whether other workers share the limit; whether this worker has taken a place since it left one to them; and
         the monotonic time until which it reads nothing."""
-        if other_pools:
+        if others:
             for one in places:
                 one.longest_look = FIRST_LOOK
         self._open = asyncio.Event()
@@ -129,9 +129,9 @@ class ActivityLimits:
             reader.freed()
 
     def _pass_on(self) -> None:
-        """Let the readers read on, because a place may have become free. The workers of other pools come first: they
+        """Let the readers read on, because a place may have become free. Workers that run the others come first: they
         cannot see when this worker frees a place, and so would never get one while this worker has calls."""
-        if self._other_pools and self._took:
+        if self._others and self._took:
             self._took, self._rests = False, self._clock.monotonic() + REST
             asyncio.get_running_loop().call_later(REST, self.freed)
         self.freed()
