@@ -46,8 +46,8 @@ class Rate:
                 for name, unit in UNITS.items()
                 if unit < seconds and 1 <= starts * unit // seconds <= MOST_STARTS
             ]
-            other = f", such as {shorter[-1]!r}" if shorter else ""
-            raise ValueError(f"a rate has at most {MOST_STARTS} starts: give fewer in a shorter time{other}")
+            other = f": give fewer in a shorter time, such as {shorter[-1]!r}" if shorter else ""
+            raise ValueError(f"a rate has at most {MOST_STARTS} starts{other}")
         return cls(starts=starts, seconds=seconds)
 
 
@@ -70,6 +70,8 @@ class Limited(Protocol):
     def rate(self) -> Rate | None: ...
     @property
     def limit_name(self) -> str: ...
+    @property
+    def limit_key(self) -> str: ...
 
 
 def check_shared(activity: Limited, others: Iterable[Limited]) -> None:
@@ -92,5 +94,6 @@ def check_shared(activity: Limited, others: Iterable[Limited]) -> None:
 
 def _numbers(activity: Limited) -> str:
     """Return the limit and the rate of an activity as its author writes them; "" if it has none."""
-    limit = [] if activity.limit is None else [f"limit={activity.limit}"]
-    return ", ".join(limit if activity.rate is None else [*limit, f"rate={str(activity.rate)!r}"])
+    numbers = [] if activity.limit is None else [f"limit={activity.limit}"]
+    numbers += [] if activity.rate is None else [f"rate={str(activity.rate)!r}"]
+    return ", ".join([*numbers, f"limit_key={activity.limit_key!r}"] if numbers and activity.limit_key else numbers)

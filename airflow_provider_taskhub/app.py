@@ -30,6 +30,7 @@ from airflow_provider_taskhub.errors import (
     TaskFailedError,
 )
 from airflow_provider_taskhub.instance_limit import LONGEST_NAME
+from airflow_provider_taskhub.memory import memory_of
 from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.worker_pools import DEFAULT_POOL, POOL_FORM, is_pool
 
@@ -137,7 +138,9 @@ class App:
         limit: int | None = None,
         rate: str | None = None,
         limit_name: str | None = None,
+        limit_key: str | None = None,
         pool: str = DEFAULT_POOL,
+        memory: str | None = None,
     ) -> Callable[[F], F]: ...
 
     def activity(
@@ -153,7 +156,9 @@ class App:
         limit: int | None = None,
         rate: str | None = None,
         limit_name: str | None = None,
+        limit_key: str | None = None,
         pool: str = DEFAULT_POOL,
+        memory: str | None = None,
     ) -> F | Callable[[F], F]:
         """Declare an activity: a function with one parameter or none, plain or ``async``.
 
@@ -179,8 +184,14 @@ class App:
         :param rate: how many attempts may begin within a time, on all workers together: ``"5/s"``, ``"10/m"`` or
             ``"100/h"``, at most 100. The others wait as with ``limit``. None: no rate.
         :param limit_name: activities with the same name share one ``limit`` and one ``rate``. None: the activity's own.
+        :param limit_key: name of a tag of the calls, such as ``"tenant"``: ``limit`` and ``rate`` hold for each value
+            of the tag (``ctx.call_activity(load, x, tags={"tenant": "a"})``). Calls without the tag count together.
+            None: for all calls together.
         :param pool: the pool of workers that run the activity: those that were started with ``--pools`` and this name.
             Workers without ``--pools`` are the pool ``default``.
+        :param memory: how much memory of the worker one attempt uses, such as ``4g`` or ``512m``. The attempts that run
+            at once in a worker never need more than the worker has (``--memory``). The others wait in the hub. None:
+            the memory of the activity is not counted.
         :raises ConfigurationError: if the app already has an activity of this name, the function needs other
             parameters or is a generator, or an argument is wrong.
         """
@@ -198,7 +209,9 @@ class App:
                 limit=limit,
                 rate=rate,
                 limit_name=limit_name,
+                limit_key=limit_key,
                 pool=pool,
+                memory=memory,
             )
             self._declare_alone(function, name, standalone)
             return refused_in_orchestrators(function, _name_of(function, name, "activity"))
@@ -222,7 +235,9 @@ class App:
         limit: int | None = None,
         rate: str | None = None,
         limit_name: str | None = None,
+        limit_key: str | None = None,
         pool: str = DEFAULT_POOL,
+        memory: str | None = None,
     ) -> Callable[[F], F]: ...
 
     def spark_activity(
@@ -239,7 +254,9 @@ class App:
         limit: int | None = None,
         rate: str | None = None,
         limit_name: str | None = None,
+        limit_key: str | None = None,
         pool: str = DEFAULT_POOL,
+        memory: str | None = None,
     ) -> F | Callable[[F], F]:
         """Declare an activity whose first argument is a SparkSession: ``f(spark)`` or ``f(spark, input)``.
 
@@ -264,7 +281,9 @@ class App:
                 limit=limit,
                 rate=rate,
                 limit_name=limit_name,
+                limit_key=limit_key,
                 pool=pool,
+                memory=memory,
             )
             self._declare_alone(function, name, standalone)
             return refused_in_orchestrators(function, _name_of(function, name, "activity"))
@@ -303,7 +322,9 @@ class App:
         limit: int | None,
         rate: str | None,
         limit_name: str | None,
+        limit_key: str | None,
         pool: str,
+        memory: str | None,
         conf: Mapping[str, Any] | None = None,
     ) -> None:
         name = _name_of(function, name, "activity")
@@ -319,14 +340,19 @@ class App:
             of_rate = None if rate is None else Rate.of(rate)
         except ValueError as error:
             raise ConfigurationError(f"{what}: rate is {rate!r}; {error}") from None
-        if limit_name is not None and (not isinstance(limit_name, str) or not 1 <= len(limit_name) <= LONGEST_NAME):
-            raise ConfigurationError(
-                f"{what}: limit_name is {limit_name!r}; give a text of 1 to {LONGEST_NAME} characters, or None"
-            )
-        if limit_name is not None and limit is None and rate is None:
-            raise ConfigurationError(f"{what}: limit_name is {limit_name!r}, but nothing is limited: add limit or rate")
+        for label, text in (("limit_name", limit_name), ("limit_key", limit_key)):
+            if text is not None and (not isinstance(text, str) or not 1 <= len(text) <= LONGEST_NAME):
+                raise ConfigurationError(
+                    f"{what}: {label} is {text!r}; give a text of 1 to {LONGEST_NAME} characters, or None"
+                )
+            if text is not None and limit is None and rate is None:
+                raise ConfigurationError(f"{what}: {label} is {text!r}, but nothing is limited: add limit or rate")
         if not is_pool(pool):
             raise ConfigurationError(f"{what}: pool is {pool!r}; give {POOL_FORM}")
+        try:
+            needs = None if memory is None else memory_of(memory)
+        except ValueError as error:
+            raise ConfigurationError(f"{what}: memory is {memory!r}; {error}, or None") from None
         if retry is not None and not isinstance(retry, RetryPolicy):
             raise ConfigurationError(
                 f"{what}: retry is {retry!r}; give a RetryPolicy, e.g. RetryPolicy(max_attempts=3)"
@@ -348,7 +374,9 @@ class App:
             limit=limit,
             rate=of_rate,
             limit_name=limit_name or name,
+            limit_key=limit_key or "",
             pool=pool,
+            memory=needs,
         )
         check_shared(definition, self._activities.values())
         self._activities[name] = definition

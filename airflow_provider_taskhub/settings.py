@@ -37,6 +37,7 @@ from pydantic_settings import (
 
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.masking import MASK
+from airflow_provider_taskhub.memory import memory_of, memory_of_machine
 from airflow_provider_taskhub.near_names import near
 from airflow_provider_taskhub.spark_connect import connect_server
 from airflow_provider_taskhub.worker_pools import DEFAULT_POOL, pools_of
@@ -223,6 +224,9 @@ class Settings(BaseSettings):
     executor_max_memory: ByteSize | None = Field(default=None, ge=64 * 1024 * 1024)
     """Another executor takes the place of an executor whose processes have more resident memory than this, such as
     ``4GiB``. For a Spark executor, the memory of Java counts too. The worker looks every 2 s. None: any size."""
+    memory: int | None = None
+    """How much memory a worker has for activities that say what they need (``@app.activity(memory="4g")``): a number
+    with k, m, g or t, such as ``16g``. None: the memory of the machine, or less if its container has a limit."""
     pools: str = DEFAULT_POOL
     """The pools of workers to which a worker belongs: names separated by commas. It runs only activities of these pools
     (``@app.activity(pool="heavy")``). Activities without a pool belong to the pool ``default``."""
@@ -255,6 +259,11 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=_file())
 
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _memory(cls, value: Any) -> int | None:
+        return None if value is None else memory_of(value)
+
     @field_validator("pools")
     @classmethod
     def _pools(cls, value: str) -> str:
@@ -264,6 +273,11 @@ class Settings(BaseSettings):
     def pool_names(self) -> tuple[str, ...]:
         """The names of ``pools``."""
         return pools_of(self.pools)
+
+    @property
+    def worker_memory(self) -> int:
+        """How many bytes of memory a worker has for activities that say what they need."""
+        return memory_of_machine() if self.memory is None else self.memory
 
     @property
     def withheld_names(self) -> tuple[str, ...]:

@@ -39,6 +39,7 @@ from airflow_provider_taskhub.errors import (
 from airflow_provider_taskhub.hub.formats.waits_column import decode_awaits
 from airflow_provider_taskhub.hub.history.load import sentinel_of
 from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, Member, WorkerIdentity
+from airflow_provider_taskhub.memory import MOST
 from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.settings import MAX_RESULT, LeaseTimes, Settings
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
@@ -328,6 +329,7 @@ async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ..
     settings = Settings(
         hub="Testing",
         pools=",".join(registry.pools),
+        memory=MOST,
         partitions=1,
         lease=_ALONE,
         max_polling=timedelta(days=1),
@@ -402,7 +404,7 @@ async def _last_activities(client: Client, registry: Registry, clock: virtual_ti
     until = clock.monotonic() + _LAST.total_seconds()
     store, names = client.hub.store, client.hub.names
     queues = [queue for pool in registry.pools for queue in names.pool_queues(pool)]
-    queues += [names.limited(name) for name, one in registry.activities.items() if one.limited]
+    queues += [names.limited(name) for name, one in registry.activities.items() if one.has_queue]
 
     async def waits(queue: str) -> bool:
         with suppress(NotFound):  # not made yet, so nothing is in it

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.memory import memory_of_machine
 from airflow_provider_taskhub.settings import load_settings, unread
 
 SECRET = "AccountKey=c2VjcmV0"
@@ -88,6 +89,17 @@ def test_a_time_that_cannot_be_is_refused_by_its_name(
         load_settings()
     assert f"{variable} is {value.total_seconds():g} s: Input should be greater than" in str(caught.value)
     assert "give a duration such as PT30S" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["0g", "-1g", "16", "much", "2000t"])
+def test_memory_is_an_amount(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    assert load_settings().worker_memory == memory_of_machine()
+    monkeypatch.setenv("TASKHUB_MEMORY", "16G")
+    assert load_settings().worker_memory == 16 * 1024**3
+    assert load_settings(memory="1t").worker_memory == 1024**4
+    monkeypatch.setenv("TASKHUB_MEMORY", value)
+    with pytest.raises(ConfigurationError, match=f"TASKHUB_MEMORY is '{value}': give a number with k, m, g or t"):
+        load_settings()
 
 
 def test_a_message_cannot_be_hidden_for_longer_than_azure_hides_it() -> None:

@@ -55,6 +55,13 @@ def worker(
             f"Default: the setting pools ({_DEFAULTS['pools'].default})."
         ),
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory for activities that say what they need, such as 16g. "
+            "Default: the setting memory, or what the machine or its container gives."
+        ),
+    ] = None,
     drain_timeout: Annotated[
         float | None,
         typer.Option(
@@ -93,7 +100,12 @@ def worker(
         raise typer.BadParameter("give a port too, such as --health-port 8080", param_hint="--health-host")
     telemetry.configure(as_json=log_json, verbose=verbose)
     settings = settings_of(
-        hub=hub, activities=activities, spark_activities=spark_activities, pools=pools, drain_timeout=drain_timeout
+        hub=hub,
+        activities=activities,
+        spark_activities=spark_activities,
+        pools=pools,
+        memory=memory,
+        drain_timeout=drain_timeout,
     )
     options = Options(
         apps=tuple(app),

@@ -15,7 +15,7 @@ from airflow_provider_taskhub.client.connection import Connection
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.errors import Conflict, InputError, NotFound
-from airflow_provider_taskhub.hub.history import waiting_instances
+from airflow_provider_taskhub.hub.history import waiting_calls, waiting_instances
 from airflow_provider_taskhub.hub.history.places import Limit, LimitKind, LimitState, order, state_of, states
 from airflow_provider_taskhub.hub.instance_places import InstancePlaces
 from airflow_provider_taskhub.hub.model import HubInfo, HubNames, InstanceState, Member, PartitionState
@@ -190,7 +190,7 @@ class HubAdmin:
         async def counted(state: LimitState) -> LimitState:
             if state.kind is LimitKind.INSTANCES:
                 return replace(state, waiting=await waiting_instances.count(store, names, state.name))
-            messages = 0
+            messages = await waiting_calls.count(store, names, state.name) if state.key_tag else 0
             for activity in state.activities:
                 with suppress(NotFound):
                     messages += await store.count(names.limited(activity))
@@ -218,12 +218,16 @@ class HubAdmin:
         same = [state for (of, known), state in found.items() if known == name and kind in ("", of)]
         if len(same) != 1:
             near = did_you_mean(name, {known for _, known in found})
-            what = "several limits: say of which kind" if same else f"no limit. {near}" if near else "no limit"
+            kinds = " or ".join(sorted(state.kind for state in same))
+            none = f"no limit. {near}" if near else "no limit"
+            what = f"several limits: add --of {kinds}" if same else none
             raise InputError(f"{name!r} is the name of {what}. To see all limits: taskhub limits list")
         (state,) = same
         if state.kind is LimitKind.RATE and places is not None and places > MOST_STARTS:
             raise InputError(f"the rate {name!r}: {places} is too many; give a whole number from 1 to {MOST_STARTS}")
-        limit = Limit(name=name, places=places or state.declared, kind=state.kind, seconds=state.seconds)
+        limit = Limit(
+            name=name, places=places or state.declared, kind=state.kind, seconds=state.seconds, key_tag=state.key_tag
+        )
         await store.execute(order(names, limit, places, by=by or this_user()))
         if state.kind is LimitKind.INSTANCES:
             await InstancePlaces(self._hub).advance(name)

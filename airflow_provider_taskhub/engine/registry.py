@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
@@ -101,7 +101,9 @@ class ActivityDefinition:
     :param limit: how many attempts may run at once in the whole hub; None: as many as the workers have slots.
     :param rate: how many attempts may begin within a time in the whole hub; None: no rate.
     :param limit_name: name of its limit and its rate. Activities with the same name share them.
+    :param limit_key: the tag of calls of which each value has a limit and a rate of its own; "": all calls share them.
     :param pool: the pool of workers that run it.
+    :param memory: how many bytes of a worker's memory one attempt uses; None: it is not counted.
     """
 
     name: str
@@ -118,12 +120,19 @@ class ActivityDefinition:
     limit: int | None = None
     rate: Rate | None = None
     limit_name: str = ""
+    limit_key: str = ""
     pool: str = DEFAULT_POOL
+    memory: int | None = None
 
     @property
     def limited(self) -> bool:
-        """Whether it has a limit or a rate. Then its calls wait in a queue of their own."""
+        """Whether it has a limit or a rate."""
         return self.limit is not None or self.rate is not None
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether its calls wait in a queue of their own, because not every free slot is enough to run one."""
+        return self.limited or self.memory is not None
 
     @property
     def takes_input(self) -> bool:
@@ -241,6 +250,20 @@ class Registry:
     def pool_of(self) -> dict[str, str]:
         """By activity name, its pool of workers. Activities of the pool ``default`` are left out."""
         return {name: one.pool for name, one in self.activities.items() if one.pool != DEFAULT_POOL}
+
+    @property
+    def memory_of(self) -> dict[str, int]:
+        """By activity name, how many bytes of a worker's memory one attempt uses. Other activities are left out."""
+        return {name: one.memory for name, one in self.activities.items() if one.memory is not None}
+
+    def runnable(self, pools: Collection[str], memory: int) -> frozenset[str]:
+        """Return the names of the activities that a worker can run.
+
+        :param pools: the pools of workers to which it belongs.
+        :param memory: how many bytes of memory it has.
+        """
+        found = self.activities.items()
+        return frozenset(name for name, one in found if one.pool in pools and (one.memory or 0) <= memory)
 
     @property
     def pools(self) -> tuple[str, ...]:

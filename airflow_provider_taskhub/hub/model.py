@@ -110,8 +110,8 @@ class HubNames:
         return f"{self.hub.lower()}-limit-"
 
     def limited(self, activity: str) -> str:
-        """Return the name of the queue of an activity with a limit. The name has a digest, as not every name of an
-        activity is allowed in the name of a queue."""
+        """Return the name of the queue of an activity with a limit, or with a need for memory. The name has a digest,
+        as not every name of an activity is allowed in the name of a queue."""
         return self.limited_prefix + _digest(activity)
 
     @property
@@ -288,6 +288,9 @@ class Member:
     :param backlog: the instances that the worker has held for long.
     :param pools: the pools of workers to which it belongs: it runs only activities of these pools.
     :param pool_of: the pool of each activity in ``activities`` that does not belong to the pool ``default``.
+    :param memory: how many bytes of memory it has for activities that say what they need; None: not known.
+    :param memory_of: for each of these activities, how many bytes one attempt needs.
+    :param memory_used: how many bytes those need that run in the worker now.
     """
 
     worker: str
@@ -304,6 +307,9 @@ class Member:
     backlog: Backlog = NO_BACKLOG
     pools: tuple[str, ...] = (DEFAULT_POOL,)
     pool_of: Mapping[str, str] = field(default_factory=dict)
+    memory: int | None = None
+    memory_of: Mapping[str, int] = field(default_factory=dict)
+    memory_used: int = 0
 
     def functions(self, kind: FunctionKind) -> tuple[str, ...]:
         """Return the names of the worker's functions of one kind.
@@ -318,6 +324,21 @@ class Member:
         :param activity: name of the activity.
         """
         return self.pool_of.get(activity, DEFAULT_POOL)
+
+    def is_too_small_for(self, activity: str) -> bool:
+        """Return whether one of the worker's activities needs more memory than the worker has.
+
+        :param activity: name of the activity.
+        """
+        return self.memory is not None and self.memory_of.get(activity, 0) > self.memory
+
+    def has_free_memory_for(self, activity: str) -> bool:
+        """Return whether an attempt of one of the worker's activities would have enough memory now.
+
+        :param activity: name of the activity.
+        """
+        need = self.memory_of.get(activity, 0)
+        return not need or self.memory is None or need <= self.memory - self.memory_used
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -52,6 +52,7 @@ _TABS = {
     Reason.VERSION: "workers",
     Reason.NO_ACTIVITY: "workers",
     Reason.NO_POOL: "workers",
+    Reason.NO_MEMORY: "workers",
     Reason.NO_CHILD: "workers",
 }
 """The tab of the page that shows more about a reason."""

@@ -96,7 +96,8 @@ class UnusableTime:
         lacks = {why.reason for why in seen.whys if why.reason in LACKING} or {Reason.NO_ORCHESTRATOR}
         kinds: set[FunctionKind] = {ACTIVITY if reason is Reason.NO_ACTIVITY else ORCHESTRATOR for reason in lacks}
         live, lately = seen.members or (), (*(seen.members or ()), *seen.gone)
-        if lacks & {Reason.NOT_OWNER, Reason.NO_POOL}:  # workers of a pool may be started only when there is work
+        # workers of a pool, or large ones, may be started only when there is work
+        if lacks & {Reason.NOT_OWNER, Reason.NO_POOL, Reason.NO_MEMORY}:
             return False
         return all(agree(live, kind) and agree(lately, kind) for kind in kinds)
 

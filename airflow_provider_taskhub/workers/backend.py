@@ -20,17 +20,17 @@ from airflow_provider_taskhub.hub.model import ACTIVITY, NO_BACKLOG, ORCHESTRATO
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.queues.message_blobs import MessageBlobs
 from airflow_provider_taskhub.hub.queues.reader import ControlReader, ReaderContext
+from airflow_provider_taskhub.memory import memory_text
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.worker_pools import DEFAULT_POOL
-from airflow_provider_taskhub.workers.activities.activity_limits import ActivityLimits, shared_limits
+from airflow_provider_taskhub.workers.activities.activity_limits import shared_limits
 from airflow_provider_taskhub.workers.activities.begins import Begins
 from airflow_provider_taskhub.workers.activities.local_queues import LocalQueues
 from airflow_provider_taskhub.workers.activities.processor import Activities
 from airflow_provider_taskhub.workers.activities.recorded import RecordedActivities
 from airflow_provider_taskhub.workers.activities.responses import Responses
 from airflow_provider_taskhub.workers.activities.runner import Runner
-from airflow_provider_taskhub.workers.activities.work_items import WorkItems
 from airflow_provider_taskhub.workers.activities.work_queues import WorkQueues
 from airflow_provider_taskhub.workers.activities.work_readers import Source, WorkReaders
 from airflow_provider_taskhub.workers.demand import Demand
@@ -107,12 +107,12 @@ class Backend:
         self.supervisor = Supervisor(hub.clock)
         self.message_blobs = MessageBlobs(hub.store, hub.names, hub.clock)
         self._registry, self._pools = registry, settings.pool_names
-
+        self._runnable = registry.runnable(self._pools, settings.worker_memory)
         self._limits = shared_limits(
-            hub, registry, self._pools, me=me, peers=peers, times=times, end_sessions=runner.end_sessions
+            hub, registry, self._runnable, me=me, peers=peers, times=times, end_sessions=runner.end_sessions
         )
         self.readers = WorkReaders(
-            hub, registry, self._pools, self._limits, context=self._reader_context(), settings=settings
+            hub, registry, self._pools, self._runnable, self._limits, context=self._reader_context(), settings=settings
         )
         self.queues = LocalQueues(
             (self.readers.plain, self.readers.spark),
@@ -136,9 +136,10 @@ class Backend:
             hub,
             registry.activities,
             self._pools,
+            self._runnable,
             peers.live,
             self.absences,
-            limit_made=self.readers.limit_made,
+            queue_made=self.readers.queue_made,
             pool_made=self.readers.pool_made,
             default_served=self.readers.default_served,
             look=instance_limits.look,
@@ -158,7 +159,8 @@ class Backend:
         )
         self.orchestrations = Dispatcher("orchestrations", self.processor, settings.orchestrations)
 
-        def activities(work_items: WorkItems, limits: ActivityLimits | None, *, spark: bool) -> Activities:
+        def activities(source: Source) -> Activities:
+            work_items = source.items
             responses = Responses(hub, work_items, self.queues)
             begins = Begins(hub, work_items, responses)
             recorded = RecordedActivities(
@@ -172,7 +174,7 @@ class Backend:
                 responses=responses,
                 spark_master=settings.spark.master,
                 embedded=settings.embedded,
-                limits=limits,
+                limits=source.limits,
             )
             return Activities(
                 hub=hub,
@@ -184,15 +186,15 @@ class Backend:
                 responses=responses,
                 recorded=recorded,
                 absences=self.absences,
-                limited=self.readers.limited if limits is None else None,
-                pools=self._pools,
-                spark=spark,
+                limited=None if source.own else self.readers.limited,
+                runnable=self._runnable,
+                spark=source.spark,
             )
 
         self._stations = tuple(
             _Station(
                 source,
-                work := activities(source.items, source.limits, spark=source.spark),
+                work := activities(source),
                 Dispatcher(source.name, work, source.items.slots.limit + SETTLING),
             )
             for source in self.readers
@@ -202,6 +204,16 @@ class Backend:
     def running(self) -> int:
         """The number of activities that run in this worker."""
         return self.readers.running
+
+    @property
+    def memory(self) -> int:
+        """How many bytes of memory this worker has for activities that say what they need."""
+        return self.readers.memory.total
+
+    @property
+    def memory_used(self) -> int:
+        """How many bytes of memory the activities need that run in this worker."""
+        return self.readers.memory.used
 
     def _reader_context(self) -> ReaderContext:
         """Return what all readers of this worker share."""
@@ -246,6 +258,8 @@ class Backend:
         if ACTIVITY in self.roles:
             for limits in {id(one): one for one in self._limits.values()}.values():
                 limits.start(self.supervisor)
+            self._warn_of_needs()
+            self.supervisor.keep("memory", self.readers.memory.run)
             for station in self._stations:
                 name, items = station.source.name, station.source.items
                 self.supervisor.keep(name, station.dispatcher.run)
@@ -253,6 +267,16 @@ class Backend:
                 self.supervisor.keep(f"unrecorded {name}", station.activities.watch)
                 self.supervisor.keep(items.reader.name, items.reader.run)
         self.supervisor.keep("queues of work items", self._queues_of_work.run)
+
+    def _warn_of_needs(self) -> None:
+        """Log which activities this worker cannot run because they need more memory than it has."""
+        needs = [
+            f"{name} ({memory_text(need)})"
+            for name, need in sorted(self._registry.memory_of.items())
+            if need > self.memory and self._registry.activities[name].pool in self._pools
+        ]
+        if needs:
+            log.warning("activities_exceed_memory", activities=", ".join(needs), memory=memory_text(self.memory))
 
     async def drain(self, timeout: float) -> None:
         """Stop taking work items, give back those whose activity has not begun, and wait for the running activities.

@@ -77,6 +77,16 @@ class Health:
         yield from _leases(metrics)
         yield GaugeMetricFamily("taskhub_activities_running", "Activities that run in this worker.", backend.running)
         yield GaugeMetricFamily(
+            "taskhub_memory_bytes",
+            "Memory that this worker has for activities that say what they need.",
+            backend.memory,
+        )
+        yield GaugeMetricFamily(
+            "taskhub_memory_needed_bytes",
+            "Memory that the activities need that run in this worker and say what they need.",
+            backend.memory_used,
+        )
+        yield GaugeMetricFamily(
             "taskhub_episodes_running", "Episodes that run in this worker.", backend.orchestrations.running
         )
         yield GaugeMetricFamily("taskhub_sessions", "Instances that this worker has in memory.", len(backend.sessions))

@@ -171,7 +171,9 @@ class Host:
                 me=me,
                 listener=LeaseEventBridge(asyncio.get_running_loop(), backend),
                 predecessors=incarnation.predecessors,
-                member=lambda: replace(member, running=backend.running, backlog=backend.backlog),
+                member=lambda: replace(
+                    member, running=backend.running, backlog=backend.backlog, memory_used=backend.memory_used
+                ),
                 services=backend.services,
                 longest_unpolled=POLLS_MISSED * settings.max_polling + settings.request_timeout,
                 watchers=hub.awaited.update,
@@ -212,6 +214,8 @@ class Host:
             accepts=registry.accepts if ORCHESTRATOR in roles else {},
             pools=self._settings.pool_names,
             pool_of=registry.pool_of if ACTIVITY in roles else {},
+            memory=self._settings.worker_memory,
+            memory_of=registry.memory_of if ACTIVITY in roles else {},
         )
 
     async def _refuse_different_apps(self, member: Member, members: Members, incarnation: Incarnation) -> None:

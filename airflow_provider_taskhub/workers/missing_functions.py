@@ -23,7 +23,7 @@ from airflow_provider_taskhub.errors import StorageError
 from airflow_provider_taskhub.hub.admission.facts import unknown_delay
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ACTIVITY, Member, Need
-from airflow_provider_taskhub.hub.partitions.capabilities import able
+from airflow_provider_taskhub.hub.partitions.capabilities import able, lack_of_memory, too_small
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.telemetry import Outage
 from airflow_provider_taskhub.worker_pools import DEFAULT_POOL
@@ -118,6 +118,9 @@ class MissingFunctions:
         found = self._asked(need)
         if found.since is None or min(self._read_at - found.since, waited.total_seconds()) < self._limit:
             return None
+        if need.kind == ACTIVITY and (small := too_small(self._members, need.name)):
+            text, way_out = lack_of_memory(small[0], need.name)
+            return f"{text}: {way_out}. This activity has waited for {waited.total_seconds():.0f} s"
         workers = "; ".join(
             f"{member.worker} ({', '.join(f'{app} {version}'.strip() for app, version in member.apps.items())}) has "
             f"{', '.join(member.functions(need.kind)) or 'none'}{_pools(member) if need.kind == ACTIVITY else ''}"

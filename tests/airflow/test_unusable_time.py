@@ -21,7 +21,9 @@ WORKER = Member(
 )
 
 
-@pytest.mark.parametrize(("reason", "after"), [(Reason.NO_ACTIVITY, AGREED), (Reason.NO_POOL, 600.0)])
+@pytest.mark.parametrize(
+    ("reason", "after"), [(Reason.NO_ACTIVITY, AGREED), (Reason.NO_POOL, 600.0), (Reason.NO_MEMORY, 600.0)]
+)
 def test_a_pool_without_a_worker_is_waited_for_and_a_name_that_nobody_has_is_not(reason: Reason, after: float) -> None:
     async def main() -> float:
         clock = VirtualClock()

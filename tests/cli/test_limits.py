@@ -110,7 +110,7 @@ def test_a_rate_has_its_time_and_counts_what_has_begun(tmp_path: Path) -> None:
     assert taskhub("limits", "list").splitlines()[-1].split() == ["rate", "load", "10/m", "0", "2"]
     assert taskhub("limits", "set", "load", "20", "--of", "rate").strip() == "at most 20/m of load begin from now on"
     for arguments, said in {
-        ("load", "20"): "'load' is the name of several limits: say of which kind",
+        ("load", "20"): "'load' is the name of several limits: add --of activity or rate",
         ("load", "101", "--of", "rate"): "the rate 'load': 101 is too many; give a whole number from 1 to 100",
     }.items():
         result = CliRunner().invoke(app, ["limits", "set", *arguments])

@@ -53,6 +53,8 @@ def test_decorators_register_functions_with_their_options() -> None:
 
     @app.activity(rate="100/h", limit_name="partner")
     def seldom() -> None: ...
+    @app.activity(memory="4g")
+    def large() -> None: ...
 
     @app.orchestrator
     async def flights(ctx: OrchestrationContext, job: Job) -> None: ...
@@ -71,6 +73,9 @@ def test_decorators_register_functions_with_their_options() -> None:
     assert (limited.limit, limited.rate, limited.limit_name, limited.record) == (2, None, "few", True)
     assert (rated.limit, rated.rate, rated.limit_name) == (None, Rate(starts=100, seconds=3600), "partner")
     assert rated.record
+    needing = registry.activity("large")
+    assert (needing.memory, needing.record, needing.limit, needing.has_queue) == (4 * 1024**3, False, None, True)
+    assert registry.memory_of == {"large": 4 * 1024**3}
     flight = registry.orchestrator("flights")
     assert (flight.version, flight.input_annotation, flight.app) == ("3", Job, "flights")
     assert put({}) == "done", "outside of an orchestrator, a declared function is called as before"
@@ -231,11 +236,22 @@ def _generator_activity(app: App) -> None:
                 "10": "give a number and a unit: '5/s', '10/m'",
                 "10/d": "give a number and a unit",
                 "600/m": "a rate has at most 100 starts: give fewer in a shorter time, such as '10/s'",
-                "101/s": "a rate has at most 100 starts: give fewer in a shorter time$",
+                "101/s": "a rate has at most 100 starts$",
             }.items()
         ),
         (lambda app: app.activity(name="a", limit=1, limit_name="")(lambda: None), "limit_name is ''; give a text"),
         (lambda app: app.activity(name="a", limit_name="x")(lambda: None), "limit_name is 'x', but nothing is limited"),
+        *(
+            (
+                lambda app, memory=memory: app.activity(name="a", memory=memory)(lambda: None),
+                f"activity 'a': memory is {memory!r}; give a number with k, m, g or t, such as '4g' or '512m', above 0",
+            )
+            for memory in ("", "4", "0g", "-4g", "much", 4, True)
+        ),
+        (
+            lambda app: app.spark_activity(name="a", memory="4x")(lambda spark: None),
+            "activity 'a': memory is '4x'; give a number",
+        ),
         (lambda app: app.activity(name="a", retry=3)(lambda: None), "retry is 3; give a RetryPolicy"),
         (lambda app: app.activity(name="a", standalone="yes")(lambda: None), "standalone is 'yes'; give True or False"),
         (lambda app: app.spark_activity(name="a", conf=["x"])(lambda spark: None), r"conf is \['x'\]: give a dict"),

@@ -5,19 +5,28 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Sequence
 from datetime import timedelta
+from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.context import OrchestrationContext
-from airflow_provider_taskhub.engine.events import OrchestrationInstance, Status
-from airflow_provider_taskhub.hub.history.places import Limit, LimitKind
-from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState, WorkerIdentity
+from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance, Status
+from airflow_provider_taskhub.hub.history import places
+from airflow_provider_taskhub.hub.history.places import Limit, LimitKind, LimitState
+from airflow_provider_taskhub.hub.model import ActivityRecord, HubNames, Member, RecordState, WorkerIdentity
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE
+from airflow_provider_taskhub.storage.faults import Call, Fault, unsent
+from airflow_provider_taskhub.workers.activities.activity_limits import ActivityLimits
+from airflow_provider_taskhub.workers.activities.limits import ActivityLimit
 from airflow_provider_taskhub.workers.activities.rates import ActivityRate
-from tests.simulation.world import World, running, simulate
+from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityRequest
+from airflow_provider_taskhub.workers.peers import Peers
+from tests.simulation.world import Attempts, World, running, simulate
 
 STARTS, MINUTE = 3, 60
 
@@ -166,6 +175,53 @@ def test_calls_that_wait_for_a_rate_cost_no_requests() -> None:
     assert abs(many - few) < 5, (few, many)
 
 
+def test_an_executor_that_begins_late_asks_for_its_place_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is away for a minute and a half. Meanwhile another worker has given its place away."""
+    calls, away, run = Calls(rate="1/m"), [90.0], Attempts.run
+
+    async def late(self: Attempts, request: ActivityRequest, **more: Any) -> ActivityOutcome:
+        if away:
+            await asyncio.sleep(away.pop())
+        return await run(self, request, **more)
+
+    monkeypatch.setattr(Attempts, "run", late)
+
+    async def main() -> None:
+        async with World(calls.app) as world:
+            for name in ("one", "two"):
+                await world.join(name)
+            await world.client.start("asks", [0, 4, 1.0], instance_id="i")
+            assert (await world.wait("i")).status is Status.COMPLETED
+            calls.check(1, MINUTE)
+            assert set(calls.ran.values()) == {1}
+            await world.settle()
+
+    simulate(main)
+
+
+def test_a_call_that_kills_its_executor_fails_after_as_many_attempts_as_without_a_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = Calls(rate="1/m")
+    begins: list[float] = []
+
+    async def run(self: Attempts, request: ActivityRequest, **more: Any) -> ActivityOutcome:
+        begins.append(asyncio.get_running_loop().time())
+        return ActivityOutcome(failure=FailureDetails(error_type="Killed", error_message="died"), crashed=True)
+
+    monkeypatch.setattr(Attempts, "run", run)
+
+    async def main() -> None:
+        async with World(calls.app) as world:
+            await world.join("one")
+            await world.client.start("asks", [0, 1, 1.0], instance_id="i")
+            assert (await world.wait("i")).status is Status.FAILED
+            assert len(begins) == 3
+            assert min(later - first for first, later in pairwise(begins)) >= MINUTE
+
+    simulate(main)
+
+
 def test_people_see_the_rate_that_a_call_waits_for() -> None:
     async def main() -> None:
         async with World(Calls().app) as world:
@@ -173,7 +229,7 @@ def test_people_see_the_rate_that_a_call_waits_for() -> None:
             await world.client.start("asks", [0, 5, 1.0], instance_id="i")
             await world.clock.sleep(20)
             (why,) = await world.client.instance("i").waiting()
-            assert str(why) == "activity 'ask'; at most 3/m of 'ask' begin in the hub"
+            assert str(why) == "activity 'ask'; 'ask' has reached its rate of 3/m"
 
     simulate(main)
 
@@ -250,11 +306,98 @@ def test_the_time_counts_from_the_beginning_and_not_from_the_place() -> None:
             assert await mine.confirm(record)
             await world.clock.sleep(MINUTE - 1)
             assert not await mine.take(_record(1, "w@h/1"))
-            await world.clock.sleep(2)
+            await world.clock.sleep(1 + mine.begins_within + 0.5)
             assert await mine.take(_record(1, "w@h/1"))
             looking.cancel()
 
     simulate(main)
+
+
+def test_an_attempt_that_begins_late_writes_its_place_again_so_that_others_count_from_then() -> None:
+    async def main() -> None:
+        async with World(Calls().app) as world:
+            slow, other = _seen_by(world, "w@h/1"), _seen_by(world, "x@h/1")
+            mine, its = _record(0, "w@h/1"), _record(1, "x@h/1")
+            looking = world.spawn(other.run(lambda: None))
+            assert await slow.take(mine)
+            late = EMBEDDED_LEASE.take.total_seconds() - 1
+            await world.clock.sleep(late)
+            assert await slow.confirm(mine)
+            while not await other.take(its):
+                await world.clock.sleep(0.5)
+            assert world.clock.monotonic() >= late + slow.begins_within + MINUTE
+            looking.cancel()
+
+    simulate(main)
+
+
+def test_a_place_that_was_taken_during_a_look_stays_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with World(Calls().app) as world:
+            mine, record = _seen_by(world, "w@h/1"), _record(0, "w@h/1")
+            read = mine._state
+
+            async def meanwhile() -> LimitState:
+                found = await read()
+                monkeypatch.setattr(mine, "_state", read)
+                assert await mine.take(record)
+                return found
+
+            monkeypatch.setattr(mine, "_state", meanwhile)
+            await mine._look()
+            assert mine.free == 0
+            assert await mine.confirm(record)
+
+    simulate(main)
+
+
+def test_the_time_of_the_newest_code_counts_on_all_workers() -> None:
+    async def main() -> None:
+        async with World(Calls().app) as world:
+            hub, old = world.client.hub, _seen_by(world, "w@h/1")
+            longer = Limit(name="ask", places=1, seconds=60 * MINUTE, kind=LimitKind.RATE)
+            await hub.store.execute(places.declared(hub.names, longer))
+            assert await old.take(_record(0, "w@h/1"))
+            looking = world.spawn(old.run(lambda: None))
+            await world.clock.sleep(59 * MINUTE)
+            assert not await old.take(_record(1, "w@h/1"))
+            await world.clock.sleep(2 * MINUTE)
+            assert await old.take(_record(1, "w@h/1"))
+            looking.cancel()
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("earlier", [True, False], ids=["of an earlier attempt", "free before"])
+def test_who_gets_no_start_gives_back_no_place_of_an_attempt_that_may_run(earlier: bool) -> None:
+    """A work item may come twice. The other one has the place of the limit, and the rate has no start left."""
+
+    async def main() -> None:
+        async with World(Calls().app) as world:
+            hub, me = world.client.hub, WorkerIdentity(name="w", host="h", incarnation="1")
+            peers = Peers(live=lambda: _nobody())
+            limit = ActivityLimit(
+                hub, Limit(name="ask", places=2), me=me, peers=peers, times=EMBEDDED_LEASE, end_sessions=_no_sessions
+            )
+            rate = _seen_by(world, "w@h/1")
+            assert await rate.take(_record(7, "w@h/1"))
+            if earlier:
+                assert await limit.take(_record(0, "x@h/1"))
+            both = ActivityLimits("ask", [limit, rate], world.clock, others=False)
+            held: Any = object()
+            assert not await both.take(_record(0, "w@h/1"), held)
+            holders = (await places.state_of(hub.store, hub.names, limit.limit)).holders
+            assert len(holders) == earlier
+
+    simulate(main)
+
+
+async def _nobody() -> Sequence[Member]:
+    return ()
+
+
+async def _no_sessions(sessions: Sequence[str]) -> None:
+    raise AssertionError(sessions)
 
 
 # activities that share a limit
@@ -326,6 +469,76 @@ def test_an_activity_without_slots_does_not_hold_up_those_that_share_its_limit()
             await world.client.start("loads", ["stock", 0, 6, 3.0], instance_id="i")
             assert (await world.wait("i")).status is Status.COMPLETED
             assert world.clock.monotonic() - begun < 20
+
+    simulate(main)
+
+
+def test_activities_of_several_pools_that_share_a_limit_take_turns() -> None:
+    """No worker sees when one of the other pool frees a place."""
+    calls = Shared(limit=1)
+
+    @calls.app.activity(limit=1, limit_name="database", pool="large")
+    async def train(what: tuple[int, float]) -> int:
+        return await calls.work(*what)
+
+    async def main() -> None:
+        async with World(calls.app) as world:
+            await world.join("one")
+            await world.join("two", pools="large")
+            await world.client.start("loads", ["orders", 0, 60, 3.0], instance_id="many")
+            await world.clock.sleep(10)
+            begun = world.clock.monotonic()
+            await world.client.start("loads", ["train", 100, 5, 3.0], instance_id="few")
+            assert (await world.wait("few")).status is Status.COMPLETED
+            assert world.clock.monotonic() - begun < 60, "5 of 10 turns of 3 s, and pauses"
+            assert (await world.wait("many")).status is Status.COMPLETED
+            assert (calls.most, len(calls.ran)) == (1, 65)
+
+    simulate(main)
+
+
+def test_a_queue_that_cannot_be_read_holds_up_none_that_shares_its_limit() -> None:
+    calls = Shared(limit=1)
+    busy = True
+
+    def plan(call: Call) -> Fault | None:
+        of_orders = call.kind == "queue.receive" and HubNames("Simulated").limited("orders") in str(call.what)
+        return unsent() if busy and of_orders else None
+
+    async def main() -> None:
+        nonlocal busy
+        async with World(calls.app) as world:
+            assert world.client.hub.names == HubNames("Simulated")
+            await world.join("one", plan=plan)
+            await world.client.start("loads", ["orders", 0, 3, 3.0], instance_id="unread")
+            begun = world.clock.monotonic()
+            await world.client.start("loads", ["stock", 10, 8, 3.0], instance_id="read")
+            assert (await world.wait("read")).status is Status.COMPLETED
+            assert world.clock.monotonic() - begun < 40
+            busy = False
+            assert (await world.wait("unread")).status is Status.COMPLETED
+            await world.settle()
+
+    simulate(main)
+
+
+def test_a_limit_that_the_newest_code_has_no_more_is_not_shown() -> None:
+    async def main() -> None:
+        calls = Calls()
+        async with World(calls.app) as world:
+            one = await world.join("one")
+            await world.client.start("asks", [0, 20, 0.3], instance_id="i")
+            await world.clock.sleep(5)
+            assert [state.kind for state in await world.client.admin.limits()] == [LimitKind.RATE]
+            await one.stop()
+            two = await world.join("two", app=Calls(rate=None, limit=5).app)
+            await world.clock.sleep(5)
+            (state,) = await world.client.admin.limits()
+            assert (state.kind, state.shown) == (LimitKind.ACTIVITY, "5")
+            await two.stop()
+            await world.join("three", app=Calls(rate=None).app)
+            await world.clock.sleep(5)
+            assert await world.client.admin.limits() == ()
 
     simulate(main)
 

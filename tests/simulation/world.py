@@ -42,6 +42,7 @@ from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost
 from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.partitions.owner import PartitionOwner
 from airflow_provider_taskhub.hub.queues.delivery import Delivery, renew
+from airflow_provider_taskhub.memory import memory_of
 from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE, LeaseTimes, Settings
 from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, Plan
 from airflow_provider_taskhub.storage.primitives import (
@@ -312,6 +313,7 @@ class Machine:
         proves: bool = False,
         renewing: bool = False,
         pools: str | None = None,
+        memory: str | None = None,
     ) -> None:
         """:param proves: it finds the dead by their lock files, as workers of one machine do."""
         self.name, self.world, self.death, self.plan = name, world, death, plan
@@ -351,6 +353,8 @@ class Machine:
 
         hub = Hub(store=self.store, names=names, info=world.client.hub.info, clock=self.clock)
         settings = world.settings if pools is None else world.settings.model_copy(update={"pools": pools})
+        if memory is not None:
+            settings = settings.model_copy(update={"memory": memory_of(memory)})
         self.backend = Backend(
             hub=hub,
             registry=registry,
@@ -382,6 +386,9 @@ class Machine:
                     backlog=self.backend.backlog,
                     pools=settings.pool_names,
                     pool_of=registry.pool_of,
+                    memory=settings.worker_memory,
+                    memory_of=registry.memory_of,
+                    memory_used=self.backend.memory_used,
                 ),
             ),
             times=world.settings.lease_times,

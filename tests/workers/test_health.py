@@ -127,6 +127,8 @@ def figures() -> Health:
     backend = SimpleNamespace(
         supervisor=SimpleNamespace(restarts={'odd "loop"\n': 1}),
         running=7,
+        memory=16,
+        memory_used=15,
         orchestrations=SimpleNamespace(running=8),
         sessions=[None] * 9,
         quarantined=11,
@@ -158,6 +160,8 @@ async def test_metrics_keep_their_names_units_and_labels() -> None:
         ("taskhub_lease_renewal_seconds_max",): 0.5,
         ("taskhub_partition_free_seconds_max",): 1.5,
         ("taskhub_activities_running",): 7,
+        ("taskhub_memory_bytes",): 16,
+        ("taskhub_memory_needed_bytes",): 15,
         ("taskhub_episodes_running",): 8,
         ("taskhub_sessions",): 9,
         ("taskhub_messages_buffered",): 10,

@@ -16,13 +16,15 @@ _KEY = "limit-queues"
 def declared(names: HubNames, activity: str, limit_name: str) -> Transact:
     """Return the write that says that an activity has a queue of its own.
 
-    :param limit_name: name of the limit for which its calls wait.
+    :param limit_name: name of the limit for which its calls wait; "": it has none.
     """
     row = Entity(partition_key=_KEY, row_key=escape(activity), properties={"Limit": limit_name})
     return Transact(table=names.controls, rows=(RowOperation(verb=RowVerb.UPSERT_MERGE, entity=row),))
 
 
 def known(found: Mapping[str, Sequence[Entity]]) -> dict[str, str]:
-    """Return the activities with queues of their own, and the names of their limits. :param found: rows, by their
-    partition keys."""
+    """Return the activities that have had queues of their own, and the names of their limits.
+
+    :param found: rows, by their partition keys.
+    """
     return {unescape(row.row_key): str(row.properties.get("Limit") or "") for row in found.get(_KEY, ())}

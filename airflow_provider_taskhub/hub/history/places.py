@@ -124,9 +124,8 @@ class Place:
 
     def is_of(self, instance: OrchestrationInstance, task_id: int) -> bool:
         """Return True if a call has the place. :param instance: the instance that has called the activity."""
-        mine, same = self.instance, self.task_id == task_id
-        same = same and (mine.instance_id, mine.execution_id or "") == (instance.instance_id, instance.execution_id or "")
-        return self.held and same
+        mine = self.instance.instance_id, self.instance.execution_id or ""
+        return self.held and self.task_id == task_id and mine == (instance.instance_id, instance.execution_id or "")
 
     @property
     def is_reserved(self) -> bool:
@@ -228,8 +227,9 @@ def states_in(found: Mapping[str, list[Entity]]) -> dict[tuple[LimitKind, str], 
         state = replace(_state(kind, name, key, rows), activities=shared)
         known = states.get((kind, name))
         if between and known is not None:  # places of one value of the key
-            state = replace(known, values={**known.values, unescape(value): state.holders})
-        states[kind, name] = state
+            states[kind, name] = replace(known, values={**known.values, unescape(value): state.holders})
+        elif not between and (kind is LimitKind.INSTANCES or (shared and state.declared)):  # as the code has it
+            states[kind, name] = state
     return states
 
 

@@ -1,8 +1,8 @@
 """The calls that wait for a place of a limit with a key: rows of the hub's table of controls, in their order.
 
-The calls of such a limit share a queue, and each value of the key has places of its own. A call whose value has no free
-place must not hold up those behind it. So it leaves the queue for a row, and nothing reads the rows of a value until one
-of its places is free.
+The calls of an activity share a queue, and each value of the key has places of its own. A call whose value has no free
+place must not hold up those behind it. So it leaves the queue for a row. Nothing reads the rows of a value until one of
+its places is free.
 """
 
 from __future__ import annotations

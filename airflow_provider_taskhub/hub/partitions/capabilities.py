@@ -6,8 +6,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, FunctionKind, Member, Need
+from airflow_provider_taskhub.memory import memory_text
 
-__all__ = ["Difference", "Need", "able", "agree", "can_run", "difference", "listed", "refusal"]
+__all__ = [
+    "Difference",
+    "Need",
+    "able",
+    "agree",
+    "can_run",
+    "difference",
+    "lack_of_memory",
+    "listed",
+    "refusal",
+    "too_small",
+]
 
 SHOWN = 20
 """The most names that a text for people lists. It gives only the number of the other names."""
@@ -17,7 +29,7 @@ def can_run(member: Member, need: Need) -> bool:
     """Return whether a worker has a function, and can continue with it an instance of the needed version."""
     if need.kind not in member.roles or need.name not in member.functions(need.kind):
         return False
-    if need.kind == ACTIVITY and member.pool(need.name) not in member.pools:
+    if need.kind == ACTIVITY and (member.pool(need.name) not in member.pools or member.is_too_small_for(need.name)):
         return False
     accepted = member.accepts.get(need.name)
     return not need.version or accepted is None or need.version in accepted
@@ -26,6 +38,30 @@ def can_run(member: Member, need: Need) -> bool:
 def able(members: Iterable[Member], need: Need) -> tuple[Member, ...]:
     """Return the live workers that can run the needed function."""
     return tuple(member for member in members if member.alive and can_run(member, need))
+
+
+def too_small(members: Iterable[Member], activity: str) -> tuple[Member, ...]:
+    """Return the live workers that could run an activity if they had more memory, the largest first."""
+    found = [
+        member
+        for member in members
+        if member.alive
+        and ACTIVITY in member.roles
+        and activity in member.activities
+        and member.pool(activity) in member.pools
+        and member.is_too_small_for(activity)
+    ]
+    return tuple(sorted(found, key=lambda member: member.memory or 0, reverse=True))
+
+
+def lack_of_memory(largest: Member, activity: str) -> tuple[str, str]:
+    """Return a text that says that no live worker has the memory that an activity needs, and what a person can do.
+
+    :param largest: the live worker with most memory.
+    """
+    need, most = memory_text(largest.memory_of[activity]), memory_text(largest.memory or 0)
+    text = f"activity {activity!r} needs {need} of memory; the live worker with most has {most}"
+    return text, f"start a worker with --memory {need} on a larger machine, or lower memory="
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

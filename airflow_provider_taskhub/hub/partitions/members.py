@@ -100,6 +100,8 @@ class _Functions:
     accepts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     pools: tuple[str, ...] = (DEFAULT_POOL,)
     pool_of: Mapping[str, str] = field(default_factory=dict)
+    memory: int | None = None
+    memory_of: Mapping[str, int] = field(default_factory=dict)
 
 
 _NO_FUNCTIONS = _Functions()
@@ -163,6 +165,7 @@ class Members:
         """
         columns: dict[str, Property | None] = {
             "Running": member.running,
+            **({"MemoryUsed": float(member.memory_used)} if member.memory_of else {}),
             "Leaving": leaving,
             "Serving": encode_signs(advertised),
             "Moving": advertised.moving,
@@ -343,6 +346,8 @@ def _names_columns(member: Member) -> dict[str, Property | None]:
         names["pools"] = member.pools
     if member.pool_of:
         names["pool_of"] = dict(member.pool_of)
+    if member.memory_of:
+        names["memory"], names["memory_of"] = member.memory, dict(member.memory_of)
     text = json.dumps(names, separators=(",", ":"))
     if len(text) <= _PART // 2:
         return {"Names": text}
@@ -377,6 +382,9 @@ def _decode(entity: Entity, functions: _Functions) -> _Listing | None:
         backlog=decode_backlog(columns.get("Backlog")),
         pools=functions.pools,
         pool_of=functions.pool_of,
+        memory=functions.memory,
+        memory_of=functions.memory_of,
+        memory_used=int(_number(columns.get("MemoryUsed"), 0)),
     )
     return _Listing(
         member=member,
@@ -427,6 +435,8 @@ def _functions(names: str | bytes) -> _Functions:
         },
         pools=tuple(map(str, _of(found, "pools", list))) or (DEFAULT_POOL,),
         pool_of={str(name): str(pool) for name, pool in _of(found, "pool_of", dict).items()},
+        memory=_of(found, "memory", int) or None,
+        memory_of={str(name): need for name, need in _of(found, "memory_of", dict).items() if isinstance(need, int)},
     )
 
 

@@ -132,6 +132,7 @@ class Reader:
         still holds it: then only the pop receipt is replaced.
     :param check: called before each receive. It raises ``LeaseLost`` if this worker must not read the queue any more.
     :param polled: called after each receive that the store has answered.
+    :param failed: called after each other receive.
     :param runs: returns whether this worker can run a message. A receive that brings only messages that this worker
         cannot run does not shorten the pause between polls. Otherwise this worker would receive these messages again
         and again, and a worker that can run them would never receive them.
@@ -147,6 +148,7 @@ class Reader:
         deliver: Callable[[Delivery], None],
         check: Callable[[], None] = lambda: None,
         polled: Callable[[], None] = lambda: None,
+        failed: Callable[[], None] = lambda: None,
         runs: Callable[[Delivery], bool] = lambda held: True,
     ) -> None:
         store, clock, visibility = context.store, context.clock, context.visibility
@@ -156,7 +158,8 @@ class Reader:
         self.stopping = False
         self._store, self._names, self._clock = store, context.names, clock
         self.visibility = visibility
-        self._room, self._deliver, self._check, self._runs, self._polled = room, deliver, check, runs, polled
+        self._room, self._deliver, self._check, self._runs = room, deliver, check, runs
+        self._polled, self._failed = polled, failed
         self._count, self._deleted = context.quarantined, context.deleted
         self._renewer = VisibilityRenewer(store, clock, visibility)
         self._last_place = 0
@@ -172,6 +175,8 @@ class Reader:
         self.last_poll = clock.monotonic()
         """Monotonic time at which the last receive was sent that the store has answered and not refused. Before the
         first receive: when the reader was made."""
+        self._failing = False
+        """Whether the last receive has failed."""
         self.refused = False
         """Whether the store has refused the last receive."""
         self._waiting: float | None = None
@@ -187,8 +192,8 @@ class Reader:
 
     @property
     def waits_for_room(self) -> bool:
-        """Whether the queue may have messages for which there was no room."""
-        return self._waiting is not None
+        """Whether the queue may have messages for which there was no room. False while it cannot be read."""
+        return self._waiting is not None and not self._failing
 
     @property
     def starved(self) -> bool:
@@ -397,7 +402,7 @@ class Reader:
         self._check()
         sent = self._clock.monotonic()
         self._woken = False  # reset before the receive: a stop or wake during the receive must end the wait below
-        asked = min(room, MAX_RECEIVE)
+        asked, messages = min(room, MAX_RECEIVE), None
         try:
             messages = await self._store.receive(self.queue, limit=asked, visibility=self.visibility)
         except NotFound:  # another worker would get the same answer: the queue counts as polled
@@ -406,6 +411,10 @@ class Reader:
         except (Throttled, AccessDenied):  # the owner of the partition compares this with the polls of other workers
             self._waiting, self.refused = None, True
             raise
+        finally:
+            self._failing = messages is None
+            if self._failing:
+                self._failed()
         self.last_poll, self.refused = sent, False
         if len(messages) < asked or (self._waiting is not None and sent - self._waiting >= 2 * STARVED_AFTER):
             self._waiting = None

@@ -29,8 +29,9 @@ from airflow_provider_taskhub.hub.model import (
     Ownership,
     OwnerState,
 )
-from airflow_provider_taskhub.hub.partitions.capabilities import Need, able, listed
+from airflow_provider_taskhub.hub.partitions.capabilities import Need, able, lack_of_memory, listed, too_small
 from airflow_provider_taskhub.instance_limit import InstanceLimit
+from airflow_provider_taskhub.memory import memory_text
 from airflow_provider_taskhub.near_names import did_you_mean
 from airflow_provider_taskhub.tags import WATCH_TAG
 
@@ -55,6 +56,7 @@ class Reason(StrEnum):
     HELD = "held_without_progress"
     NO_ACTIVITY = "no_worker_knows_activity"
     NO_POOL = "no_worker_of_pool"
+    NO_MEMORY = "no_worker_with_memory"
     NO_CHILD = "no_worker_knows_child"
     CHILD_HELD = "child_held"
     EVENTS = "event"
@@ -83,6 +85,7 @@ _FAULTS = frozenset(
         Reason.HELD,
         Reason.NO_ACTIVITY,
         Reason.NO_POOL,
+        Reason.NO_MEMORY,
         Reason.NO_CHILD,
         Reason.CHILD_HELD,
     }
@@ -94,6 +97,7 @@ AWAITED = frozenset(
         Reason.UNREADABLE,
         Reason.NO_ACTIVITY,
         Reason.NO_POOL,
+        Reason.NO_MEMORY,
         Reason.NO_CHILD,
         Reason.CHILD_HELD,
         Reason.EVENTS,
@@ -110,6 +114,7 @@ LACKING = frozenset(
         Reason.NOT_OWNER,
         Reason.NO_ACTIVITY,
         Reason.NO_POOL,
+        Reason.NO_MEMORY,
         Reason.NO_CHILD,
     }
 )
@@ -366,17 +371,22 @@ def _misplaced(need: Need, served: Ownership, live: Sequence[Member], fit: Seque
 
 def _without_code(found: Snapshot, live: Sequence[Member]) -> Iterable[Why]:
     """Return a reason if no live worker has an awaited activity, one if none belongs to the pool of one that workers
-    have, and one if none can run an awaited child.
+    have, one if none of those has the memory for it, and one if none can run an awaited child.
 
     :param live: live workers that run orchestrators.
     """
     workers = _activity_workers(found)
     activities = _unknown_activities(found, workers)
+    small = {name: members[0] for name in activities if (members := too_small(workers, name))}
+    activities = [name for name in activities if name not in small]
     others = {name: pool for name in activities if (pool := _pool_of(name, workers)) is not None}
     if activities := [name for name in activities if name not in others]:
         yield _unknown(Reason.NO_ACTIVITY, ACTIVITY, activities, workers)
     for pool in sorted({*others.values()}):
         yield _no_pool(pool, sorted(name for name, one in others.items() if one == pool), workers)
+    for name, largest in sorted(small.items()):
+        text, remedy = lack_of_memory(largest, name)
+        yield Why(reason=Reason.NO_MEMORY, text=text, remedy=remedy[0].upper() + remedy[1:])
     if live and (children := _unknown_children(found, live)):  # such a child has no instance row that could show this
         unknown = _unknown(Reason.NO_CHILD, ORCHESTRATOR, children, live)
         yield replace(unknown, text=f"it awaits {_plural('child', children)}, and {unknown.text}")
@@ -440,7 +450,9 @@ def _awaited(awaits: Awaits, found: Snapshot) -> Iterable[Why]:
         )
     if awaits.activities:
         text = f"{_plural('activity', awaits.activities)}{more}"
-        yield Why(reason=Reason.ACTIVITIES, text="; ".join((text, *_full_limits(awaits, found))))
+        yield Why(
+            reason=Reason.ACTIVITIES, text="; ".join((text, *_full_limits(awaits, found), *_full_memory(awaits, found)))
+        )
     if awaits.children:
         yield Why(
             reason=Reason.CHILDREN,
@@ -456,10 +468,21 @@ def _full_limits(awaits: Awaits, found: Snapshot) -> Iterable[str]:
         if not limit.is_full or not {*awaits.activities} & {*limit.activities}:
             continue
         if limit.kind is LimitKind.RATE:
-            yield f"at most {limit.shown} of {limit.name!r} begin in the hub"
+            yield f"{limit.name!r} has reached its rate of {limit.shown}"
         else:
             holders = listed([f"{place.instance.instance_id} #{place.task_id}" for place in limit.holders], _MOST_NAMES)
-            yield f"at most {limit.limit} of {limit.name!r} run in the hub, now {holders}"
+            yield f"at most {limit.shown} of {limit.name!r} run in the hub, now {holders}"
+
+
+def _full_memory(awaits: Awaits, found: Snapshot) -> Iterable[str]:
+    """Return a text about each awaited activity for which no worker has enough memory free."""
+    for name in awaits.activities:
+        workers = able(_activity_workers(found), Need(ACTIVITY, name))
+        if not workers or any(member.has_free_memory_for(name) for member in workers):
+            continue
+        need = memory_text(workers[0].memory_of[name])
+        used = (f"{memory_text(one.memory_used)} of {memory_text(one.memory or 0)} on {one.worker}" for one in workers)
+        yield f"{name!r} needs {need} of memory, and no worker has so much free (in use: {listed(used, _MOST_NAMES)})"
 
 
 def _without_place(found: Snapshot) -> Iterable[Why]:

@@ -10,7 +10,7 @@ const main = document.getElementById("main");
 const conn = query.get("conn") ?? "";
 const body = el("tbody", {}, ghosts(3, [80, 160, 60, 60, 60, 200, 60]));
 const place = el("div", {}, el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, HEADS.map((name) => el("th", { class: NUMBERS.includes(name) ? "n" : "" }, name)))), body)));
-const none = el("div", { class: "empty", hidden: true }, el("b", {}, "The hub has no limit."), "An activity gets one in its code: @app.activity(limit=2). Instances get one from their task: max_active_instances=2");
+const none = el("div", { class: "empty", hidden: true }, el("b", {}, "The hub has no limit."), "An activity gets one in its code: @app.activity(limit=2) or rate=\"10/m\". Instances get one from their task: max_active_instances=2");
 main.replaceChildren(el("div", { class: "head", style: "margin:0 0 14px" }, el("h1", {}, "Limits")), told, place, none);
 
 function show(answer) {
@@ -29,8 +29,10 @@ function line(one) {
     el("td", { class: "small" }, who), el("td", { class: "n" }, change(one), one.by ? lift(one) : ""));
 }
 
-function whole(text) {
-  if (!/^[0-9]+$/.test(text)) throw new Error("How many may run at once: give a whole number from 1 on.");
+const wish = (one) => one.kind === "rate" ? "How many may begin in the time of the rate" : "How many may run at once";
+
+function whole(one, text) {
+  if (!/^[0-9]+$/.test(text)) throw new Error(`${wish(one)}: give a whole number from 1 on.`);
   return Number(text);
 }
 
@@ -41,10 +43,10 @@ function order(one, number, values) {
 const done = ({ text }) => { tell(text); again(); };
 
 function change(one) {
-  const field = { name: "number", label: "How many may run at once", kind: "text", required: true, value: String(one.limit) };
+  const field = { name: "number", label: wish(one), kind: "text", required: true, value: String(one.limit) };
   return el("button", { class: "small", "data-key": `change ${one.kind} ${one.name}`, onclick: () => askFirst({
     title: `Change the limit: ${one.name}`, says: ["The number counts in the whole hub, in place of the declared one, until somebody lifts the order.", "What runs goes on, also above a lower number."],
-    fields: [field, REASON], button: "Change", act: ({ number, ...values }) => order(one, whole(number), values), done }) }, "Change…");
+    fields: [field, REASON], button: "Change", act: ({ number, ...values }) => order(one, whole(one, number), values), done }) }, "Change…");
 }
 
 function lift(one) {

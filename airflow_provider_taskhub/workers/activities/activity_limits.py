@@ -1,7 +1,8 @@
 """Decides when calls of activities with a limit are received and begin.
 
 The activities of one limit share its places, and each has a queue. When a place becomes free, the queue in which calls
-may wait and of which none has begun for longest is read first. So none of them starves.
+may wait and of which none has begun for longest is read first. Activities of other pools run in other workers: a worker
+that has freed a place leaves it to them for a moment. So none starves.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from functools import partial
+from typing import TypeAlias
 
+from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry
 from airflow_provider_taskhub.hub.history.places import Limit, LimitKind
 from airflow_provider_taskhub.hub.hub import Hub
@@ -19,33 +22,47 @@ from airflow_provider_taskhub.hub.queues.reader import Reader
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.workers.activities.begins import Unasked
-from airflow_provider_taskhub.workers.activities.hub_places import HubPlaces
+from airflow_provider_taskhub.workers.activities.divided_limits import DividedLimits
+from airflow_provider_taskhub.workers.activities.hub_places import FIRST_LOOK, HubPlaces
 from airflow_provider_taskhub.workers.activities.limits import ActivityLimit
 from airflow_provider_taskhub.workers.activities.rates import ActivityRate
 from airflow_provider_taskhub.workers.peers import Peers
+
+REST = 2 * FIRST_LOOK
+"""Seconds for which a worker leaves a place that it has freed to those that run other activities of the limit."""
 
 
 def limits_of(activity: ActivityDefinition) -> Iterator[Limit]:
     """Return the limit and the rate that the code of an activity declares."""
     if activity.limit is not None:
-        yield Limit(name=activity.limit_name, places=activity.limit)
+        yield Limit(name=activity.limit_name, places=activity.limit, key_tag=activity.limit_key)
     if (rate := activity.rate) is not None:
-        yield Limit(name=activity.limit_name, places=rate.starts, seconds=rate.seconds, kind=LimitKind.RATE)
+        yield Limit(
+            name=activity.limit_name,
+            places=rate.starts,
+            seconds=rate.seconds,
+            kind=LimitKind.RATE,
+            key_tag=activity.limit_key,
+        )
+
+
+Admission: TypeAlias = "ActivityLimits | DividedLimits"
+"""What decides when the calls of activities with a limit are received and begin."""
 
 
 def shared_limits(
     hub: Hub,
     registry: Registry,
-    pools: Collection[str],
+    runnable: Collection[str],
     *,
     me: WorkerIdentity,
     peers: Peers,
     times: LeaseTimes,
     end_sessions: Callable[[tuple[str, ...]], Awaitable[None]],
-) -> dict[str, ActivityLimits]:
+) -> dict[str, Admission]:
     """Return the limits of the activities that a worker runs, by the names of the activities.
 
-    :param pools: the pools of workers to which the worker belongs.
+    :param runnable: the activities that the worker can run.
     :param me: the identity of the worker.
     :param peers: tells which other workers are proven dead.
     :param end_sessions: ends Spark Connect sessions that lost attempts have left running.
@@ -56,12 +73,21 @@ def shared_limits(
             return ActivityRate(hub, limit, me=me, times=times)
         return ActivityLimit(hub, limit, me=me, peers=peers, times=times, end_sessions=end_sessions)
 
-    found: dict[str, ActivityLimits] = {}
-    made: dict[str, ActivityLimits] = {}
+    found: dict[str, Admission] = {}
+    made: dict[str, Admission] = {}
     for name, activity in registry.activities.items():
-        if activity.limited and activity.pool in pools:
+        if activity.limited and name in runnable:
             shared = activity.limit_name
-            made[shared] = made.get(shared) or ActivityLimits(shared, [*map(places_of, limits_of(activity))])
+            if shared not in made:
+                others = any(
+                    one.limited and one.limit_name == shared and other not in runnable
+                    for other, one in registry.activities.items()
+                )
+                limits = [*limits_of(activity)]
+                if activity.limit_key:
+                    made[shared] = DividedLimits(hub, shared, activity.limit_key, limits, places_of)
+                else:
+                    made[shared] = ActivityLimits(shared, [*map(places_of, limits)], hub.clock, others=others)
             found[name] = made[shared]
     return found
 
@@ -71,10 +97,17 @@ class ActivityLimits:
 
     :param name: name of the limit.
     :param places: the places of the limit, then those of the rate.
+    :param others: whether activities share the limit that this worker cannot run, such as those of another pool.
     """
 
-    def __init__(self, name: str, places: Sequence[HubPlaces]) -> None:
-        self.name, self._places = name, tuple(places)
+    def __init__(self, name: str, places: Sequence[HubPlaces], clock: Clock, *, others: bool) -> None:
+        self.name, self._places, self._clock = name, tuple(places), clock
+        self._others, self._took, self._rests = others, False, float("-inf")
+        """Whether other workers share the limit; whether this worker has taken a place since it left one to them; and
+        the monotonic time until which it reads nothing."""
+        if others:
+            for one in places:
+                one.longest_look = FIRST_LOOK
         self._open = asyncio.Event()
         self._undecided: dict[Delivery, Reader] = {}
         """The calls that this worker has received, and for which it has not taken a place yet, with their readers."""
@@ -86,9 +119,15 @@ class ActivityLimits:
         """Let a reader share the places. :param may: tells whether it may read as far as others than this limit say."""
         self._readers[reader] = may
 
+    @property
+    def begins_within(self) -> float:
+        """Seconds within which an attempt must begin after :meth:`confirm`."""
+        return min(places.begins_within for places in self._places)
+
     def open(self) -> None:
         """Begin to look for free places: a queue exists."""
         self._open.set()
+        self.freed()
 
     def start(self, supervisor: Supervisor) -> None:
         """Keep looking at the places."""
@@ -97,19 +136,27 @@ class ActivityLimits:
 
     async def _run(self, places: HubPlaces) -> None:
         await self._open.wait()
-        await places.run(self.freed)
+        await places.run(self._pass_on)
 
     def freed(self) -> None:
         """Let the readers read on: a place may have become free, or another reader may have found its queue empty."""
         for reader in self._readers:
             reader.freed()
 
+    def _pass_on(self) -> None:
+        """Let the readers read on, because a place may have become free. Workers that run the others come first: they
+        cannot see when this worker frees a place, and so would never get one while this worker has calls."""
+        if self._others and self._took:
+            self._took, self._rests = False, self._clock.monotonic() + REST
+            asyncio.get_running_loop().call_later(REST, self.freed)
+        self.freed()
+
     # receiving
 
     def room(self, reader: Reader) -> int:
         """Return how many calls a reader may receive now."""
         free = min(places.free for places in self._places)
-        if not free:
+        if not free or self._clock.monotonic() < self._rests:
             return 0
         held = {reader: frozenset(reader.held()) for reader in set(self._undecided.values())}
         self._undecided = {call: its for call, its in self._undecided.items() if call in held[its]}
@@ -126,7 +173,8 @@ class ActivityLimits:
 
     def decided(self, held: Delivery) -> None:
         """Note that a received call has a place, or does not ask for one any more."""
-        self._undecided.pop(held, None)
+        if self._undecided.pop(held, None) is not None:
+            self.freed()
 
     # attempts
 
@@ -145,16 +193,28 @@ class ActivityLimits:
                     break
                 taken.append(places)
             else:
+                self._took = True
                 if reader is not None:  # the others come first now
                     self._readers[reader] = self._readers.pop(reader)
                 return True
         except Unasked:
-            await self._leave(record, taken)
+            await self._undo(record, taken)
             raise
         finally:
             self.decided(held)
-        await self._leave(record, taken)
+        await self._undo(record, taken)
         return False
+
+    async def turn_away(self, held: Delivery, reader: Reader, *, begun: bool) -> None:
+        """Give back a call for which no place is free.
+
+        :param begun: whether an attempt has begun since the work item was received.
+        """
+        await reader.give_back([held], begun=begun)
+
+    async def dropped(self, held: Delivery) -> None:
+        """Note that a call does not begin, because its instance has ended."""
+        self.decided(held)
 
     async def confirm(self, record: ActivityRecord) -> bool:
         """Return True if the attempt still has its places. Call this after its record was claimed, before it runs.
@@ -173,9 +233,10 @@ class ActivityLimits:
 
     async def leave(self, record: ActivityRecord) -> None:
         """Note that an attempt has ended. Others may begin."""
-        await self._leave(record, self._places)
-        self.freed()
-
-    async def _leave(self, record: ActivityRecord, of: Sequence[HubPlaces]) -> None:
-        for places in of:
+        for places in self._places:
             await places.leave(record)
+        self._pass_on()
+
+    async def _undo(self, record: ActivityRecord, taken: Sequence[HubPlaces]) -> None:
+        for places in taken:
+            await places.undo(record)

@@ -1,18 +1,19 @@
 """Decides when calls of activities with a divided limit begin: each value of a tag has places of its own.
 
 ``@app.activity(limit=2, limit_key="tenant")`` lets two attempts run at once for each value of the tag ``tenant`` of the
-calls. The calls of an activity share a queue. A worker that receives a call and finds no free place for its value stores
-the call in a row (:mod:`.waiting_calls`) and takes it out of the queue, so that it holds up no other value. Whoever frees
-a place reserves it for the first call that waits, and puts this call into the queue again.
+calls. The calls of an activity share a queue. If a worker receives a call and finds no free place for its value, it
+stores the call in a row (:mod:`.waiting_calls`) and takes it out of the queue, so that it holds up no other value. Who
+frees a place reserves it for the first call of the value that waits, and puts this call into the queue again.
 
 A worker may die in between. Its places are freed as those of other limits. If it had reserved a place, the call still
-waits or is in the queue, and a place that is reserved in vain is freed as that of a silent worker. From time to time each
-worker looks for values of which calls wait.
+waits or is in the queue, and a place that is reserved in vain is freed as that of a silent worker. From time to time
+each worker searches for values of which calls wait.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from airflow_provider_taskhub.concurrency import gather_bounded
-from airflow_provider_taskhub.engine.events import OrchestrationInstance
+from airflow_provider_taskhub.engine.events import OrchestrationInstance, TaskScheduled
 from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
 from airflow_provider_taskhub.hub.formats.message_envelope import encode
 from airflow_provider_taskhub.hub.history import places as rows
@@ -31,11 +32,11 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ActivityRecord
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.queues.reader import Reader
-from airflow_provider_taskhub.storage.primitives import DeleteMessage, PutMessage, Step, Unit
+from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE, DeleteMessage, PutMessage, Step, Unit
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.telemetry import Outage
 from airflow_provider_taskhub.workers.activities.begins import Unasked
-from airflow_provider_taskhub.workers.activities.hub_places import FULL, SELDOM, HubPlaces
+from airflow_provider_taskhub.workers.activities.hub_places import FIRST_LOOK, FULL, SELDOM, HubPlaces
 
 log = structlog.get_logger(__name__)
 
@@ -52,13 +53,13 @@ class _Value:
     :ivar places: the places of the limit, then those of the rate.
     :ivar calls: the calls of this worker that ask for places, or have them.
     :ivar waiting: whether calls waited when this worker looked last.
-    :ivar due: monotonic time of the next look.
+    :ivar looked: monotonic time of the last look.
     """
 
     places: Sequence[HubPlaces]
     calls: set[tuple[OrchestrationInstance, int]] = field(default_factory=set)
     waiting: bool = False
-    due: float = 0.0
+    looked: float = float("-inf")
 
 
 class DividedLimits:
@@ -76,6 +77,11 @@ class DividedLimits:
         self.name, self._tag, self._hub = name, tag, hub
         self._limits, self._places_of = tuple(limits), places_of
         self._values: dict[str, _Value] = {}
+        self._called: dict[tuple[OrchestrationInstance, int], str] = {}
+        """The values of the calls of this worker that ask for places, or have them."""
+        self._stored: set[Delivery] = set()
+        """The work items whose calls wait in rows now, until :meth:`dropped`."""
+        self._numbers_read = float("-inf")
         self._open, self._soon = asyncio.Event(), asyncio.Event()
 
     def open(self) -> None:
@@ -85,6 +91,11 @@ class DividedLimits:
     def start(self, supervisor: Supervisor) -> None:
         """Keep looking after the places."""
         supervisor.keep(f"limit {self.name} for each {self._tag}", self._run)
+
+    @property
+    def begins_within(self) -> float:
+        """Seconds within which an attempt must begin after :meth:`confirm`."""
+        return min(self._places_of(limit).begins_within for limit in self._limits)
 
     # receiving: the value of a call is not known before, so no place keeps a reader from receiving
 
@@ -124,7 +135,7 @@ class DividedLimits:
         finally:
             if not done:
                 for places in taken:
-                    await places.leave(record)
+                    await places.undo(record)
                 self.forget(record)
 
     async def _come_first(self, mine: WaitingCall) -> bool:
@@ -153,6 +164,7 @@ class DividedLimits:
                 await hub.store.commit(Unit(steps=steps))
         except StorageError as error:
             raise Unasked(str(error)) from error
+        self._stored.add(held)
         reader.release([held])
         await self._advance_safely(mine.value)  # a place may have become free meanwhile
 
@@ -185,7 +197,8 @@ class DividedLimits:
     async def dropped(self, held: Delivery) -> None:
         """Note that a call does not begin, because its instance has ended. Another call gets the place that is reserved
         for it."""
-        if held.envelope.waiting_since is None:
+        if held in self._stored or held.envelope.waiting_since is None:
+            self._stored.discard(held)
             return
         mine = self._waiting(held)
         with suppress(StorageError):  # else the place is freed as that of a silent worker
@@ -238,6 +251,8 @@ class DividedLimits:
         with suppress(Conflict, NotFound):  # it was stored once more: then it comes twice, and runs once
             await hub.store.execute(waiting_calls.removed(hub.names, call))
 
+    # looks
+
     async def _run(self) -> None:
         """Look after the places and the calls that wait. Runs until cancelled."""
         await self._open.wait()
@@ -245,22 +260,75 @@ class DividedLimits:
         outage, search = Outage(log.bind(limit=self.name), "places_unreadable", clock.monotonic), clock.monotonic()
         while True:
             self._soon.clear()
-            now = clock.monotonic()
+            pause = FIRST_LOOK
             try:
-                if now >= search:
+                if clock.monotonic() >= search:
                     async for value in waiting_calls.values(self._hub.store, self._hub.names, self.name):
                         self._of(value).waiting = True
-                    search = now + SELDOM
+                    search = clock.monotonic() + SELDOM
                 if self._values:
                     await self._read_numbers()
-                due = [value for value, of in self._values.items() if of.due <= now or of.is_due]
+                due = [value for value, of in self._values.items() if self._next(of) <= 0]
                 await gather_bounded(self._look_at, due, limit=AT_ONCE)
                 outage.over()
+                pause = max(0.0, min([search - clock.monotonic(), FULL, *map(self._next, self._values.values())]))
             except StorageError as error:
                 outage.failed(error)
-                await clock.sleep(FIRST_LOOK)
-                continue
-            now = clock.monotonic()
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(FIRST_LOOK, min([search, *(of.next() for of in self._values.values())]) - now)):
+                async with asyncio.timeout(pause):
                     await self._soon.wait()
+
+    async def _read_numbers(self) -> None:
+        """Read how many places each value has, unless they were read lately."""
+        now = self._hub.clock.monotonic()
+        if now < self._numbers_read + FULL:
+            return
+        self._numbers_read = now
+        for number, limit in enumerate(self._limits):
+            found = await rows.state_of(self._hub.store, self._hub.names, limit)
+            wanted = replace(limit, places=found.limit or limit.places, seconds=found.seconds or limit.seconds)
+            if wanted != limit:
+                self._limits = (*self._limits[:number], wanted, *self._limits[number + 1 :])
+                for value, of in self._values.items():
+                    of.places[number].limit = replace(wanted, value=value)
+                    of.looked = float("-inf")
+
+    def _next(self, of: _Value) -> float:
+        """Return the seconds until the next look at a value."""
+        waits = [wait for places in of.places if (wait := places.next_look()) is not None]
+        if of.waiting or not waits:
+            waits.append(max(0.0, of.looked + FULL - self._hub.clock.monotonic()))
+        return min(waits)
+
+    async def _look_at(self, value: str) -> None:
+        """Free the places of a value that are over, and let calls begin. Forget the value if nothing is left of it."""
+        of = self._of(value)
+        of.looked = self._hub.clock.monotonic()
+        for places in of.places:
+            await places.look()
+        if of.waiting:
+            await self._advance(value)
+        if not of.waiting and not of.calls and all(places.next_look() is None for places in of.places):
+            self._values.pop(value, None)
+
+    def _of(self, value: str) -> _Value:
+        found = self._values.get(value)
+        if found is None:
+            places = [self._places_of(replace(limit, value=value)) for limit in self._limits]
+            found = self._values[value] = _Value(places=places)
+        return found
+
+    def _waiting(self, held: Delivery) -> WaitingCall:
+        """Return the call of a work item as one that waits, without its message."""
+        event = held.message.event
+        assert isinstance(event, TaskScheduled)  # the reader delivers nothing else
+        value = (event.tags or {}).get(self._tag, "")
+        return WaitingCall(
+            limit=self.name,
+            value=value if len(value) <= LONGEST_VALUE else hashlib.sha256(value.encode()).hexdigest(),
+            instance=held.message.instance,
+            task_id=event.event_id,
+            since=held.envelope.waiting_since or held.inserted,
+            queue=held.queue,
+            text="",
+        )

@@ -7,6 +7,7 @@ or while other workers hold some, it looks again: they may have freed theirs, or
 from __future__ import annotations
 
 import asyncio
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from airflow_provider_taskhub.errors import Conflict, StorageError
 from airflow_provider_taskhub.hub.history import places as rows
 from airflow_provider_taskhub.hub.history.places import Limit, LimitState, Place
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.model import ActivityRecord, WorkerIdentity
+from airflow_provider_taskhub.hub.model import BEGINS_WITHIN, ActivityRecord, WorkerIdentity
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.workers.activities.begins import Unasked
 
@@ -35,13 +36,20 @@ class HubPlaces(ABC):
 
     :param limit: the limit, and how many places it has.
     :param me: the identity of this worker.
+    :ivar begins_within: seconds within which an attempt begins after :meth:`confirm`.
     :ivar free: free places when they were last read, less those that this worker has taken since.
     """
+
+    begins_within = BEGINS_WITHIN.total_seconds()
+    longest_look = LONGEST_LOOK
+    """Longest pause between two looks while none is free, in seconds."""
 
     def __init__(self, hub: Hub, limit: Limit, *, me: WorkerIdentity, times: LeaseTimes) -> None:
         self.limit, self.free = limit, 0
         self._hub, self._me, self._times = hub, str(me), times
-        self._changed = asyncio.Event()
+        self._changed, self._one = asyncio.Event(), asyncio.Lock()
+        self._first = zlib.crc32(self._me.encode())
+        """Where this worker begins to try, so that two workers seldom try the same place."""
         self._change = 0
         """How many places this worker has taken, less those that it has freed."""
 
@@ -53,13 +61,14 @@ class HubPlaces(ABC):
         :raises Unasked: if the store does not answer, or refuses the request.
         """
         try:
-            return await self._take(record, others_first)
+            async with self._one:  # otherwise those that ask at the same moment would all try the same place
+                return await self._take(record, others_first)
         except StorageError as error:
             raise Unasked(str(error)) from error
 
     async def _take(self, record: ActivityRecord, others_first: bool) -> bool:
         before, found = self._change, await self._state()
-        for place in self._own(record, found) or ([] if others_first else found.free):
+        for place in self._own(record, found) or ([] if others_first else self._free(found)):
             try:
                 await self._hub.store.execute(rows.taken(self._hub.names, place, record))
             except Conflict:  # another worker was faster
@@ -81,15 +90,16 @@ class HubPlaces(ABC):
         :param task_id: number of the call.
         :returns: False if no place is free; None if the call has a place.
         """
-        before, found = self._change, await self._state()
-        if any(place.is_of(instance, task_id) and self._keeps(place) for place in found.holders):
-            return None
-        for place in found.free:
-            with suppress(Conflict):  # another worker was faster
-                await self._hub.store.execute(rows.reserved(self._hub.names, place, instance, task_id))
-                self._change += 1
-                self._count(found, before)
-                return True
+        async with self._one:
+            before, found = self._change, await self._state()
+            if any(place.is_of(instance, task_id) and self._keeps(place) for place in found.holders):
+                return None
+            for place in self._free(found):
+                with suppress(Conflict):  # another worker was faster
+                    await self._hub.store.execute(rows.reserved(self._hub.names, place, instance, task_id))
+                    self._change += 1
+                    self._count(found, before)
+                    return True
         return False
 
     async def give_up(self, instance: OrchestrationInstance, task_id: int) -> None:
@@ -100,15 +110,22 @@ class HubPlaces(ABC):
                     await self._hub.store.execute(rows.freed(self._hub.names, place))
                     self._change -= 1
 
+    @abstractmethod
+    async def undo(self, record: ActivityRecord) -> None:
+        """Take back a :meth:`take` of an attempt that does not begin."""
+
     async def confirm(self, record: ActivityRecord) -> bool:
         """Return True if the attempt still has a place. Call this after its record was claimed, before it runs.
 
         :raises Unasked: if the store does not answer, or refuses the request.
         """
         try:
-            return any(self._confirms(record, place) for place in (await self._state()).holders)
+            for place in (await self._state()).holders:
+                if await self._confirms(record, place):
+                    return True
         except StorageError as error:
             raise Unasked(str(error)) from error
+        return False
 
     @abstractmethod
     async def run(self, freed: Callable[[], None]) -> None:
@@ -149,8 +166,14 @@ class HubPlaces(ABC):
         """Note that an attempt has a place."""
 
     @abstractmethod
-    def _confirms(self, record: ActivityRecord, place: Place) -> bool:
+    async def _confirms(self, record: ActivityRecord, place: Place) -> bool:
         """Return True if a place is that of an attempt which begins now."""
+
+    def _free(self, found: LimitState) -> list[Place]:
+        """Return the free places in the order in which this worker tries them."""
+        free = found.free
+        first = self._first % len(free) if free else 0
+        return free[first:] + free[:first]
 
     def _count(self, found: LimitState, before: int) -> None:
         """Count the free places.

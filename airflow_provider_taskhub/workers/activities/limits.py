@@ -30,7 +30,7 @@ from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState, Work
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Entity
 from airflow_provider_taskhub.telemetry import Outage
-from airflow_provider_taskhub.workers.activities.hub_places import FIRST_LOOK, FULL, LONGEST_LOOK, SELDOM, HubPlaces
+from airflow_provider_taskhub.workers.activities.hub_places import FIRST_LOOK, FULL, SELDOM, HubPlaces
 from airflow_provider_taskhub.workers.activities.silence import Silence
 from airflow_provider_taskhub.workers.executors.executor import ExecutorError
 from airflow_provider_taskhub.workers.peers import Peers
@@ -59,8 +59,10 @@ class ActivityLimit(HubPlaces):
         self._peers, self._end_sessions = peers, end_sessions
         self._mine: dict[tuple[OrchestrationInstance, int], int] = {}
         """The numbers of the places that attempts of this worker have, by the instance and number of the call."""
-        self._others = False
-        """Whether other workers had places at the last look."""
+        self._taken_over: set[tuple[OrchestrationInstance, int]] = set()
+        """Those of them whose places an earlier attempt had."""
+        self._looked, self._others = 0.0, False
+        """Monotonic time of the last look, and whether other workers had places then."""
         self._silences: dict[int, Silence] = {}
         """For each place that another worker holds, how long its attempt has been silent."""
 
@@ -69,17 +71,27 @@ class ActivityLimit(HubPlaces):
         return [place for place in found.holders if place.is_of_call(record)]
 
     def next_look(self) -> float | None:
-        return FULL if self._mine or self._others else None
+        return max(0.0, self._looked + FULL - self._hub.clock.monotonic()) if self._mine or self._others else None
 
     def _took(self, record: ActivityRecord, place: Place) -> None:
         self._mine[record.instance, record.task_id] = place.number
+        if place.held and not place.is_reserved:
+            self._taken_over.add((record.instance, record.task_id))
 
-    def _confirms(self, record: ActivityRecord, place: Place) -> bool:
+    async def _confirms(self, record: ActivityRecord, place: Place) -> bool:
         return place.is_of_call(record)
 
     def forget(self, record: ActivityRecord) -> None:
         self._mine.pop((record.instance, record.task_id), None)
+        self._taken_over.discard((record.instance, record.task_id))
         self._changed.set()
+
+    async def undo(self, record: ActivityRecord) -> None:
+        """A place that an earlier attempt had stays held: that attempt may run. A look finds out whether it does."""
+        if (record.instance, record.task_id) in self._taken_over:
+            self.forget(record)
+        else:
+            await self.leave(record)
 
     async def leave(self, record: ActivityRecord) -> None:
         """Free the place of the attempt. Do nothing if it has none.
@@ -121,7 +133,7 @@ class ActivityLimit(HubPlaces):
                     break
                 others = True
             await self._hub.clock.sleep(pause)
-            pause = min(LONGEST_LOOK, self._times.renew.total_seconds(), pause * 1.5)
+            pause = min(self.longest_look, self._times.renew.total_seconds(), pause * 1.5)
 
     async def look(self) -> bool:
         """Count the free places, and free those whose attempts have ended."""
@@ -133,7 +145,7 @@ class ActivityLimit(HubPlaces):
         for number in self._silences.keys() - {place.number for place in others}:
             del self._silences[number]
         self._count(found, before)
-        self._others = bool(others)
+        self._looked, self._others = self._hub.clock.monotonic(), bool(others)
         return self._others
 
     async def _is_over(self, place: Place) -> bool:
@@ -202,5 +214,6 @@ class ActivityLimit(HubPlaces):
         hub = self._hub
         found = await records.attempts(hub.store, hub.names, place.instance, place.task_id)
         last = found[-1] if found else None
-        counts = last is not None and (last[0].runs or (not place.is_reserved and last[0].attempt >= place.attempt))
-        return last if counts else None
+        if last is None or last[0].runs:
+            return last
+        return None if place.is_reserved or last[0].attempt < place.attempt else last

@@ -69,10 +69,10 @@ class Activities:
     :param responses: sends the response of a work item and deletes the work item.
     :param recorded: processes activities with an activity record.
     :param absences: the functions that this worker does not have.
-    :param pools: the pools of workers to which this worker belongs.
+    :param runnable: the activities that this worker runs.
     :param spark: whether the work items come from a queue of Spark activities.
-    :param limited: the queue of each activity with a limit, once it exists. The work items of these activities are
-        moved there. None: the work items come from such a queue.
+    :param limited: the queue of each activity that has one of its own, once it exists. The work items of these
+        activities are moved there. None: the work items come from such a queue.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class Activities:
         recorded: RecordedActivities,
         absences: MissingFunctions,
         limited: Mapping[str, str] | None,
-        pools: Collection[str],
+        runnable: Collection[str],
         spark: bool,
     ) -> None:
-        self._limited, self._pools, self._spark = limited, pools, spark
+        self._limited, self._runnable, self._spark = limited, runnable, spark
         self._hub, self._registry, self._runner, self._times, self._absences = hub, registry, runner, times, absences
         self._unrecorded_running: dict[Delivery, _Unrecorded] = {}
         self._watch = asyncio.Event()
@@ -135,9 +135,9 @@ class Activities:
         event = held.message.event
         assert isinstance(event, TaskScheduled)  # the reader delivers nothing else
         definition = self._registry.activities.get(event.name)
-        if definition is None or definition.pool not in self._pools:
+        if definition is None or event.name not in self._runnable:
             await self._leave_to_others(held, event, spark=self._spark if definition is None else definition.spark)
-        elif definition.limited and self._limited is not None:
+        elif definition.has_queue and self._limited is not None:
             await self._move_to_limited(held, self._limited.get(event.name))
         elif (overdue := self._overdue(held, definition)) is not None:
             fate = (await self._begins.permit(held)).fate
@@ -151,7 +151,7 @@ class Activities:
             await self._unrecorded(held, event, definition)
 
     async def _move_to_limited(self, held: Delivery, queue: str | None) -> None:
-        """Move a work item to the queue of its activity, which has a limit.
+        """Move a work item to the queue of its activity.
 
         :param queue: the name of the queue; None: it does not exist yet.
         """

@@ -1,11 +1,13 @@
 """Keeps the rate of an activity: at most so many of its attempts begin within a time in the whole hub.
 
-An attempt that begins takes a place. Its worker frees the place when the time of the rate has passed since the attempt
-began. So at most as many attempts begin within any such time as there are places.
+An attempt takes a place before it begins. Right before it begins, its worker looks whether the place is still its own.
+After that the attempt begins within a moment, or its executor refuses it and the worker looks again. When the time of
+the rate has passed since the end of this moment, the worker frees the place. So at most as many attempts begin within
+any such time as there are places.
 
 A worker that dies frees nothing. Another worker frees a place that it has seen unchanged for the time of the rate and
-the take time of records: whoever took the place has begun before, or finds that the place is not its own any more. Each
-worker measures with its own clock.
+the take time of records. An attempt that begins later than a part of the take time after its place was written writes
+the place again. Each worker measures with its own clock.
 """
 
 from __future__ import annotations
@@ -14,17 +16,22 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.errors import Conflict, StorageError
 from airflow_provider_taskhub.hub.history import places as rows
 from airflow_provider_taskhub.hub.history.places import Limit, LimitState, Place
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.model import ActivityRecord, WorkerIdentity
+from airflow_provider_taskhub.hub.model import BEGINS_WITHIN, ActivityRecord, WorkerIdentity
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.telemetry import Outage
-from airflow_provider_taskhub.workers.activities.hub_places import FIRST_LOOK, FULL, LONGEST_LOOK, SELDOM, HubPlaces
+from airflow_provider_taskhub.workers.activities.hub_places import FIRST_LOOK, FULL, SELDOM, HubPlaces
 
 log = structlog.get_logger(__name__)
 
+LEAST = 0.5
+"""Seconds within which an attempt begins at least after it was asked whether it has a place."""
+AT_ONCE = 8
+"""How many places are freed in parallel."""
 TOGETHER = 0.05
 """Seconds. Places that become free within this time are freed together, so that a high rate needs few reads."""
 
@@ -34,14 +41,24 @@ class ActivityRate(HubPlaces):
 
     def __init__(self, hub: Hub, limit: Limit, *, me: WorkerIdentity, times: LeaseTimes) -> None:
         super().__init__(hub, limit, me=me, times=times)
-        self._due: dict[int, float] = {}
-        """For each place that this worker has taken: the monotonic time at which it is free again."""
+        self._seconds = limit.seconds
+        self.begins_within = min(BEGINS_WITHIN.total_seconds(), max(LEAST, limit.seconds / 10))
+        self._looked = 0.0
+        """Monotonic time of the last look."""
+        self._begun: dict[int, float] = {}
+        """For each place that this worker has taken: the monotonic time before which its attempt has begun."""
+        self._unbegun: set[int] = set()
+        """Those of them whose attempts have not begun."""
+        self._written: dict[int, float] = {}
+        """For each of these places: the monotonic time at which this worker has begun to write its row."""
         self._seen: dict[int, tuple[str, float]] = {}
         """For each place that another worker has taken: the ETag of its row, and since when this worker has seen it."""
 
     def _own(self, record: ActivityRecord, found: LimitState) -> Sequence[Place]:
-        """A repeated attempt begins once more, so it takes another place."""
-        return [place for place in found.holders if place.is_reserved and place.is_of_call(record)]
+        """A repeated attempt begins once more, so it takes another place. A place with which no attempt has begun is
+        taken again: the record of that attempt could not be claimed."""
+        its = [place for place in found.holders if place.is_of_call(record)]
+        return [one for one in its if one.is_reserved or (one.worker == self._me and one.number in self._unbegun)]
 
     def _keeps(self, place: Place) -> bool:
         return place.is_reserved
@@ -50,15 +67,27 @@ class ActivityRate(HubPlaces):
         return self._until_next(FULL, bool(self._seen))
 
     def _took(self, record: ActivityRecord, place: Place) -> None:
-        self._due[place.number] = self._hub.clock.monotonic() + self.limit.seconds
+        self._written[place.number] = self._begun[place.number] = self._hub.clock.monotonic()
+        self._unbegun.add(place.number)
 
-    def _confirms(self, record: ActivityRecord, place: Place) -> bool:
-        if not place.is_of_call(record) or place.attempt != record.attempt or place.number not in self._due:
+    async def _confirms(self, record: ActivityRecord, place: Place) -> bool:
+        if not place.is_of_call(record) or place.attempt != record.attempt or place.number not in self._begun:
             return False
-        self._took(record, place)  # it begins only now
+        now = self._hub.clock.monotonic()
+        if now - self._written[place.number] > self._times.take.total_seconds() / 4:
+            try:  # so that others do not free it too early
+                await self._hub.store.execute(rows.taken(self._hub.names, place, record))
+            except Conflict:
+                return False
+            self._written[place.number] = now
+        self._begun[place.number] = now + self.begins_within  # it begins only now
+        self._unbegun.discard(place.number)
         return True
 
     def forget(self, record: ActivityRecord) -> None:
+        """The place is free when its time is over."""
+
+    async def undo(self, record: ActivityRecord) -> None:
         """The place is free when its time is over."""
 
     async def leave(self, record: ActivityRecord) -> None:
@@ -75,8 +104,9 @@ class ActivityRate(HubPlaces):
             except StorageError as error:
                 outage.failed(error)
                 await clock.sleep(pause)
+                pause = min(self.longest_look, pause * 1.5)
                 continue
-            pause = FIRST_LOOK if self.free else min(LONGEST_LOOK, pause * 1.5)
+            pause = FIRST_LOOK if self.free else min(self.longest_look, pause * 1.5)
             if self.free:
                 freed()
             self._changed.clear()
@@ -90,44 +120,52 @@ class ActivityRate(HubPlaces):
         :param others: whether others may have places.
         """
         now = self._hub.clock.monotonic()
-        waits = [max(0.0, due - now) + TOGETHER for due in self._due.values()]
+        waits = [max(0.0, begun + self._seconds - now) + TOGETHER for begun in self._begun.values()]
         if others:
-            waits.append(SELDOM if self.free else pause)
+            waits.append(self._looked + (SELDOM if self.free else pause) - now)
         elif not self.free:
-            waits.append(FULL)
-        return min(waits, default=None)
+            waits.append(self._looked + FULL - now)
+        return max(0.0, min(waits)) if waits else None
 
     async def look(self) -> bool:
         """Free the places whose time is over, and count the free ones."""
-        before, found = self._change, await self._state()
-        others, now = False, self._hub.clock.monotonic()
+        known, before, found = set(self._begun), self._change, await self._state()
+        self._seconds = found.seconds or self.limit.seconds  # a worker with newer code may have another time
+        now = self._looked = self._hub.clock.monotonic()
         held = {place.number: place for place in found.holders}
-        for mine in self._due.keys() - held.keys():
-            del self._due[mine]
+        for gone in known - held.keys():
+            self._forget(gone)
         self._seen = {number: seen for number, seen in self._seen.items() if number in held}
-        for number, place in held.items():
-            if self._is_over(place, now):
-                self._change -= await self._free(place)
-            others |= number not in self._due
+        # What was taken since the read began is this worker's, whatever the row said.
+        places = [place for number, place in held.items() if number in known or number not in self._begun]
+        over = [place for place in places if self._is_over(place, now)]
+        self._change -= sum(await gather_bounded(self._freed, over, limit=AT_ONCE))
         self._count(found, before)
-        return others
+        return bool(self._seen)
 
     def _is_over(self, place: Place, now: float) -> bool:
-        if place.number in self._due and place.worker == self._me:
-            return now >= self._due[place.number]
-        self._due.pop(place.number, None)
+        if place.number in self._begun and place.worker == self._me:
+            return now >= self._begun[place.number] + self._seconds
+        self._forget(place.number)
         assert place.row is not None
         etag, since = self._seen.get(place.number, ("", 0.0))
         if etag != place.row.etag:
             self._seen[place.number] = place.row.etag, now
             return False
-        return now - since >= self.limit.seconds + self._times.take.total_seconds()
+        return now - since >= self._seconds + self._times.take.total_seconds()
 
-    async def _free(self, place: Place) -> bool:
+    def _forget(self, number: int) -> None:
+        """Note that a place is not this worker's any more."""
+        self._begun.pop(number, None)
+        self._written.pop(number, None)
+        self._unbegun.discard(number)
+
+    async def _freed(self, place: Place) -> bool:
         """Free a place. :returns: False if it was changed meanwhile."""
         try:
             await self._hub.store.execute(rows.freed(self._hub.names, place))
         except Conflict:
             return False
-        self._due.pop(place.number, None)
+        self._forget(place.number)
+        self._seen.pop(place.number, None)
         return True

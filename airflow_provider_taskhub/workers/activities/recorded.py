@@ -37,7 +37,7 @@ from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.spark_connect import connect_server
 from airflow_provider_taskhub.storage.primitives import Entity, PutBlob, Step, Unit
-from airflow_provider_taskhub.workers.activities.activity_limits import ActivityLimits
+from airflow_provider_taskhub.workers.activities.activity_limits import Admission
 from airflow_provider_taskhub.workers.activities.begins import Begins, Unasked
 from airflow_provider_taskhub.workers.activities.cancellation import Fate
 from airflow_provider_taskhub.workers.activities.heartbeat import CutOff, RecordedAttempt, Superseded
@@ -61,6 +61,8 @@ log = structlog.get_logger(__name__)
 LOCKED_FILE_PAUSE = 300.0
 """Seconds for which an executor of an embedded hub can stand still. The attempt itself may have locked the hub's file,
 for example with the command line, and its end frees the file."""
+PLACE_AGAIN = 5.0
+"""Seconds after which the next attempt of a call whose attempt has crashed asks again for a place."""
 LOCAL_SPARK_PAUSE = 60.0
 """Seconds for which an executor with a local Spark can stand still. Spark fails the jobs of an executor that has sent
 no heartbeat for two minutes."""
@@ -92,7 +94,7 @@ class RecordedActivities:
         responses: Responses,
         spark_master: str,
         embedded: bool,
-        limits: ActivityLimits | None = None,
+        limits: Admission | None = None,
     ) -> None:
         self._limits = limits
         self._hub, self._runner, self._me, self._times = hub, runner, me, times
@@ -130,9 +132,10 @@ class RecordedActivities:
                     self._live -= Counter([_key(record)])
         finally:
             if self._limits is not None:
-                self._limits.decided(held)
                 if last is not None:
                     await self._limits.leave(last)
+                else:
+                    await self._limits.dropped(held)
 
     async def _run(
         self,
@@ -148,14 +151,14 @@ class RecordedActivities:
         """
         record = attempt.record
         try:
-            if self._limits is not None and not await self._limits.confirm(record):
-                raise Unasked("its place was given to another attempt")
+            request = await self._with_place(request, record)
             outcome = await traced(event, request, partial(attempt.run, self._runner))
             fate = Fate.OPEN
             while outcome.too_late and fate is Fate.OPEN:
                 permit = await self._begins.permit(held)
                 request, fate = replace(request, begin_by=permit.begin_by), permit.fate
                 if fate is Fate.OPEN:
+                    request = await self._with_place(request, record)
                     outcome = await traced(event, request, partial(attempt.run, self._runner))
         except Superseded as reason:
             log.info("activity_superseded", activity=event.name, attempt=record.attempt, reason=str(reason))
@@ -189,6 +192,21 @@ class RecordedActivities:
         except (PayloadTooLarge, InputError) as error:
             await self._record_outcome(held, event, attempt, refused(event, error))
         return None
+
+    async def _with_place(self, request: ActivityRequest, record: ActivityRecord) -> ActivityRequest:
+        """Check that an attempt of an activity with a limit has its places, right before it begins.
+
+        :returns: the request, with the time by which the attempt must begin.
+        :raises Unasked: if it has lost a place, or the store does not answer.
+        """
+        limits = self._limits
+        if limits is None:
+            return request
+        sent = self._hub.clock.monotonic()
+        if not await limits.confirm(record):
+            raise Unasked("its place was given to another attempt")
+        by = sent + limits.begins_within
+        return replace(request, begin_by=by if request.begin_by is None else min(by, request.begin_by))
 
     async def _claim(
         self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition, *, begun: bool
@@ -265,8 +283,17 @@ class RecordedActivities:
                 return None
             claim = self._new_record(held, event, definition, last[0] if last else None)
             if self._limits is not None and not await self._limits.take(claim, held):
-                await self._work_items.reader.give_back([held], begun=begun)
-                return None
+                if not begun:
+                    await self._limits.turn_away(held, self._work_items.reader, begun=False)
+                    return None
+                # It waits here: with the next delivery, the count of its crashes would begin anew.
+                paused = True
+                self._work_items.pause(held)
+                await hub.clock.sleep(PLACE_AGAIN)
+                if held.gone:
+                    self._work_items.reader.release([held])
+                    return None
+                continue
             asked, etag = hub.clock.monotonic(), None
             self._live[_key(claim)] += 1
             try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 
 from airflow_provider_taskhub.clock import Clock
@@ -40,6 +40,10 @@ class Slots:
         """Whether a work item of these may take a slot now."""
         self.took: Callable[[], None] = lambda: None
         """Called after a work item of these got a slot."""
+        self.may_resume: Callable[[], bool] = lambda: True
+        """Whether a paused work item of these may take a slot now."""
+        self.left: Callable[[], None] = lambda: None
+        """Called after a work item of these has freed its slot, or does not wait for one any more."""
         self._running: set[Delivery] = set() if shared is None else shared._running
         self._waiting: deque[tuple[float, Delivery]] = deque()
         self._ended: deque[float] = deque(maxlen=MAX_AHEAD) if shared is None else shared._ended
@@ -65,6 +69,21 @@ class Slots:
     @property
     def busy(self) -> int:
         return len(self._running)
+
+    @property
+    def running(self) -> Set[Delivery]:
+        """The work items that have a slot, of all that share the slots."""
+        return self._running
+
+    @property
+    def resuming(self) -> Set[Delivery]:
+        """The paused work items that wait for a slot, of all that share the slots."""
+        return self._resuming
+
+    @property
+    def full(self) -> bool:
+        """Whether every slot is taken, or kept for a paused work item."""
+        return len(self._running) + len(self._resuming) >= self.limit
 
     @property
     def free(self) -> int:
@@ -127,7 +146,7 @@ class Slots:
         return held
 
     def _is_next(self) -> bool:
-        if len(self._running) + len(self._resuming) >= self.limit or not self.may():
+        if self.full or not self.may():
             return False
         return self._claim <= min(other._claim for other in self._takers if other._waiting and other.may())
 
@@ -142,7 +161,7 @@ class Slots:
         if held in self._running:
             self._running.remove(held)
             self._ended.append(self._clock.monotonic())
-            self._changed.set()
+            self._freed()
 
     def pause(self, held: Delivery) -> None:
         """Free the slot of a work item that waits for another worker, until :meth:`resume`.
@@ -151,19 +170,27 @@ class Slots:
         """
         if held in self._running:
             self._running.remove(held)
-            self._changed.set()
+            self._freed()
 
     async def resume(self, held: Delivery) -> None:
         """Wait for a slot for a paused work item. Paused work items get slots before work items that are new."""
         self._resuming.add(held)
         try:
-            while len(self._running) >= self.limit:
+            while len(self._running) >= self.limit or not self.may_resume():
                 self._changed.clear()
                 await self._changed.wait()
             self._running.add(held)
         finally:
             self._resuming.discard(held)
-            self._changed.set()
+            self._freed()
+
+    def _freed(self) -> None:
+        self.look()
+        self.left()
+
+    def look(self) -> None:
+        """Let those that wait for a slot look whether they may take one now."""
+        self._changed.set()
 
     def clear(self) -> list[Delivery]:
         """Remove and return all waiting work items; the caller gives them back."""

@@ -1,16 +1,17 @@
 """Makes the queues of work items that only some activities use, and empties those that nobody reads.
 
-The calls of an activity with a limit wait in a queue of this activity (:mod:`.places`). The calls of the activities of
-a pool of workers wait in queues of this pool, some for Spark activities and some for the others. A worker sends calls
-there once it has made the queue. A call that lies in another queue, because its sender did not know the limit or the
-pool, is moved there.
+The calls of an activity with a limit (:mod:`.places`) or a need for memory wait in a queue of this activity. The calls
+of the activities of a pool of workers wait in queues of this pool, some for Spark activities and some for the others. A
+worker sends calls there once it has made the queue. A call that lies in another queue, because its sender did not know
+the limit, the need or the pool, is moved there.
 
 What waits in a queue stays there, also while no live worker reads it: workers may come. Only these things are done with
-such a queue. If no live worker declares the limit or pool any more, its calls are moved to the queue of all activities,
-where what always applies to them applies. If a worker of another pool can run them, because its code is newer or older,
-a worker that declares the pool moves them to that pool. If they have waited in vain for the no-worker timeout, it moves
-them to the queue of all activities, where they fail. The queues of the pool ``default`` are read by workers of other
-pools if it has no live worker.
+such a queue. If no live worker declares the limit, need or pool any more, its calls are moved to the queue of all
+activities, where what always applies to them applies. If no live worker has the memory for an activity, its calls are
+moved to the queue of its pool, where they wait for one that has it. If a worker of another pool can run them, because
+its code is newer or older, a worker that declares the pool moves them to that pool. If they have waited in vain for the
+no-worker timeout, it moves them to the queue of all activities, where they fail. The queues of the pool ``default`` are
+read by workers of other pools if it has no live worker.
 
 The limits of instances have no queues. They are read together with the others, and handed over.
 """
@@ -18,7 +19,7 @@ The limits of instances have no queues. They are read together with the others, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -30,7 +31,7 @@ from airflow_provider_taskhub.engine.registry import ActivityDefinition
 from airflow_provider_taskhub.errors import InputError, NotFound, StorageError
 from airflow_provider_taskhub.hub.formats.message_envelope import encode
 from airflow_provider_taskhub.hub.history import own_queues, places, pools
-from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState
+from airflow_provider_taskhub.hub.history.places import Limit, LimitKind, LimitState
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ACTIVITY, Member, Need
 from airflow_provider_taskhub.hub.partitions.capabilities import able
@@ -79,9 +80,10 @@ class WorkQueues:
 
     :param activities: the activities of this worker.
     :param pools: the pools of workers to which this worker belongs.
+    :param runnable: those of the activities that this worker runs.
     :param live: reads the live members of the hub.
     :param absences: tracks for how long no live worker could run an activity.
-    :param limit_made: called with the name of an activity with a limit, and its queue, once the queue exists.
+    :param queue_made: called with the name of an activity that has a queue of its own, and this queue, once it exists.
     :param pool_made: called with the name of a pool of this worker's activities, once its queues exist.
     :param default_served: called after each look of a worker that does not belong to the pool ``default``, with whether
         a live worker does.
@@ -94,10 +96,11 @@ class WorkQueues:
         hub: Hub,
         activities: Mapping[str, ActivityDefinition],
         pools: Collection[str],
+        runnable: Collection[str],
         live: Callable[[], Coroutine[Any, Any, Sequence[Member]]],
         absences: MissingFunctions,
         *,
-        limit_made: Callable[[str, str], None],
+        queue_made: Callable[[str, str], None],
         pool_made: Callable[[str], None],
         default_served: Callable[[bool], None],
         look: Callable[[States], Coroutine[Any, Any, float | None]],
@@ -106,7 +109,7 @@ class WorkQueues:
         self._visibility, self._look, self._soon = visibility, look, asyncio.Event()
         self._hub, self._activities, self._pools, self._live = hub, activities, pools, live
         self._absences, self._default_served = absences, default_served
-        self._limit_made, self._pool_made = limit_made, pool_made
+        self._queue_made, self._pool_made, self._runnable = queue_made, pool_made, runnable
 
     def look_soon(self) -> None:
         """Look at the limits now: this worker has met the first limit of instances since it looked last."""
@@ -117,22 +120,22 @@ class WorkQueues:
         hub = self._hub
         unmade = Outage(log, "queues_not_made", hub.clock.monotonic)
         unread = Outage(log, "limits_unreadable", hub.clock.monotonic)
-        limited = [name for name, one in self._activities.items() if one.limited]
+        queues = [name for name, one in self._activities.items() if one.has_queue]
         others = {one.pool for one in self._activities.values()} - {DEFAULT_POOL}
         left = [*sorted(others), DEFAULT_POOL]  # calls wait for the queues of the others, and only overflow from this
         while True:
             pauses = []
             try:
-                while limited:
-                    await self._make(limited[0])
-                    limited.pop(0)
+                while queues:
+                    await self._make(queues[0])
+                    queues.pop(0)
                 while left:
                     await self._make_pool(left[0])
                     left.pop(0)
                 unmade.over()
             except StorageError as error:
                 unmade.failed(error)
-                pauses.append(AGAIN if limited or left != [DEFAULT_POOL] else CHECK)
+                pauses.append(AGAIN if queues or left != [DEFAULT_POOL] else CHECK)
             try:
                 rows = await places.read(hub.store, hub.names)
                 found = places.states_in(rows)
@@ -157,43 +160,57 @@ class WorkQueues:
 
     async def _make(self, activity: str) -> None:
         hub, queue, definition = self._hub, self._hub.names.limited(activity), self._activities[activity]
-        for limit in limits_of(definition):
+        declared = {limit.kind: limit for limit in limits_of(definition)}
+        for kind in (LimitKind.ACTIVITY, LimitKind.RATE):
+            limit = declared.get(kind)
+            if limit is None:
+                await self._retire(Limit(name=definition.limit_name, places=0, kind=kind))
+                continue
             known = await places.state_of(hub.store, hub.names, limit)
             before, now = replace(known, ordered=None).shown, limit.shown
             if known.declared and before != now:
                 log.warning("limit_changed", kind=limit.kind, limit=limit.name, before=before, now=now)
             await hub.store.execute(places.declared(hub.names, limit))
         await hub.store.create_queue(queue)
-        await hub.store.execute(own_queues.declared(hub.names, activity, definition.limit_name))
-        self._limit_made(activity, queue)
+        limit_name = definition.limit_name if definition.limited else ""
+        await hub.store.execute(own_queues.declared(hub.names, activity, limit_name))
+        self._queue_made(activity, queue)
 
-    async def _look_at_unread(self, limited: Iterable[str], known_pools: Sequence[str]) -> float:
+    async def _retire(self, limit: Limit) -> None:
+        """Note that the code does not declare a limit any more, if the hub has it."""
+        hub = self._hub
+        if (await places.state_of(hub.store, hub.names, limit)).declared:
+            await hub.store.execute(places.declared(hub.names, limit))
+
+    async def _look_at_unread(self, own: Mapping[str, str], known_pools: Sequence[str]) -> float:
         """Look after the queues that this worker does not read.
 
-        :param limited: the activities with queues of their own.
+        :param own: the activities with queues of their own, and the names of their limits.
         :returns: the seconds until the next look.
         """
-        limits = [name for name in limited if not self._reads_limit(name)]
+        activities = [name for name in own if not self._reads_queue_of(name)]
         others = [name for name in (DEFAULT_POOL, *known_pools) if name not in self._pools]
-        if not limits and not others:
+        if not activities and not others:
             return SELDOM
         members = await self._live()
         workers = [member for member in members if member.alive and ACTIVITY in member.roles]
-        unread = [await self._look_at_limit(name, workers) for name in limits]
+        unread = [await self._look_at_queue_of(name, own[name], workers) for name in activities]
         unread += [await self._look_at_pool(name, workers) for name in others]
         return CHECK if any(unread) else SELDOM
 
-    def _reads_limit(self, activity: str) -> bool:
-        known = self._activities.get(activity)
-        return known is not None and known.limited and known.pool in self._pools
+    def _reads_queue_of(self, activity: str) -> bool:
+        return activity in self._runnable and self._activities[activity].has_queue
 
-    async def _look_at_limit(self, activity: str, workers: Sequence[Member]) -> bool:
-        """Move the calls of an activity with a limit to the queue of its pool if no worker reads the limit's queue.
+    async def _look_at_queue_of(self, activity: str, limit_name: str, workers: Sequence[Member]) -> bool:
+        """Move the calls in the queue of an activity to the queue of its pool if no worker reads them.
 
+        :param limit_name: name of the limit; "": the code of the newest worker has none.
         :returns: True: look again soon.
         """
         known = self._activities.get(activity)
-        if (known is None or known.limited) and able(workers, Need(ACTIVITY, activity)):
+        if limit_name and known is not None and not known.limited:  # the code of the newest worker counts
+            await self._hub.store.execute(own_queues.declared(self._hub.names, activity, ""))
+        if (known is None or known.has_queue) and able(workers, Need(ACTIVITY, activity)):
             return True  # a worker that has the activity reads the queue, or empties it
         pool, spark = (DEFAULT_POOL, False) if known is None else (known.pool, known.spark)
         await self._empty(self._hub.names.limited(activity), self._hub.names.pool(pool, spark=spark))

@@ -1,7 +1,8 @@
 """Makes the readers of a worker's queues of work items. Knows in which queues the calls of its activities wait.
 
 Light work never waits behind Spark: each kind of activities has its own queues and slots. The calls of a pool of
-workers, or of an activity with a limit, wait in queues of their own, and share the slots of their kind.
+workers, or of an activity with a limit or a need for memory, wait in queues of their own, and share the slots of their
+kind.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.queues.lane_reader import LaneReader
 from airflow_provider_taskhub.hub.queues.reader import WORK_EVENTS, Reader, ReaderContext
 from airflow_provider_taskhub.settings import Settings
+from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE
 from airflow_provider_taskhub.worker_pools import DEFAULT_POOL
-from airflow_provider_taskhub.workers.activities.activity_limits import ActivityLimits
+from airflow_provider_taskhub.workers.activities.activity_limits import Admission
+from airflow_provider_taskhub.workers.activities.memory import WorkerMemory
 from airflow_provider_taskhub.workers.activities.slots import Slots
 from airflow_provider_taskhub.workers.activities.turns import Turns
 from airflow_provider_taskhub.workers.activities.work_items import WorkItems
@@ -28,27 +31,32 @@ class Source:
 
     :param name: what it reads, for the log.
     :param items: the reader, and the slots of its work items.
-    :param limit: the limit of the activity that has the queue; None: the queue is not that of an activity.
+    :param limits: the limits of the activity that has the queue; None: it has none, or the queue is not that of an
+        activity.
     :param spark: whether its activities are Spark activities.
+    :param own: whether the queue is that of one activity.
     """
 
     name: str
     items: WorkItems
-    limits: ActivityLimits | None
+    limits: Admission | None
     spark: bool
+    own: bool = False
 
 
 class WorkReaders:
     """The readers of a worker's work items.
 
     :param pools: the pools of workers to which this worker belongs.
-    :param limits: the limits of the activities that this worker runs, by the names of the activities.
+    :param runnable: the activities that this worker runs.
+    :param limits: the limits of these activities, by the names of the activities.
     :ivar plain: the work items of the queue of most activities.
     :ivar spark: the work items of the queue of Spark activities.
     :ivar queues: by the name of an activity, the queue of its calls, if it is not that of most activities.
     :ivar lanes: by the name of an activity, its lanes, the one of low priority last. An activity that is not here has
         none: its calls all wait in one queue.
-    :ivar limited: the queues of activities with a limit, as far as they exist.
+    :ivar limited: the queues of activities that have one of their own, as far as they exist.
+    :ivar memory: the memory of this worker, of which some activities need a part.
     """
 
     def __init__(
@@ -56,7 +64,8 @@ class WorkReaders:
         hub: Hub,
         registry: Registry,
         pools: Collection[str],
-        limits: Mapping[str, ActivityLimits],
+        runnable: Collection[str],
+        limits: Mapping[str, Admission],
         *,
         context: ReaderContext,
         settings: Settings,
@@ -68,6 +77,8 @@ class WorkReaders:
             Slots(settings.activities, hub.clock),
             Slots(settings.spark_activities or settings.activities, hub.clock),
         )
+        self.memory = WorkerMemory(settings.worker_memory, self._slots, hub)
+        self._runnable = runnable
         names, activities = hub.names, registry.activities
         self.queues = {name: names.spark_work_items for name, one in activities.items() if one.spark}
         self.lanes: dict[str, tuple[str, ...]] = {}
@@ -78,14 +89,15 @@ class WorkReaders:
         """The pools whose queues exist."""
         for pool in (DEFAULT_POOL, *(one for one in pools if one != DEFAULT_POOL)):
             self._sources[pool] = [*self._of_pool(pool, spark=False), *self._of_pool(pool, spark=True)]
-        self._of_limits = [self._limited(name, limit) for name, limit in limits.items()]
+        own = [name for name, one in activities.items() if one.has_queue and name in runnable]
+        self._of_activities = [self._of_activity(name, limits.get(name)) for name in own]
         of_default = [one.items for one in self._sources[DEFAULT_POOL] if one.items.slots in self._slots]
         self.plain, self.spark = of_default
 
     def __iter__(self) -> Iterator[Source]:
         for sources in self._sources.values():
             yield from sources
-        yield from self._of_limits
+        yield from self._of_activities
 
     @property
     def running(self) -> int:
@@ -103,7 +115,7 @@ class WorkReaders:
         for name, one in self._registry.activities.items():
             if one.pool == pool and pool != DEFAULT_POOL and name not in self.limited:
                 self.queues[name] = self._hub.names.pool(pool, spark=one.spark)
-            if one.pool == pool and not one.limited:
+            if one.pool == pool and not one.has_queue:
                 self.lanes[name] = self._hub.names.lanes(pool, spark=one.spark)
         self._made.add(pool)
         if pool in self._pools:
@@ -111,20 +123,22 @@ class WorkReaders:
         if pool in self._sources:
             self._freed(pool)
 
-    def limit_made(self, activity: str, queue: str) -> None:
-        """Use the queue of an activity with a limit, which now exists."""
+    def queue_made(self, activity: str, queue: str) -> None:
+        """Use the queue of an activity that has one of its own, which now exists."""
         self.queues[activity] = self.limited[activity] = queue
         if activity in self._limits:
             self._limits[activity].open()
+        for source in self._of_activities:
+            if source.items.reader.queue == queue:
+                source.items.reader.freed()
 
     def _freed(self, pool: str) -> None:
         for source in self._sources[pool]:
             source.items.reader.freed()
 
     def _runs(self, held: Delivery) -> bool:
-        """Return True if this worker has the activity of a work item, and belongs to its pool."""
-        definition = self._registry.activities.get(getattr(held.message.event, "name", ""))
-        return definition is not None and definition.pool in self._pools
+        """Return True if this worker can run the activity of a work item."""
+        return getattr(held.message.event, "name", "") in self._runnable
 
     def _of_pool(self, pool: str, *, spark: bool) -> Iterator[Source]:
         """Make the readers of a pool's queues of one kind: of the first queue, and of the lanes."""
@@ -166,23 +180,36 @@ class WorkReaders:
         turns.between(first, lanes)
         yield Source(f"lanes of {name}", WorkItems(lanes, lane_slots), None, spark)
 
-    def _limited(self, name: str, limits: ActivityLimits) -> Source:
-        """Return the source of the calls of an activity with a limit."""
-        spark = self._registry.activities[name].spark
+    def _of_activity(self, name: str, limits: Admission | None) -> Source:
+        """Return the source of the calls of an activity with a queue of its own."""
+        spark, need = self._registry.activities[name].spark, self._registry.activities[name].memory
         kind = self._slots[spark]
         slots = Slots(kind.limit, self._hub.clock, shared=kind)
 
         def deliver(held: Delivery) -> None:
-            limits.expect(held, reader)
+            if limits is not None:
+                limits.expect(held, reader)
             slots.put(held)
 
+        def places() -> int:
+            return MAX_RECEIVE if limits is None else limits.room(reader)
+
+        def fits() -> int:
+            if reader.stopping or name not in self.limited:
+                return 0
+            return min(slots.room, MAX_RECEIVE if share is None else share.room())
+
+        others = (lambda: None) if limits is None else limits.freed
         reader = Reader(
             self._context,
             queue=self._hub.names.limited(name),
             carries=WORK_EVENTS,
-            room=lambda: 0 if reader.stopping else min(slots.room, limits.room(reader)),
+            room=lambda: min(places(), fits()),
             deliver=deliver,
-            polled=limits.freed,
+            polled=others,
+            failed=others,
         )
-        limits.join(reader, lambda: name in self.limited and not reader.stopping and slots.room > 0)
-        return Source(f"activities {name}", WorkItems(reader, slots), limits, spark)
+        share = None if need is None else self.memory.share(reader, slots, need, has_place=lambda: places() > 0)
+        if limits is not None:
+            limits.join(reader, lambda: fits() > 0)
+        return Source(f"activities {name}", WorkItems(reader, slots), limits, spark, own=True)

@@ -7,7 +7,14 @@ import pytest
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.hub.model import Member
-from airflow_provider_taskhub.hub.partitions.capabilities import Need, able, can_run, difference
+from airflow_provider_taskhub.hub.partitions.capabilities import (
+    Need,
+    able,
+    can_run,
+    difference,
+    lack_of_memory,
+    too_small,
+)
 from airflow_provider_taskhub.virtual_time import START
 
 BOTH = ("orchestrator", "activity")
@@ -106,6 +113,28 @@ def test_a_worker_runs_only_activities_of_its_pools() -> None:
         assert can_run(worker("one", pools=serves, **pools), Need("activity", "clean")) is can
     assert not can_run(worker("one", pools=("heavy",)), Need("activity", "clean"))
     assert can_run(worker("one", pools=("heavy",)), Need("orchestrator", "pipeline")), "pools divide activities"
+
+
+@pytest.mark.parametrize(("memory", "can"), [(3, False), (4, True), (5, True), (None, True)])
+def test_a_worker_runs_no_activity_that_needs_more_memory_than_it_has(memory: int | None, can: bool) -> None:
+    one = worker("one", memory=memory, memory_of={"clean": 4})
+    assert can_run(one, Need("activity", "clean")) is can
+    assert can_run(one, Need("orchestrator", "pipeline")), "memory is for activities"
+    assert too_small([one], "clean") == (() if can else (one,))
+
+
+def test_the_largest_of_the_workers_that_are_too_small_is_named() -> None:
+    g, needs = 1024**3, {"clean": 64 * 1024**3}
+    members = [worker(name, memory=size * g, memory_of=needs) for name, size in (("a", 8), ("b", 16), ("c", 4))]
+    members += [
+        worker("dead", memory=32 * g, memory_of=needs, alive=False),
+        worker("elsewhere", memory=32 * g, memory_of=needs, pool_of={"clean": "heavy"}),
+        worker("orchestrating", memory=32 * g, memory_of=needs, roles=("orchestrator",)),
+        worker("without", memory=32 * g, activities=()),
+    ]
+    assert [one.worker for one in too_small(members, "clean")] == ["b@host/1", "a@host/1", "c@host/1"]
+    text, _ = lack_of_memory(too_small(members, "clean")[0], "clean")
+    assert text == "activity 'clean' needs 64g of memory; the live worker with most has 16g"
 
 
 def test_another_pool_of_an_activity_is_a_difference_and_another_pool_of_the_worker_is_none() -> None:

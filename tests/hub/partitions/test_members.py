@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -59,6 +60,11 @@ def test_a_row_comes_back_as_it_was_announced() -> None:
         in_pools = member(pools=("heavy", "default"), pool_of={"load": "heavy"})
         await table.announce(in_pools)
         assert await table.live() == (in_pools,)
+        needing = member(memory=2**36, memory_of={"load": 2**35})
+        await table.announce(needing)
+        assert await table.live() == (needing,)
+        await table.renew(replace(needing, memory_used=2**35))
+        assert await table.live() == (replace(needing, memory_used=2**35),)
         await table.withdraw("w@host/1")
         await table.withdraw("w@host/1")
         assert await table.live() == ()

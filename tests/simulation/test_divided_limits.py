@@ -1,0 +1,267 @@
+"""A limit for each value of a tag: it holds in the whole hub, no value holds up another one, and what waits costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from datetime import timedelta
+
+import pytest
+
+from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.engine.context import OrchestrationContext
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.hub.history import waiting_calls
+from airflow_provider_taskhub.hub.history.places import LimitKind
+from airflow_provider_taskhub.storage.faults import Call, Fault, unsent
+from tests.simulation.world import World, running, simulate
+
+LIMIT = 2
+
+
+class Tenants:
+    """An app whose activity has a limit for each tenant. Notes how many run at once, and when they begin."""
+
+    def __init__(self, limit: int | None = LIMIT, rate: str | None = None) -> None:
+        self.inside: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self.begins: dict[str, list[float]] = {}
+        self.order: dict[str, list[int]] = {}
+        self.ran: Counter[tuple[str, int]] = Counter()
+        self.app = app = App("tenants")
+
+        @app.activity(limit=limit, rate=rate, limit_key="tenant")
+        async def load(what: tuple[int, float]) -> int:
+            number, seconds = what
+            tenant = running().tags.get("tenant", "")
+            self.begins.setdefault(tenant, []).append(asyncio.get_running_loop().time())
+            self.order.setdefault(tenant, []).append(number)
+            self.inside[tenant] += 1
+            self.most[tenant] = max(self.most[tenant], self.inside[tenant])
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                self.inside[tenant] -= 1
+            self.ran[tenant, number] += 1
+            return number
+
+        @app.orchestrator
+        async def loads(ctx: OrchestrationContext, given: tuple[str, int, float]) -> int:
+            tenant, count, seconds = given
+            tags = {"tenant": tenant} if tenant else None
+            calls = [ctx.call_activity(load, (number, seconds), tags=tags) for number in range(count)]
+            return len(await ctx.when_all(calls))
+
+
+async def waiting(world: World) -> int:
+    hub = world.client.hub
+    return await waiting_calls.count(hub.store, hub.names, "load")
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_each_value_has_places_of_its_own_and_holds_up_no_other_one(workers: int) -> None:
+    tenants = Tenants()
+
+    async def main() -> None:
+        async with World(tenants.app, activities=8) as world:
+            for number in range(workers):
+                await world.join(f"w{number}")
+            await world.client.start("loads", ["large", 60, 5.0], instance_id="large")
+            await world.clock.sleep(10)
+            begun = world.clock.monotonic()
+            for name in ("a", "b", ""):
+                await world.client.start("loads", [name, 4, 5.0], instance_id=f"i{name}")
+            for name in ("a", "b", ""):
+                assert (await world.wait(f"i{name}")).status is Status.COMPLETED
+            assert world.clock.monotonic() - begun < 15, "two after two, 5 s each"
+            assert (await world.wait("large")).status is Status.COMPLETED
+            assert world.clock.monotonic() < 180, "60 calls of 5 s, two at once"
+            assert tenants.most == {"large": LIMIT, "a": LIMIT, "b": LIMIT, "": LIMIT}
+            assert (len(tenants.ran), set(tenants.ran.values())) == (72, {1})
+            assert await waiting(world) == 0
+            await world.settle()
+
+    simulate(main)
+
+
+def test_the_calls_of_a_value_begin_in_their_order() -> None:
+    tenants = Tenants(limit=1)
+
+    async def main() -> None:
+        async with World(tenants.app, activities=8) as world:
+            for name in ("one", "two"):
+                await world.join(name)
+            await world.client.start("loads", ["a", 5, 3.0], instance_id="first")
+            await world.clock.sleep(1)
+            await world.client.start("loads", ["a", 5, 3.0], instance_id="second")
+            for one in ("first", "second"):
+                await world.wait(one)
+            first = {number: place for place, number in enumerate(tenants.order["a"][:5])}
+            assert set(first) == set(range(5)), "the calls of the first instance come before those of the second"
+            await world.settle()
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_limit_holds_while_workers_die_and_join(seed: int) -> None:
+    tenants, draw = Tenants(), random.Random(seed)
+
+    async def main() -> None:
+        async with World(tenants.app, activities=6) as world:
+            machines = [await world.join(f"w{number}") for number in range(3)]
+            for name in "abcd":
+                await world.client.start("loads", [name, 12, draw.uniform(0.3, 6)], instance_id=f"i{name}")
+            for number in range(3, 11):
+                await world.clock.sleep(draw.uniform(1, 12))
+                dead = draw.choice(machines)
+                dead.die()
+                machines.remove(dead)
+                machines.append(await world.join(f"w{number}"))
+            for name in "abcd":
+                assert (await world.wait(f"i{name}")).status is Status.COMPLETED
+            assert len(tenants.ran) == 48
+            assert await waiting(world) == 0
+            await world.settle()
+
+    simulate(main)
+
+
+def test_a_rate_holds_for_each_value() -> None:
+    tenants = Tenants(limit=None, rate="3/m")
+
+    async def main() -> None:
+        async with World(tenants.app, activities=8) as world:
+            for name in ("one", "two"):
+                await world.join(name)
+            for name in "ab":
+                await world.client.start("loads", [name, 9, 1.0], instance_id=f"i{name}")
+            for name in "ab":
+                assert (await world.wait(f"i{name}")).status is Status.COMPLETED
+            for begins in tenants.begins.values():
+                assert min(later - first for first, later in zip(begins, begins[3:], strict=False)) >= 60
+            assert world.clock.monotonic() < 200, "three times three, and two minutes between"
+            assert set(tenants.ran.values()) == {1}
+            await world.settle()
+
+    simulate(main)
+
+
+def _requests_while_waiting(count: int) -> int:
+    """Return the requests of two minutes in which ``count`` calls wait for a place."""
+    tenants = Tenants()
+
+    async def main() -> int:
+        async with World(tenants.app, activities=8) as world:
+            for name in ("one", "two"):
+                await world.join(name)
+            await world.client.start("loads", ["a", count, 600.0], instance_id="i")
+            await world.clock.sleep(60)
+            (state,) = await world.client.admin.limits()
+            assert (state.shown, len(state.holders), state.waiting) == ("2 for each tenant", LIMIT, count - LIMIT)
+            before = sum(world.store.requests.values())  # type: ignore[attr-defined]
+            await world.clock.sleep(120)
+            return int(sum(world.store.requests.values()) - before)  # type: ignore[attr-defined]
+
+    asked: int = simulate(main)
+    return asked
+
+
+def test_calls_that_wait_cost_no_requests() -> None:
+    few, many = _requests_while_waiting(20), _requests_while_waiting(300)
+    assert abs(many - few) < 8, (few, many)
+
+
+def test_terminated_calls_that_wait_do_not_hold_up_those_behind_them() -> None:
+    tenants = Tenants(limit=1)
+
+    async def main() -> None:
+        async with World(tenants.app, activities=8) as world:
+            await world.join("one")
+            await world.client.start("loads", ["a", 1, 20.0], instance_id="runs")
+            await world.clock.sleep(2)
+            await world.client.start("loads", ["a", 40, 20.0], instance_id="gone")
+            await world.clock.sleep(2)
+            await world.client.start("loads", ["a", 1, 1.0], instance_id="next")
+            await world.clock.sleep(2)
+            await world.client.terminate("gone", "stop", wait=True)
+            await world.wait("runs")
+            begun = world.clock.monotonic()
+            await world.wait("next")
+            assert world.clock.monotonic() - begun < 10
+            assert len(tenants.ran) == 2
+            await world.settle()
+
+    simulate(main)
+
+
+def test_the_order_of_an_administrator_counts_for_each_value() -> None:
+    tenants = Tenants(limit=1)
+
+    async def main() -> None:
+        async with World(tenants.app, activities=8) as world:
+            await world.join("one")
+            for name in "ab":
+                await world.client.start("loads", [name, 4, 600.0], instance_id=f"i{name}")
+            await world.clock.sleep(20)
+            assert (await world.client.admin.set_limit("load", 3)).shown == "3 for each tenant"
+            await world.clock.sleep(40)
+            assert tenants.most == {"a": 3, "b": 3}
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("kind", ["row", "message", "reserved", "sent", "deleted"])
+def test_a_call_that_waits_is_not_lost_if_its_worker_dies_on_the_way(kind: str) -> None:
+    """The worker dies before or after the row is stored, the place is reserved, or the call is in its queue again."""
+    tenants, deaths = Tenants(limit=1), [1]
+
+    def plan(call: Call) -> Fault | None:
+        what = str(call.what)
+        row, queue = "waiting-calls" in what, "-limit-" in what
+        hit = {
+            "row": row and "UPSERT" in what,
+            "message": queue and call.kind == "queue.delete",
+            "reserved": "limit:load" in what and "Attempt" in what and "'Worker': ''" in what,
+            "sent": queue and call.kind == "queue.put",
+            "deleted": row and "DELETE" in what,
+        }[kind]
+        if hit and deaths:
+            deaths.pop()
+            machines[0].die()
+            return unsent()
+        return None
+
+    machines = []
+
+    async def main() -> None:
+        async with World(tenants.app, activities=8) as world:
+            machines.append(await world.join("one", plan=plan))
+            await world.client.start("loads", ["a", 4, 3.0], instance_id="i")
+            await world.clock.sleep(1)
+            await world.join("two")
+            assert (await world.wait("i", timedelta(minutes=10))).status is Status.COMPLETED
+            assert set(tenants.ran.values()) == {1}
+            assert tenants.most["a"] == 1
+            assert await waiting(world) == 0
+            await world.settle()
+
+    simulate(main)
+
+
+def test_people_see_the_limit_of_each_value() -> None:
+    tenants = Tenants()
+
+    async def main() -> None:
+        async with World(tenants.app, activities=8) as world:
+            await world.join("one")
+            await world.client.start("loads", ["a", 3, 300.0], instance_id="i")
+            await world.clock.sleep(20)
+            (why,) = await world.client.instance("i").waiting()
+            assert "at most 2 for each tenant of 'load' run in the hub, now i #0, i #1" in str(why)
+            (state,) = await world.client.admin.limits()
+            assert (state.kind, state.key_tag, state.waiting) == (LimitKind.ACTIVITY, "tenant", 1)
+            assert {value: len(holders) for value, holders in state.values.items()} == {"a": 2}
+
+    simulate(main)
