@@ -212,10 +212,13 @@ class WorkReaders:
             polled=others,
             failed=others,
         )
-        # Others that share the limit may have the place at each look, and free it in between.
+
+        def has_place() -> bool:
+            # Others that share the limit may have the place at each look, and free it in between.
+            return places() > 0 or clock.monotonic() - had_place <= PATIENCE
+
         share = None
         if need is not None:
-            has_place = lambda: places() > 0 or clock.monotonic() - had_place <= PATIENCE  # noqa: E731
             share = self.memory.share(reader, slots, need, has_place=has_place)
         if limits is not None:
             limits.join(reader, lambda: fits() > 0)
