@@ -36,13 +36,17 @@ def memory_of(text: Any) -> int:
     return amount
 
 
-def memory_text(amount: int) -> str:
-    """Return an amount of memory as text: ``4g``. An odd amount is rounded down to two places."""
+def memory_text(amount: int, *, at_least: bool = False) -> str:
+    """Return an amount of memory as text: ``4g``. An odd amount is rounded to two places.
+
+    :param at_least: True: round up, so that the text stands for enough; False: round down.
+    """
     for unit, size in _BYTES.items():
         if amount % size == 0 and 0 < amount // size < 10_000:
             return f"{amount // size}{unit}"
     unit, size = next(((unit, size) for unit, size in _BYTES.items() if amount >= size), ("k", 1024))
-    return f"{amount * 100 // size / 100:.2f}".rstrip("0").rstrip(".") + unit
+    hundredths = -(-amount * 100 // size) if at_least else amount * 100 // size
+    return f"{hundredths / 100:.2f}".rstrip("0").rstrip(".") + unit
 
 
 @lru_cache

@@ -271,7 +271,7 @@ class Backend:
     def _warn_of_needs(self) -> None:
         """Log which activities this worker cannot run because they need more memory than it has."""
         needs = [
-            f"{name} ({memory_text(need)})"
+            f"{name} ({memory_text(need, at_least=True)})"
             for name, need in sorted(self._registry.memory_of.items())
             if need > self.memory and self._registry.activities[name].pool in self._pools
         ]

@@ -13,6 +13,7 @@ import pytest
 from airflow_provider_taskhub import testing
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.hub.model import HubNames
 from airflow_provider_taskhub.hub.waiting.reasons import Reason
 from airflow_provider_taskhub.memory import memory_of
 from airflow_provider_taskhub.storage.faults import Call, Fault, throttled
@@ -485,10 +486,135 @@ def test_the_queue_of_an_activity_without_a_need_any_more_is_emptied(knows: bool
                 await world.join("third", app=new.app)
             assert (await world.wait("i", timedelta(hours=1))).status is Status.COMPLETED
             assert len(new.begun) == 12
-            assert not old.now["second"]
             names = world.client.hub.names
             assert await world.store.count(names.limited("job")) == 0
             await world.settle()
+
+    simulate(main)
+
+
+def test_a_worker_with_older_code_that_lives_on_does_not_get_the_calls_back_for_ever() -> None:
+    """It puts calls into the queue of the activity, from which the newer one takes them out."""
+    old, new = Use(job="8g"), Use(job=None)
+
+    async def main() -> None:
+        async with World(old.app) as world:
+            await world.join("first", memory="8g")
+            await world.client.start("many", [("job", 43.0)] * 12, instance_id="i")
+            await world.clock.sleep(10)
+            await world.join("second", app=new.app)
+            await world.clock.sleep(10)
+            before = sum(world.store.requests.values())  # type: ignore[attr-defined]
+            await world.clock.sleep(60)
+            asked = sum(world.store.requests.values()) - before  # type: ignore[attr-defined]
+            assert asked < 1500, "some requests a second, as always"
+            assert (await world.wait("i", timedelta(hours=1))).status is Status.COMPLETED
+
+    simulate(main)
+
+
+def test_an_activity_with_a_need_leaves_the_limit_alone_that_has_its_name() -> None:
+    app = App("names")
+
+    @app.activity(limit=2, limit_name="db")
+    async def load(number: int) -> int:
+        return number
+
+    @app.activity(memory="1g")
+    async def db(number: int) -> int:
+        return number
+
+    @app.orchestrator
+    async def both(ctx: OrchestrationContext) -> int:
+        return await ctx.call_activity(load, 1) + await ctx.call_activity(db, 2)
+
+    async def main() -> None:
+        async with World(app) as world:
+            await world.join("a")
+            await world.client.start("both", instance_id="i")
+            assert (await world.wait("i")).status is Status.COMPLETED
+            (state,) = await world.client.admin.limits()
+            assert (state.name, state.limit, state.activities) == ("db", 2, ("load",))
+
+    simulate(main)
+
+
+def test_an_activity_whose_queue_is_refused_holds_up_the_others_only_for_a_moment() -> None:
+    use = Use(small="2g", large="8g", larger="9g")
+
+    def plan(call: Call) -> Fault | None:
+        of_large = HubNames("Simulated").limited("large") in str(call.what)
+        return throttled() if refused and of_large and call.kind.startswith("queue.") else None
+
+    refused = False
+
+    async def main() -> None:
+        nonlocal refused
+        async with World(use.app, activities=20) as world:
+            await world.join("a", memory="10g", plan=plan)
+            await world.client.start("many", [("small", 4.3)] * 150, instance_id="small")
+            await world.clock.sleep(2)
+            await world.client.start("many", [("large", 4.3)], instance_id="large")
+            refused = True
+            await world.clock.sleep(1)
+            await world.client.start("many", [("larger", 4.3)], instance_id="larger")
+            begun = world.clock.monotonic()
+            assert (await world.wait("larger")).status is Status.COMPLETED
+            assert world.clock.monotonic() - begun < 60
+            assert (await world.wait("small")).status is Status.COMPLETED
+            refused = False
+            assert (await world.wait("large")).status is Status.COMPLETED
+
+    simulate(main)
+
+
+def test_many_activities_that_nobody_calls_do_not_delay_a_turn() -> None:
+    use = Use(small="2g", large="8g", **{f"idle{number}": "9g" for number in range(30)})
+
+    async def main() -> None:
+        async with World(use.app, activities=20) as world:
+            await world.join("a", memory="10g")
+            await world.client.start("many", [("small", 4.3)] * 200, instance_id="small")
+            await world.clock.sleep(20)
+            await world.client.start("many", [("large", 4.3)], instance_id="large")
+            begun = world.clock.monotonic()
+            assert (await world.wait("large")).status is Status.COMPLETED
+            assert world.clock.monotonic() - begun < 60
+
+    simulate(main)
+
+
+def test_who_shares_a_limit_with_short_calls_gets_memory_too() -> None:
+    """The others have the place at nearly each look."""
+    app, ran = App("shared"), list[str]()
+
+    @app.activity(limit=1, limit_name="db", memory="8g")
+    async def large(seconds: float) -> None:
+        ran.append("large")
+        await asyncio.sleep(seconds)
+
+    @app.activity(limit=1, limit_name="db")
+    async def short(seconds: float) -> None:
+        ran.append("short")
+        await asyncio.sleep(seconds)
+
+    @app.activity(memory="4g")
+    async def other(seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    @app.orchestrator
+    async def many(ctx: OrchestrationContext, calls: list[tuple[str, float]]) -> int:
+        return len(await ctx.when_all([ctx.call_activity(name, seconds) for name, seconds in calls]))
+
+    async def main() -> None:
+        async with World(app, activities=20) as world:
+            await world.join("a", memory="10g")
+            await world.client.start("many", [("other", 7.3 + number % 5) for number in range(60)], instance_id="o")
+            await world.client.start("many", [("short", 1.7)] * 120, instance_id="s")
+            await world.clock.sleep(5)
+            await world.client.start("many", [("large", 3.1)], instance_id="large")
+            await world.wait("large")
+            assert ran.index("large") < 60
 
     simulate(main)
 

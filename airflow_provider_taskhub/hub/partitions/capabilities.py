@@ -59,7 +59,7 @@ def lack_of_memory(largest: Member, activity: str) -> tuple[str, str]:
 
     :param largest: the live worker with most memory.
     """
-    need, most = memory_text(largest.memory_of[activity]), memory_text(largest.memory or 0)
+    need, most = memory_text(largest.memory_of[activity], at_least=True), memory_text(largest.memory or 0)
     text = f"activity {activity!r} needs {need} of memory; the live worker with most has {most}"
     return text, f"start a worker with --memory {need} on a larger machine, or lower memory="
 

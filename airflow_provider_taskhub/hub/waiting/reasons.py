@@ -480,7 +480,7 @@ def _full_memory(awaits: Awaits, found: Snapshot) -> Iterable[str]:
         workers = able(_activity_workers(found), Need(ACTIVITY, name))
         if not workers or any(member.has_free_memory_for(name) for member in workers):
             continue
-        need = memory_text(workers[0].memory_of[name])
+        need = memory_text(workers[0].memory_of[name], at_least=True)
         used = (f"{memory_text(one.memory_used)} of {memory_text(one.memory or 0)} on {one.worker}" for one in workers)
         yield f"{name!r} needs {need} of memory, and no worker has so much free (in use: {listed(used, _MOST_NAMES)})"
 

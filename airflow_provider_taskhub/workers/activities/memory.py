@@ -6,7 +6,7 @@ memory for one more, the worker does not read that queue.
 
 Small needs would keep a large one waiting for ever, because the memory that one of them frees is enough for the next
 one. So the activity that has had no memory for longest gets its turn: no other activity with a need takes memory until
-it has begun, or until nothing waits in its queue any more.
+one of its calls has got a slot, or until nothing waits in its queue any more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from airflow_provider_taskhub.workers.activities.slots import Slots
 
 PATIENCE = 5.0
 """Seconds for which an activity has no memory before it may get its turn. Also the time between two looks, each of
-which asks one queue whether something waits there. There are looks only while an activity has no memory."""
+which asks some queues whether something waits there. There are looks only while an activity has no memory."""
+MOST_ASKED = 8
+"""The most queues that a look asks."""
 
 
 class WorkerMemory:
@@ -38,6 +40,8 @@ class WorkerMemory:
         """By the name of their queue, the activities of this worker that say what they need."""
         self._turn: MemoryShare | None = None
         """The activity whose turn it is: no other one gets memory now."""
+        self._unanswered = False
+        """Whether the store did not say at the last look whether its queue has a call."""
         self._lacking = asyncio.Event()
         self._ran: list[Set[Delivery]] = []
         """The work items that had slots at the last look, by kind."""
@@ -65,7 +69,13 @@ class WorkerMemory:
     @property
     def free(self) -> int:
         """How many bytes new attempts may take. Paused attempts that wait for memory come first."""
-        return self.total - self.used - sum(self._needs(kind.resuming) for kind in self._kinds)
+        first = sum(self._needs(kind.resuming) for kind in self._kinds if len(kind.running) < kind.limit)
+        return self.total - self.used - first
+
+    @property
+    def unpromised(self) -> int:
+        """How many of these bytes no received call waits for."""
+        return self.free - sum(share.need * share.slots.waits for share in self._shares.values())
 
     def _needs(self, items: Set[Delivery]) -> int:
         return sum(share.need for held in items if (share := self._shares.get(held.queue)) is not None)
@@ -115,9 +125,10 @@ class WorkerMemory:
         """Give the turn to the activity that has waited for longest, or take it from one that has nothing to run."""
         now = self._hub.clock.monotonic()
         if (turn := self._turn) is not None:
-            if self._may_begin(turn) and await self._is_waiting(turn) is not False:
-                return
-            if self._turn is turn:
+            waiting = await self._is_waiting(turn) if self._may_begin(turn) else False
+            if waiting or (waiting is None and not self._unanswered):
+                self._unanswered = waiting is None
+            elif self._turn is turn:
                 turn.since = None
                 self._end_turn()
             return
@@ -125,17 +136,15 @@ class WorkerMemory:
             if share.is_idle:
                 share.since = None
         lacking = [share for share in self._shares.values() if self._may_begin(share) and share.waited(now) >= PATIENCE]
-        if not lacking:
-            return
-        first = max(lacking, key=lambda share: share.waited(now))
-        waiting = await self._is_waiting(first)
-        if first.since is None:  # an attempt has begun meanwhile
-            return
-        if waiting:
-            self._turn = first
-            first.reader.wake()  # it may be in a long pause between two polls
-        elif waiting is False:
-            first.since = self._hub.clock.monotonic()
+        for share in sorted(lacking, key=lambda share: -share.waited(now))[:MOST_ASKED]:
+            waiting = await self._is_waiting(share)
+            if share.since is None:  # an attempt has begun meanwhile
+                return
+            if waiting:
+                self._turn, self._unanswered = share, False
+                share.reader.wake()  # it may be in a long pause between two polls
+                return
+            share.since = self._hub.clock.monotonic()
 
     def _may_begin(self, share: MemoryShare) -> bool:
         """Return whether only memory keeps an activity from running.
@@ -183,7 +192,7 @@ class MemoryShare:
         if not self.fits():
             self._memory.lacks(self)
             return 0
-        return 0 if self.slots.waiting else self._memory.free // self.need
+        return 0 if self.slots.waiting else max(0, self._memory.unpromised // self.need)
 
     def fits(self) -> bool:
         """Return whether a new attempt may take memory now."""

@@ -67,6 +67,11 @@ class Slots:
         return bool(self._waiting)
 
     @property
+    def waits(self) -> int:
+        """How many work items wait for a slot."""
+        return len(self._waiting)
+
+    @property
     def busy(self) -> int:
         return len(self._running)
 

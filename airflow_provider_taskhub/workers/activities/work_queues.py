@@ -160,11 +160,13 @@ class WorkQueues:
 
     async def _make(self, activity: str) -> None:
         hub, queue, definition = self._hub, self._hub.names.limited(activity), self._activities[activity]
+        name = definition.limit_name
         declared = {limit.kind: limit for limit in limits_of(definition)}
-        for kind in (LimitKind.ACTIVITY, LimitKind.RATE):
+        others = any(one.limited and one.limit_name == name for one in self._activities.values())
+        for kind in () if others and not definition.limited else (LimitKind.ACTIVITY, LimitKind.RATE):
             limit = declared.get(kind)
             if limit is None:
-                await self._retire(Limit(name=definition.limit_name, places=0, kind=kind))
+                await self._retire(Limit(name=name, places=0, kind=kind))
                 continue
             known = await places.state_of(hub.store, hub.names, limit)
             before, now = replace(known, ordered=None).shown, limit.shown
@@ -172,8 +174,7 @@ class WorkQueues:
                 log.warning("limit_changed", kind=limit.kind, limit=limit.name, before=before, now=now)
             await hub.store.execute(places.declared(hub.names, limit))
         await hub.store.create_queue(queue)
-        limit_name = definition.limit_name if definition.limited else ""
-        await hub.store.execute(own_queues.declared(hub.names, activity, limit_name))
+        await hub.store.execute(own_queues.declared(hub.names, activity, name if definition.limited else ""))
         self._queue_made(activity, queue)
 
     async def _retire(self, limit: Limit) -> None:
@@ -278,7 +279,8 @@ class WorkQueues:
     async def _empty(self, queue: str, into: str) -> None:
         hub, moved = self._hub, 0
         with suppress(NotFound):
-            while found := await self._receive(queue):
+            left = await hub.store.count(queue)  # a worker with other code may move calls back
+            while moved < left and (found := await self._receive(queue)):
                 for held in found:
                     await move(hub, held, into)
                 moved += len(found)

@@ -19,7 +19,7 @@ from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE
 from airflow_provider_taskhub.worker_pools import DEFAULT_POOL
 from airflow_provider_taskhub.workers.activities.activity_limits import Admission
-from airflow_provider_taskhub.workers.activities.memory import WorkerMemory
+from airflow_provider_taskhub.workers.activities.memory import PATIENCE, WorkerMemory
 from airflow_provider_taskhub.workers.activities.slots import Slots
 from airflow_provider_taskhub.workers.activities.turns import Turns
 from airflow_provider_taskhub.workers.activities.work_items import WorkItems
@@ -183,8 +183,8 @@ class WorkReaders:
     def _of_activity(self, name: str, limits: Admission | None) -> Source:
         """Return the source of the calls of an activity with a queue of its own."""
         spark, need = self._registry.activities[name].spark, self._registry.activities[name].memory
-        kind = self._slots[spark]
-        slots = Slots(kind.limit, self._hub.clock, shared=kind)
+        kind, clock, had_place = self._slots[spark], self._hub.clock, float("-inf")
+        slots = Slots(kind.limit, clock, shared=kind)
 
         def deliver(held: Delivery) -> None:
             if limits is not None:
@@ -192,7 +192,10 @@ class WorkReaders:
             slots.put(held)
 
         def places() -> int:
-            return MAX_RECEIVE if limits is None else limits.room(reader)
+            nonlocal had_place
+            room = MAX_RECEIVE if limits is None else limits.room(reader)
+            had_place = clock.monotonic() if room else had_place
+            return room
 
         def fits() -> int:
             if reader.stopping or name not in self.limited:
@@ -209,7 +212,14 @@ class WorkReaders:
             polled=others,
             failed=others,
         )
-        share = None if need is None else self.memory.share(reader, slots, need, has_place=lambda: places() > 0)
+
+        def has_place() -> bool:
+            # Others that share the limit may have the place at each look, and free it in between.
+            return places() > 0 or clock.monotonic() - had_place <= PATIENCE
+
+        share = None
+        if need is not None:
+            share = self.memory.share(reader, slots, need, has_place=has_place)
         if limits is not None:
             limits.join(reader, lambda: fits() > 0)
         return Source(f"activities {name}", WorkItems(reader, slots), limits, spark, own=True)
