@@ -1,4 +1,4 @@
-"""A limit for each value of a tag: it holds in the whole hub, no value holds up another one, and what waits costs nothing."""
+"""A limit for each value of a tag: it holds in the whole hub, and no value holds up another one."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_terminated_calls_that_wait_do_not_hold_up_those_behind_them() -> None:
             begun = world.clock.monotonic()
             await world.wait("next")
             assert world.clock.monotonic() - begun < 10
-            assert len(tenants.ran) == 2
+            assert tenants.ran == {("a", 0): 2}
             await world.settle()
 
     simulate(main)
@@ -244,6 +244,40 @@ def test_a_call_that_waits_is_not_lost_if_its_worker_dies_on_the_way(kind: str) 
             assert (await world.wait("i", timedelta(minutes=10))).status is Status.COMPLETED
             assert set(tenants.ran.values()) == {1}
             assert tenants.most["a"] == 1
+            assert not deaths
+            assert await waiting(world) == 0
+            await world.settle()
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("code", ["without a key", "without a limit", "without the activity"])
+def test_calls_that_wait_go_on_after_the_limit_was_taken_out_of_the_code(code: str) -> None:
+    tenants = Tenants(limit=1)
+    app = App("tenants")
+    for name, activity in tenants.app.activities.items():
+        if code == "without the activity":
+            app.activity(lambda: None, name="other")
+        else:
+            app.activity(activity.function, name=name, limit=4 if code == "without a key" else None)
+    for orchestrator in tenants.app.orchestrators.values():
+        app.orchestrator(orchestrator.function)
+
+    async def main() -> None:
+        async with World(tenants.app, activities=8, no_worker_timeout=timedelta(minutes=5)) as world:
+            one = await world.join("one")
+            await world.client.start("loads", ["a", 12, 30.0], instance_id="i")
+            await world.clock.sleep(5)
+            assert await waiting(world) == 11
+            await one.stop()
+            begun = world.clock.monotonic()
+            await world.join("two", app=app)
+            ended = await world.wait("i")
+            if code == "without the activity":
+                assert (ended.status, "no live worker" in str(ended.failure)) == (Status.FAILED, True), ended.failure
+            else:
+                assert ended.status is Status.COMPLETED
+                assert world.clock.monotonic() - begun < 160, "not one after the other, which takes 330 s"
             assert await waiting(world) == 0
             await world.settle()
 
@@ -259,7 +293,7 @@ def test_people_see_the_limit_of_each_value() -> None:
             await world.client.start("loads", ["a", 3, 300.0], instance_id="i")
             await world.clock.sleep(20)
             (why,) = await world.client.instance("i").waiting()
-            assert "at most 2 for each tenant of 'load' run in the hub, now i #0, i #1" in str(why)
+            assert "at most 2 of 'load' run in the hub for each tenant, now i #0, i #1" in str(why)
             (state,) = await world.client.admin.limits()
             assert (state.kind, state.key_tag, state.waiting) == (LimitKind.ACTIVITY, "tenant", 1)
             assert {value: len(holders) for value, holders in state.values.items()} == {"a": 2}

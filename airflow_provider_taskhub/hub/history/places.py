@@ -149,6 +149,7 @@ class LimitState:
     :param ordered: the number that an administrator has ordered instead; None: there is no order.
     :param by: who gave this order; "" if there is none.
     :param places: the places that have a row, by their numbers.
+    :param partition_key: the partition key of the places; "": that of the whole limit.
     :param key_tag: the tag of calls by whose values it is divided; "": it is not divided.
     :param values: of a divided limit, who has the places of each value.
     :param activities: the activities that share it; empty in a limit of instances, and if it was not asked.
@@ -162,6 +163,7 @@ class LimitState:
     ordered: int | None = None
     by: str = ""
     places: Mapping[int, Place] = field(default_factory=dict)
+    partition_key: str = ""
     key_tag: str = ""
     values: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
     activities: tuple[str, ...] = ()
@@ -188,7 +190,7 @@ class LimitState:
     def free(self) -> list[Place]:
         """The free places, the one with the lowest number first. Places above the limit, which may still be held,
         count."""
-        key = Limit(name=self.name, places=self.limit, kind=self.kind).key
+        key = self.partition_key or Limit(name=self.name, places=self.limit, kind=self.kind).key
         known = [self.places.get(number) or Place(key=key, number=number) for number in range(self.limit)]
         return [place for place in known if not place.held][: max(0, self.limit - len(self.holders))]
 
@@ -250,6 +252,7 @@ def _state(kind: LimitKind, name: str, key: str, rows: list[Entity]) -> LimitSta
     return LimitState(
         name=name,
         kind=kind,
+        partition_key=key,
         declared=declared if isinstance(declared, int) else 0,
         seconds=seconds if isinstance(seconds, int) else 0,
         key_tag=divided if isinstance(divided, str) else "",

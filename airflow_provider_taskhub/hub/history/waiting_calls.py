@@ -8,10 +8,12 @@ its places is free.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import field
+from contextlib import suppress
+from dataclasses import field, replace
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
+from airflow_provider_taskhub.errors import Conflict, NotFound
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.formats.keys import escape, unescape
 from airflow_provider_taskhub.hub.history.places import BETWEEN
@@ -21,16 +23,17 @@ from airflow_provider_taskhub.storage.primitives import (
     Compare,
     Entity,
     Property,
+    PutMessage,
     RowOperation,
     RowVerb,
+    Step,
     Store,
     Transact,
+    Unit,
 )
 
 MOST_COUNTED = 1000
 """How many rows :func:`count` counts at most: one request on Azure."""
-_LAST = BETWEEN[:-1] + chr(ord(BETWEEN[-1]) + 1)
-"""All partition keys of a limit come before this text in place of what is between the limit and the value."""
 _CHARACTERS = 30_000
 """Characters in one column. Azure allows 32,768, and a message can have about twice as many."""
 
@@ -44,6 +47,7 @@ class WaitingCall:
     :param instance: the instance that called the activity, with its execution id.
     :param task_id: number of the call.
     :param since: when the call was put into a queue first, by the clock of the store.
+    :param activity: name of the activity.
     :param queue: the queue of its activity.
     :param text: its message, as it stands in the queue.
     :param etag: the ETag of its row; None: it has none yet.
@@ -54,6 +58,7 @@ class WaitingCall:
     instance: OrchestrationInstance
     task_id: int
     since: Timestamp
+    activity: str = field(compare=False)
     queue: str = field(compare=False)
     text: str = field(compare=False, repr=False)
     etag: str | None = field(default=None, compare=False)
@@ -65,8 +70,11 @@ class WaitingCall:
         return f"{self.since.ticks:020d}-{escape(run)}-{self.task_id}"
 
 
+_ALL = "waiting-calls:"
+
+
 def _prefix(limit: str) -> str:
-    return f"waiting-calls:{escape(limit)}{BETWEEN}"
+    return f"{_ALL}{escape(limit)}{BETWEEN}"
 
 
 def stored(names: HubNames, waiting: WaitingCall) -> Transact:
@@ -76,6 +84,7 @@ def stored(names: HubNames, waiting: WaitingCall) -> Transact:
         "InstanceId": waiting.instance.instance_id,
         "ExecutionId": waiting.instance.execution_id or "",
         "TaskId": waiting.task_id,
+        "Name": waiting.activity,
         "Queue": waiting.queue,
         **{f"Message{number}": part for number, part in enumerate(parts)},
     }
@@ -90,7 +99,7 @@ def removed(names: HubNames, waiting: WaitingCall) -> Transact:
 def _written(names: HubNames, waiting: WaitingCall, verb: RowVerb, columns: dict[str, Property | None]) -> Transact:
     key = _prefix(waiting.limit) + escape(waiting.value)
     row = Entity(partition_key=key, row_key=waiting.row_key, properties=columns)
-    etag = waiting.etag if verb is RowVerb.DELETE else None
+    etag = None if verb is RowVerb.UPSERT_REPLACE else waiting.etag
     return Transact(table=names.controls, rows=(RowOperation(verb=verb, entity=row, etag=etag),))
 
 
@@ -107,20 +116,54 @@ async def first(store: Store, names: HubNames, limit: str, value: str, most: int
 async def values(store: Store, names: HubNames, limit: str) -> AsyncIterator[str]:
     """Find the values of which calls wait. Cost: one query for each, and one more."""
     prefix = _prefix(limit)
-    after = prefix[:-1]  # an empty value comes first
-    while found := await _keys(store, names, limit, after, 1):
-        after = found[0].partition_key
-        yield unescape(after.removeprefix(prefix))
+    async for key in _each(store, names, prefix):
+        yield unescape(key.removeprefix(prefix))
+
+
+async def everything(store: Store, names: HubNames) -> AsyncIterator[tuple[str, str]]:
+    """Find the limits, and their values, of which calls wait. Cost: one query for each value, and one more."""
+    async for key in _each(store, names, _ALL):
+        limit, _, value = key.removeprefix(_ALL).partition(BETWEEN)
+        yield unescape(limit), unescape(value)
 
 
 async def count(store: Store, names: HubNames, limit: str) -> int:
     """Count the calls that wait for places of a limit, up to :data:`MOST_COUNTED`. Cost: one query."""
-    return len(await _keys(store, names, limit, _prefix(limit)[:-1], MOST_COUNTED))
+    prefix = _prefix(limit)
+    return len(await _keys(store, names, prefix[:-1], prefix, MOST_COUNTED))
 
 
-async def _keys(store: Store, names: HubNames, limit: str, after: str, most: int) -> list[Entity]:
-    """Read the keys of rows whose partition keys come after one, at most so many."""
-    last, found, continuation = f"{_prefix(limit)[: -len(BETWEEN)]}{_LAST}", list[Entity](), None
+async def send(store: Store, names: HubNames, waiting: WaitingCall) -> bool:
+    """Put a call into its queue, then delete its row.
+
+    The row is first written: of several workers that do the same, one goes on. If it dies then, another one begins
+    anew.
+
+    :returns: False if another worker was faster.
+    """
+    try:
+        etags = await store.execute(_written(names, waiting, RowVerb.MERGE, {"Sent": True}))
+    except (Conflict, NotFound):
+        return False
+    assert isinstance(etags, tuple)
+    put = PutMessage(queue=waiting.queue, text=waiting.text)
+    await store.commit(Unit(steps=(Step(name="outbound", operations=(put,)),)))
+    with suppress(Conflict, NotFound):  # it was stored once more: then it comes twice, and runs once
+        await store.execute(removed(names, replace(waiting, etag=etags[0])))
+    return True
+
+
+async def _each(store: Store, names: HubNames, prefix: str) -> AsyncIterator[str]:
+    """Yield the partition keys with a prefix."""
+    after = prefix[:-1]  # an empty value comes first
+    while found := await _keys(store, names, after, prefix, 1):
+        after = found[0].partition_key
+        yield after
+
+
+async def _keys(store: Store, names: HubNames, after: str, prefix: str, most: int) -> list[Entity]:
+    """Read the keys of rows with a prefix whose partition keys come after one, at most so many."""
+    last, found, continuation = prefix[:-1] + chr(ord(prefix[-1]) + 1), list[Entity](), None
     within = And((Compare("PartitionKey", "gt", after), Compare("PartitionKey", "lt", last)))
     while len(found) < most:
         page = await store.query(
@@ -148,6 +191,7 @@ def _decoded(limit: str, value: str, row: Entity) -> WaitingCall:
         ),
         task_id=task_id if isinstance(task_id, int) else 0,
         since=Timestamp(int(row.row_key.partition("-")[0])),
+        activity=texts.get("Name", ""),
         queue=texts.get("Queue", ""),
         text="".join(parts),
         etag=row.etag,

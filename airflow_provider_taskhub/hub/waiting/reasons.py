@@ -471,7 +471,8 @@ def _full_limits(awaits: Awaits, found: Snapshot) -> Iterable[str]:
             yield f"{limit.name!r} has reached its rate of {limit.shown}"
         else:
             holders = listed([f"{place.instance.instance_id} #{place.task_id}" for place in limit.holders], _MOST_NAMES)
-            yield f"at most {limit.shown} of {limit.name!r} run in the hub, now {holders}"
+            each = f" for each {limit.key_tag}" if limit.key_tag else ""
+            yield f"at most {limit.limit} of {limit.name!r} run in the hub{each}, now {holders}"
 
 
 def _full_memory(awaits: Awaits, found: Snapshot) -> Iterable[str]:

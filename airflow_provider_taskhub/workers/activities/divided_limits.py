@@ -17,12 +17,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import structlog
 
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine.events import OrchestrationInstance, TaskScheduled
-from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
+from airflow_provider_taskhub.errors import StorageError
 from airflow_provider_taskhub.hub.formats.message_envelope import encode
 from airflow_provider_taskhub.hub.history import places as rows
 from airflow_provider_taskhub.hub.history import waiting_calls
@@ -32,7 +33,7 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ActivityRecord
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.queues.reader import Reader
-from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE, DeleteMessage, PutMessage, Step, Unit
+from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE, DeleteMessage, Step, Unit
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.telemetry import Outage
 from airflow_provider_taskhub.workers.activities.begins import Unasked
@@ -79,6 +80,8 @@ class DividedLimits:
         self._values: dict[str, _Value] = {}
         self._called: dict[tuple[OrchestrationInstance, int], str] = {}
         """The values of the calls of this worker that ask for places, or have them."""
+        self._readers: dict[str, Reader] = {}
+        """By queue, the readers of this worker."""
         self._stored: set[Delivery] = set()
         """The work items whose calls wait in rows now, until :meth:`dropped`."""
         self._numbers_read = float("-inf")
@@ -99,7 +102,9 @@ class DividedLimits:
 
     # receiving: the value of a call is not known before, so no place keeps a reader from receiving
 
-    def join(self, reader: Reader, may: Callable[[], bool]) -> None: ...
+    def join(self, reader: Reader, may: Callable[[], bool]) -> None:
+        """Let a reader share the places. :param may: tells whether it may read; it does not matter here."""
+        self._readers[reader.queue] = reader
 
     def room(self, reader: Reader) -> int:
         return MAX_RECEIVE
@@ -223,33 +228,43 @@ class DividedLimits:
             of.waiting, sent = bool(found), 0
             for call in found:
                 reserved = await self._reserve(of, call)
-                if reserved is False:
+                if reserved == "full":
                     return
-                if reserved:
-                    await self._send(call)
+                if reserved != "has one" and await self._send(of, call, reserved):
                     sent += 1
+                    if (reader := self._readers.get(call.queue)) is not None:
+                        reader.wake()  # the worker that has freed a place often has a free slot
             if not sent:
                 return
 
-    async def _reserve(self, of: _Value, call: WaitingCall) -> bool | None:
-        """Reserve a place of each for a call. :returns: False if none is free; None if the call has a place."""
-        before: list[HubPlaces] = []
+    async def _reserve(self, of: _Value, call: WaitingCall) -> list[int] | Literal["full", "has one"]:
+        """Reserve a place of each for a call.
+
+        :returns: the numbers of the places; or that no place is free, or that the call has one.
+        """
+        numbers: list[int] = []
         for places in of.places:
             reserved = await places.reserve(call.instance, call.task_id)
-            if not reserved:
-                for other in before:
-                    await other.give_up(call.instance, call.task_id)
+            if isinstance(reserved, str):
+                await self._give_up(of, call, numbers)
                 return reserved
-            before.append(places)
-        return True
+            numbers.append(reserved)
+        return numbers
 
-    async def _send(self, call: WaitingCall) -> None:
-        """Put a call into its queue, then delete its row."""
-        hub = self._hub
-        steps = (Step(name="outbound", operations=(PutMessage(queue=call.queue, text=call.text),)),)
-        await hub.store.commit(Unit(steps=steps))
-        with suppress(Conflict, NotFound):  # it was stored once more: then it comes twice, and runs once
-            await hub.store.execute(waiting_calls.removed(hub.names, call))
+    async def _give_up(self, of: _Value, call: WaitingCall, numbers: Sequence[int]) -> None:
+        for places, number in zip(of.places, numbers, strict=False):
+            await places.give_up(call.instance, call.task_id, number)
+
+    async def _send(self, of: _Value, call: WaitingCall, reserved: Sequence[int]) -> bool:
+        """Put a call into its queue.
+
+        :param reserved: the numbers of the places that are reserved for it.
+        :returns: False if another worker does it, or has done it. Then these places are free again.
+        """
+        if await waiting_calls.send(self._hub.store, self._hub.names, call):
+            return True
+        await self._give_up(of, call, reserved)
+        return False
 
     # looks
 
@@ -329,6 +344,7 @@ class DividedLimits:
             instance=held.message.instance,
             task_id=event.event_id,
             since=held.envelope.waiting_since or held.inserted,
+            activity=event.name,
             queue=held.queue,
             text="",
         )

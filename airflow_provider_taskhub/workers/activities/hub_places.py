@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Literal
 
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.errors import Conflict, StorageError
@@ -83,29 +84,32 @@ class HubPlaces(ABC):
         self._changed.set()
         return False
 
-    async def reserve(self, instance: OrchestrationInstance, task_id: int) -> bool | None:
-        """Reserve a place for a call that waits.
+    async def reserve(self, instance: OrchestrationInstance, task_id: int) -> int | Literal["full", "has one"]:
+        """Reserve a place for a call that waits. Another worker may do the same at this moment, with another place.
 
         :param instance: the instance that has called the activity.
         :param task_id: number of the call.
-        :returns: False if no place is free; None if the call has a place.
+        :returns: the number of the place; or that no place is free, or that the call has one.
         """
         async with self._one:
             before, found = self._change, await self._state()
             if any(place.is_of(instance, task_id) and self._keeps(place) for place in found.holders):
-                return None
+                return "has one"
             for place in self._free(found):
                 with suppress(Conflict):  # another worker was faster
                     await self._hub.store.execute(rows.reserved(self._hub.names, place, instance, task_id))
                     self._change += 1
                     self._count(found, before)
-                    return True
-        return False
+                    return place.number
+        return "full"
 
-    async def give_up(self, instance: OrchestrationInstance, task_id: int) -> None:
-        """Free the place that is reserved for a call. Do nothing if it has none."""
+    async def give_up(self, instance: OrchestrationInstance, task_id: int, number: int | None = None) -> None:
+        """Free the place that is reserved for a call. Do nothing if it has none.
+
+        :param number: number of the place; None: any.
+        """
         for place in (await self._state()).holders:
-            if place.is_reserved and place.is_of(instance, task_id):
+            if place.is_reserved and place.is_of(instance, task_id) and number in (None, place.number):
                 with suppress(Conflict):
                     await self._hub.store.execute(rows.freed(self._hub.names, place))
                     self._change -= 1

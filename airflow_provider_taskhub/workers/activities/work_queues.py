@@ -30,8 +30,9 @@ import structlog
 from airflow_provider_taskhub.engine.registry import ActivityDefinition
 from airflow_provider_taskhub.errors import InputError, NotFound, StorageError
 from airflow_provider_taskhub.hub.formats.message_envelope import encode
-from airflow_provider_taskhub.hub.history import own_queues, places, pools
+from airflow_provider_taskhub.hub.history import own_queues, places, pools, waiting_calls
 from airflow_provider_taskhub.hub.history.places import Limit, LimitKind, LimitState
+from airflow_provider_taskhub.hub.history.waiting_calls import WaitingCall
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ACTIVITY, Member, Need
 from airflow_provider_taskhub.hub.partitions.capabilities import able
@@ -141,6 +142,7 @@ class WorkQueues:
                 found = places.states_in(rows)
                 pauses.append(await self._look(found) or SELDOM)
                 pauses.append(await self._look_at_unread(own_queues.known(rows), pools.known(rows)))
+                pauses.append(await self._look_at_rows())
                 unread.over()
             except StorageError as error:
                 unread.failed(error)
@@ -198,6 +200,29 @@ class WorkQueues:
         unread = [await self._look_at_queue_of(name, own[name], workers) for name in activities]
         unread += [await self._look_at_pool(name, workers) for name in others]
         return CHECK if any(unread) else SELDOM
+
+    async def _look_at_rows(self) -> float:
+        """Put calls that wait in rows for a divided limit into their queues if no worker looks after the rows.
+
+        :returns: the seconds until the next look.
+        """
+        hub, pause = self._hub, SELDOM
+        async for limit, value in waiting_calls.everything(hub.store, hub.names):
+            pause = CHECK
+            while found := await waiting_calls.first(hub.store, hub.names, limit, value, MAX_RECEIVE):
+                left = [call for call in found if await self._is_left(call)]
+                for call in left:
+                    await waiting_calls.send(hub.store, hub.names, call)
+                if len(left) < len(found):  # workers look after the others
+                    break
+        return pause
+
+    async def _is_left(self, call: WaitingCall) -> bool:
+        """Return True if the code has the limit no more, or no live worker has the activity."""
+        known = self._activities.get(call.activity)
+        if known is not None:
+            return (known.limit_name, bool(known.limit_key)) != (call.limit, True)
+        return not able([member for member in await self._live() if member.alive], Need(ACTIVITY, call.activity))
 
     def _reads_queue_of(self, activity: str) -> bool:
         return activity in self._runnable and self._activities[activity].has_queue
