@@ -240,6 +240,8 @@ def _generator_activity(app: App) -> None:
             }.items()
         ),
         (lambda app: app.activity(name="a", limit=1, limit_name="")(lambda: None), "limit_name is ''; give a text"),
+        (lambda app: app.activity(name="a", limit=1, limit_key=5)(lambda: None), "limit_key is 5; give a text"),
+        (lambda app: app.activity(name="a", limit_key="x")(lambda: None), "limit_key is 'x', but nothing is limited"),
         (lambda app: app.activity(name="a", limit_name="x")(lambda: None), "limit_name is 'x', but nothing is limited"),
         *(
             (
@@ -388,5 +390,7 @@ def test_activities_that_share_a_limit_declare_the_same_numbers() -> None:
         Registry.of([one, two])
     with pytest.raises(ConfigurationError, match="declares limit=2 and the other limit=2, rate='10/m'"):
         one.activity(name="prices", limit=2, rate="10/m", limit_name="database")(lambda: None)
+    with pytest.raises(ConfigurationError, match="declares limit=2 and the other limit=2, limit_key='tenant'"):
+        one.activity(name="prices", limit=2, limit_name="database", limit_key="tenant")(lambda: None)
     one.activity(name="database")(lambda: None)
     Registry.of([one])

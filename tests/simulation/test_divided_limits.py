@@ -122,6 +122,7 @@ def test_the_limit_holds_while_workers_die_and_join(seed: int) -> None:
             for name in "abcd":
                 assert (await world.wait(f"i{name}")).status is Status.COMPLETED
             assert len(tenants.ran) == 48
+            assert max(tenants.most.values()) <= LIMIT
             assert await waiting(world) == 0
             await world.settle()
 
