@@ -344,7 +344,7 @@ def test_a_place_that_was_taken_during_a_look_stays_taken(monkeypatch: pytest.Mo
                 return found
 
             monkeypatch.setattr(mine, "_state", meanwhile)
-            await mine._look()
+            await mine.look()
             assert mine.free == 0
             assert await mine.confirm(record)
 

@@ -43,7 +43,8 @@ class WaitingCall:
     """A call that waits for a place.
 
     :param limit: name of the limit.
-    :param value: the value of the key.
+    :param tag: the tag by which it is divided.
+    :param value: the value of the tag.
     :param instance: the instance that called the activity, with its execution id.
     :param task_id: number of the call.
     :param since: when the call was put into a queue first, by the clock of the store.
@@ -54,6 +55,7 @@ class WaitingCall:
     """
 
     limit: str
+    tag: str = field(compare=False)
     value: str
     instance: OrchestrationInstance
     task_id: int
@@ -67,7 +69,7 @@ class WaitingCall:
     def row_key(self) -> str:
         """The key of its row. The smallest key comes first."""
         run = f"{self.instance.instance_id} {self.instance.execution_id or ''}"
-        return f"{self.since.ticks:020d}-{escape(run)}-{self.task_id}"
+        return f"{self.since.ticks:020d}-{escape(run)}-{self.task_id:010d}"
 
 
 _ALL = "waiting-calls:"
@@ -84,6 +86,7 @@ def stored(names: HubNames, waiting: WaitingCall) -> Transact:
         "InstanceId": waiting.instance.instance_id,
         "ExecutionId": waiting.instance.execution_id or "",
         "TaskId": waiting.task_id,
+        "Tag": waiting.tag,
         "Name": waiting.activity,
         "Queue": waiting.queue,
         **{f"Message{number}": part for number, part in enumerate(parts)},
@@ -185,6 +188,7 @@ def _decoded(limit: str, value: str, row: Entity) -> WaitingCall:
     task_id = row.properties.get("TaskId")
     return WaitingCall(
         limit=limit,
+        tag=texts.get("Tag", ""),
         value=value,
         instance=OrchestrationInstance(
             instance_id=texts.get("InstanceId", ""), execution_id=texts.get("ExecutionId") or None

@@ -85,7 +85,10 @@ def shared_limits(
                 )
                 limits = [*limits_of(activity)]
                 if activity.limit_key:
-                    made[shared] = DividedLimits(hub, shared, activity.limit_key, limits, places_of)
+                    sharing = [one for one in runnable if registry.activities[one].limit_name == shared]
+                    made[shared] = DividedLimits(
+                        hub, shared, activity.limit_key, sharing, limits, places_of, me=me, peers=peers
+                    )
                 else:
                     made[shared] = ActivityLimits(shared, [*map(places_of, limits)], hub.clock, others=others)
             found[name] = made[shared]
@@ -205,18 +208,15 @@ class ActivityLimits:
         await self._undo(record, taken)
         return False
 
-    async def turn_away(self, held: Delivery, reader: Reader, *, begun: bool) -> None:
-        """Give back a call for which no place is free.
-
-        :param begun: whether an attempt has begun since the work item was received.
-        """
-        await reader.give_back([held], begun=begun)
+    async def turn_away(self, held: Delivery, reader: Reader) -> None:
+        """Give back a call for which no place is free."""
+        await reader.give_back([held], begun=False)
 
     async def dropped(self, held: Delivery) -> None:
         """Note that a call does not begin, because its instance has ended."""
         self.decided(held)
 
-    async def confirm(self, record: ActivityRecord) -> bool:
+    async def confirm(self, record: ActivityRecord, held: Delivery) -> bool:
         """Return True if the attempt still has its places. Call this after its record was claimed, before it runs.
 
         :raises Unasked: if the store does not answer, or refuses the request.
@@ -226,12 +226,12 @@ class ActivityLimits:
                 return False
         return True
 
-    def forget(self, record: ActivityRecord) -> None:
+    def forget(self, record: ActivityRecord, held: Delivery) -> None:
         """Note that this worker has not claimed the record of an attempt for which it has taken places."""
         for places in self._places:
             places.forget(record)
 
-    async def leave(self, record: ActivityRecord) -> None:
+    async def leave(self, record: ActivityRecord, held: Delivery) -> None:
         """Note that an attempt has ended. Others may begin."""
         for places in self._places:
             await places.leave(record)

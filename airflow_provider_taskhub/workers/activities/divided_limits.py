@@ -3,26 +3,26 @@
 ``@app.activity(limit=2, limit_key="tenant")`` lets two attempts run at once for each value of the tag ``tenant`` of the
 calls. The calls of an activity share a queue. If a worker receives a call and finds no free place for its value, it
 stores the call in a row (:mod:`.waiting_calls`) and takes it out of the queue, so that it holds up no other value. Who
-frees a place reserves it for the first call of the value that waits, and puts this call into the queue again.
+frees a place puts the first calls of the value into the queue again. If more come back than there are places, or if
+others were faster, they wait in their rows again, in the same order.
 
-A worker may die in between. Its places are freed as those of other limits. If it had reserved a place, the call still
-waits or is in the queue, and a place that is reserved in vain is freed as that of a silent worker. From time to time
-each worker searches for values of which calls wait.
+A worker may die in between. Then its places are freed as those of other limits. From time to time, each worker searches
+for values of which calls wait, and looks after its share of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import structlog
 
 from airflow_provider_taskhub.concurrency import gather_bounded
-from airflow_provider_taskhub.engine.events import OrchestrationInstance, TaskScheduled
+from airflow_provider_taskhub.engine.events import TaskScheduled
 from airflow_provider_taskhub.errors import StorageError
 from airflow_provider_taskhub.hub.formats.message_envelope import encode
 from airflow_provider_taskhub.hub.history import places as rows
@@ -30,7 +30,8 @@ from airflow_provider_taskhub.hub.history import waiting_calls
 from airflow_provider_taskhub.hub.history.places import Limit
 from airflow_provider_taskhub.hub.history.waiting_calls import WaitingCall
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.model import ActivityRecord
+from airflow_provider_taskhub.hub.model import ACTIVITY, ActivityRecord, Need, WorkerIdentity
+from airflow_provider_taskhub.hub.partitions.capabilities import able
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.queues.reader import Reader
 from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE, DeleteMessage, Step, Unit
@@ -38,27 +39,28 @@ from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.telemetry import Outage
 from airflow_provider_taskhub.workers.activities.begins import Unasked
 from airflow_provider_taskhub.workers.activities.hub_places import FIRST_LOOK, FULL, SELDOM, HubPlaces
+from airflow_provider_taskhub.workers.peers import Peers
 
 log = structlog.get_logger(__name__)
 
 AT_ONCE = 8
 """How many values this worker looks at in parallel."""
 LONGEST_VALUE = 200
-"""Most characters of a value that count."""
+"""Most characters of a value. A longer one counts by its digest."""
 
 
 @dataclass(slots=True)
 class _Value:
-    """A value of which this worker runs calls, or of which calls wait.
+    """A value of which this worker has calls, or looks after those that wait.
 
     :ivar places: the places of the limit, then those of the rate.
-    :ivar calls: the calls of this worker that ask for places, or have them.
-    :ivar waiting: whether calls waited when this worker looked last.
+    :ivar calls: the work items of this worker that ask for places, or have them.
+    :ivar waiting: whether calls may wait.
     :ivar looked: monotonic time of the last look.
     """
 
     places: Sequence[HubPlaces]
-    calls: set[tuple[OrchestrationInstance, int]] = field(default_factory=set)
+    calls: set[Delivery] = field(default_factory=set)
     waiting: bool = False
     looked: float = float("-inf")
 
@@ -68,23 +70,31 @@ class DividedLimits:
 
     :param name: name of the limit.
     :param tag: the tag of the calls.
+    :param activities: the activities that share it.
     :param limits: the limit and the rate, as the code declares them.
     :param places_of: makes the places of a limit.
+    :param me: the identity of this worker.
     """
 
     def __init__(
-        self, hub: Hub, name: str, tag: str, limits: Sequence[Limit], places_of: Callable[[Limit], HubPlaces]
+        self,
+        hub: Hub,
+        name: str,
+        tag: str,
+        activities: Collection[str],
+        limits: Sequence[Limit],
+        places_of: Callable[[Limit], HubPlaces],
+        *,
+        me: WorkerIdentity,
+        peers: Peers,
     ) -> None:
-        self.name, self._tag, self._hub = name, tag, hub
-        self._limits, self._places_of = tuple(limits), places_of
+        self.name, self._tag, self._activities, self._hub = name, tag, activities, hub
+        self._limits, self._places_of, self._me, self._peers = tuple(limits), places_of, str(me), peers
+        self.begins_within = min(places_of(limit).begins_within for limit in limits)
+        """Seconds within which an attempt must begin after :meth:`confirm`."""
         self._values: dict[str, _Value] = {}
-        self._called: dict[tuple[OrchestrationInstance, int], str] = {}
-        """The values of the calls of this worker that ask for places, or have them."""
-        self._readers: dict[str, Reader] = {}
-        """By queue, the readers of this worker."""
-        self._stored: set[Delivery] = set()
-        """The work items whose calls wait in rows now, until :meth:`dropped`."""
-        self._numbers_read = float("-inf")
+        self._may_read: dict[Reader, Callable[[], bool]] = {}
+        self._numbers_read, self._numbers = float("-inf"), asyncio.Lock()
         self._open, self._soon = asyncio.Event(), asyncio.Event()
 
     def open(self) -> None:
@@ -95,16 +105,11 @@ class DividedLimits:
         """Keep looking after the places."""
         supervisor.keep(f"limit {self.name} for each {self._tag}", self._run)
 
-    @property
-    def begins_within(self) -> float:
-        """Seconds within which an attempt must begin after :meth:`confirm`."""
-        return min(self._places_of(limit).begins_within for limit in self._limits)
-
     # receiving: the value of a call is not known before, so no place keeps a reader from receiving
 
     def join(self, reader: Reader, may: Callable[[], bool]) -> None:
-        """Let a reader share the places. :param may: tells whether it may read; it does not matter here."""
-        self._readers[reader.queue] = reader
+        """Let a reader share the places. :param may: tells whether it may read."""
+        self._may_read[reader] = may
 
     def room(self, reader: Reader) -> int:
         return MAX_RECEIVE
@@ -126,10 +131,11 @@ class DividedLimits:
         """
         mine, taken, done = self._waiting(held), list[HubPlaces](), False
         of = self._of(mine.value)
-        of.calls.add(call := (record.instance, record.task_id))
-        self._called[call] = mine.value
+        of.calls.add(held)
         try:
-            others_first = await self._come_first(mine)
+            await self._read_numbers()
+            found = await waiting_calls.first(self._hub.store, self._hub.names, self.name, mine.value, 1)
+            others_first = bool(found) and found[0].row_key < mine.row_key
             for places in of.places:
                 if not await places.take(record, others_first=others_first):
                     return False
@@ -137,29 +143,21 @@ class DividedLimits:
             done = True
             self._soon.set()  # the next look may be due earlier now
             return True
+        except StorageError as error:
+            raise Unasked(str(error)) from error
         finally:
             if not done:
                 for places in taken:
                     await places.undo(record)
-                self.forget(record)
 
-    async def _come_first(self, mine: WaitingCall) -> bool:
-        """Return True if other calls of the same value wait that come before this one."""
-        try:
-            found = await waiting_calls.first(self._hub.store, self._hub.names, self.name, mine.value, 1)
-        except StorageError as error:
-            raise Unasked(str(error)) from error
-        return bool(found) and found[0].row_key < mine.row_key
-
-    async def turn_away(self, held: Delivery, reader: Reader, *, begun: bool) -> None:
+    async def turn_away(self, held: Delivery, reader: Reader) -> None:
         """Let a call wait for which no place is free.
 
-        :param begun: whether an attempt has begun since the work item was received.
         :raises Unasked: if the store does not answer, or refuses the request.
         """
         mine, hub = self._waiting(held), self._hub
-        deliveries = held.deliveries if begun else held.deliveries - 1
-        text = encode(replace(held.envelope, deliveries=deliveries, waiting_since=mine.since))
+        # This delivery has begun nothing, so it does not count, as in a move to another queue.
+        text = encode(replace(held.envelope, deliveries=held.deliveries - 1, waiting_since=mine.since))
         steps = (
             Step(name="waiting call", operations=(waiting_calls.stored(hub.names, replace(mine, text=text)),)),
             Step(name="delete", operations=(DeleteMessage(queue=held.queue, message=held.receipt, quiet=True),)),
@@ -169,102 +167,57 @@ class DividedLimits:
                 await hub.store.commit(Unit(steps=steps))
         except StorageError as error:
             raise Unasked(str(error)) from error
-        self._stored.add(held)
         reader.release([held])
-        await self._advance_safely(mine.value)  # a place may have become free meanwhile
+        of = self._of(mine.value)
+        of.waiting, of.looked = True, float("-inf")  # a place may have become free meanwhile
+        self._soon.set()
 
-    async def confirm(self, record: ActivityRecord) -> bool:
+    async def confirm(self, record: ActivityRecord, held: Delivery) -> bool:
         """Return True if the attempt still has its places. Call this after its record was claimed, before it runs.
 
         :raises Unasked: if the store does not answer, or refuses the request.
         """
-        for places in self._of(self._called[record.instance, record.task_id]).places:
+        for places in self._of(self._waiting(held).value).places:
             if not await places.confirm(record):
                 return False
         return True
 
-    def forget(self, record: ActivityRecord) -> None:
+    def forget(self, record: ActivityRecord, held: Delivery) -> None:
         """Note that this worker has not claimed the record of an attempt for which it has taken places."""
-        call = record.instance, record.task_id
-        of = self._of(self._called.pop(call, ""))
-        of.calls.discard(call)
-        for places in of.places:
+        for places in self._of(self._waiting(held).value).places:
             places.forget(record)
 
-    async def leave(self, record: ActivityRecord) -> None:
-        """Note that an attempt has ended. The next call of its value may begin."""
-        value = self._called.get((record.instance, record.task_id), "")
-        for places in self._of(value).places:
+    async def leave(self, record: ActivityRecord, held: Delivery) -> None:
+        """Note that an attempt has ended. The next calls of its value may begin."""
+        for places in self._of(self._waiting(held).value).places:
             await places.leave(record)
-        self.forget(record)
-        await self._advance_safely(value)
+        await self.dropped(held)
 
     async def dropped(self, held: Delivery) -> None:
-        """Note that a call does not begin, because its instance has ended. Another call gets the place that is reserved
-        for it."""
-        if held in self._stored or held.envelope.waiting_since is None:
-            self._stored.discard(held)
-            return
-        mine = self._waiting(held)
-        with suppress(StorageError):  # else the place is freed as that of a silent worker
-            for places in self._of(mine.value).places:
-                await places.give_up(mine.instance, mine.task_id)
-        await self._advance_safely(mine.value)
+        """Note that this worker is done with a call. The next calls of its value may begin."""
+        value = self._waiting(held).value
+        self._of(value).calls.discard(held)
+        try:
+            await self._advance(value)
+        except StorageError as error:  # a later look does it
+            log.info("waiting_calls_unread", limit=self.name, error=str(error))
 
     # calls that wait
 
-    async def _advance_safely(self, value: str) -> None:
-        """Let calls of a value begin. If the store does not answer, a later look does it."""
-        try:
-            await self._advance(value)
-        except StorageError as error:
-            log.info("waiting_calls_unread", limit=self.name, error=str(error))
-
     async def _advance(self, value: str) -> None:
-        """Reserve the free places of a value for the calls that wait, and put these calls into their queues."""
+        """Put as many of the calls that wait into their queues as places are free."""
         of, hub = self._of(value), self._hub
-        while True:
-            found = await waiting_calls.first(hub.store, hub.names, self.name, value, AT_ONCE)
-            of.waiting, sent = bool(found), 0
-            for call in found:
-                reserved = await self._reserve(of, call)
-                if reserved == "full":
-                    return
-                if reserved != "has one" and await self._send(of, call, reserved):
-                    sent += 1
-                    if (reader := self._readers.get(call.queue)) is not None:
-                        reader.wake()  # the worker that has freed a place often has a free slot
-            if not sent:
-                return
-
-    async def _reserve(self, of: _Value, call: WaitingCall) -> list[int] | Literal["full", "has one"]:
-        """Reserve a place of each for a call.
-
-        :returns: the numbers of the places; or that no place is free, or that the call has one.
-        """
-        numbers: list[int] = []
-        for places in of.places:
-            reserved = await places.reserve(call.instance, call.task_id)
-            if isinstance(reserved, str):
-                await self._give_up(of, call, numbers)
-                return reserved
-            numbers.append(reserved)
-        return numbers
-
-    async def _give_up(self, of: _Value, call: WaitingCall, numbers: Sequence[int]) -> None:
-        for places, number in zip(of.places, numbers, strict=False):
-            await places.give_up(call.instance, call.task_id, number)
-
-    async def _send(self, of: _Value, call: WaitingCall, reserved: Sequence[int]) -> bool:
-        """Put a call into its queue.
-
-        :param reserved: the numbers of the places that are reserved for it.
-        :returns: False if another worker does it, or has done it. Then these places are free again.
-        """
-        if await waiting_calls.send(self._hub.store, self._hub.names, call):
-            return True
-        await self._give_up(of, call, reserved)
-        return False
+        found = await waiting_calls.first(hub.store, hub.names, self.name, value, MAX_RECEIVE)
+        of.waiting = bool(found)
+        if not found:
+            return
+        await self._read_numbers()
+        free = min([await places.read_free() for places in of.places])
+        for call in found[:free]:
+            await waiting_calls.send(hub.store, hub.names, call)
+        if free:
+            for reader in self._may_read:
+                reader.wake()  # the worker that has freed a place often has a free slot
 
     # looks
 
@@ -278,52 +231,61 @@ class DividedLimits:
             pause = FIRST_LOOK
             try:
                 if clock.monotonic() >= search:
-                    async for value in waiting_calls.values(self._hub.store, self._hub.names, self.name):
-                        self._of(value).waiting = True
+                    await self._search()
                     search = clock.monotonic() + SELDOM
-                if self._values:
-                    await self._read_numbers()
                 due = [value for value, of in self._values.items() if self._next(of) <= 0]
                 await gather_bounded(self._look_at, due, limit=AT_ONCE)
                 outage.over()
-                pause = max(0.0, min([search - clock.monotonic(), FULL, *map(self._next, self._values.values())]))
+                pause = max(0.0, min([search - clock.monotonic(), *map(self._next, self._values.values())]))
             except StorageError as error:
                 outage.failed(error)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._soon.wait()
 
+    async def _search(self) -> None:
+        """Find the values of which calls wait or somebody has a place, and look after this worker's share of them."""
+        store, names = self._hub.store, self._hub.names
+        members = await self._peers.live()
+        workers = {one.worker for name in self._activities for one in able(members, Need(ACTIVITY, name))} | {self._me}
+
+        def is_mine(value: str) -> bool:
+            return max(workers, key=lambda worker: zlib.crc32(f"{worker} {value}".encode())) == self._me
+
+        async for value in waiting_calls.values(store, names, self.name):
+            if is_mine(value):
+                self._of(value).waiting = True
+        for limit in self._limits:
+            for value in await rows.values_of(store, names, limit):
+                if is_mine(value):
+                    self._of(value)
+
     async def _read_numbers(self) -> None:
         """Read how many places each value has, unless they were read lately."""
-        now = self._hub.clock.monotonic()
-        if now < self._numbers_read + FULL:
-            return
-        self._numbers_read = now
-        for number, limit in enumerate(self._limits):
-            found = await rows.state_of(self._hub.store, self._hub.names, limit)
-            wanted = replace(limit, places=found.limit or limit.places, seconds=found.seconds or limit.seconds)
-            if wanted != limit:
+        async with self._numbers:
+            if self._hub.clock.monotonic() < self._numbers_read + FULL:
+                return
+            for number, limit in enumerate(self._limits):
+                found = await rows.state_of(self._hub.store, self._hub.names, limit)
+                wanted = replace(limit, places=found.limit or limit.places, seconds=found.seconds or limit.seconds)
                 self._limits = (*self._limits[:number], wanted, *self._limits[number + 1 :])
                 for value, of in self._values.items():
                     of.places[number].limit = replace(wanted, value=value)
-                    of.looked = float("-inf")
+            self._numbers_read = self._hub.clock.monotonic()
 
     def _next(self, of: _Value) -> float:
         """Return the seconds until the next look at a value."""
         waits = [wait for places in of.places if (wait := places.next_look()) is not None]
-        if of.waiting or not waits:
-            waits.append(max(0.0, of.looked + FULL - self._hub.clock.monotonic()))
-        return min(waits)
+        return max(0.0, min([of.looked + FULL - self._hub.clock.monotonic(), *waits]))
 
     async def _look_at(self, value: str) -> None:
         """Free the places of a value that are over, and let calls begin. Forget the value if nothing is left of it."""
         of = self._of(value)
         of.looked = self._hub.clock.monotonic()
-        for places in of.places:
-            await places.look()
-        if of.waiting:
+        others = [await places.look() for places in of.places]
+        if of.waiting and any(may() for may in self._may_read.values()):
             await self._advance(value)
-        if not of.waiting and not of.calls and all(places.next_look() is None for places in of.places):
+        if not (of.waiting or of.calls or any(others) or any(places.next_look() is not None for places in of.places)):
             self._values.pop(value, None)
 
     def _of(self, value: str) -> _Value:
@@ -340,6 +302,7 @@ class DividedLimits:
         value = (event.tags or {}).get(self._tag, "")
         return WaitingCall(
             limit=self.name,
+            tag=self._tag,
             value=value if len(value) <= LONGEST_VALUE else hashlib.sha256(value.encode()).hexdigest(),
             instance=held.message.instance,
             task_id=event.event_id,

@@ -10,12 +10,9 @@ import asyncio
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from typing import Literal
 
-from airflow_provider_taskhub.engine.events import OrchestrationInstance
-from airflow_provider_taskhub.errors import Conflict, StorageError
+from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError
 from airflow_provider_taskhub.hub.history import places as rows
 from airflow_provider_taskhub.hub.history.places import Limit, LimitState, Place
 from airflow_provider_taskhub.hub.hub import Hub
@@ -27,6 +24,8 @@ SELDOM = 60.0
 """Seconds between two looks while a place is free, and other workers hold others. A dead worker may be among them."""
 FULL = 15.0
 """Seconds between two looks while this worker itself holds all places. An administrator may order more of them."""
+LOST = (Conflict, NotFound)
+"""Errors of a write of a place that was changed or freed meanwhile. The row of a free place may not exist."""
 FIRST_LOOK, LONGEST_LOOK = 0.5, 5.0
 """Shortest and longest pause between two looks at the places that other workers hold, in seconds. It is at most the
 renewal interval of records, because :class:`.Silence` counts no more than this from one look to the next."""
@@ -72,7 +71,7 @@ class HubPlaces(ABC):
         for place in self._own(record, found) or ([] if others_first else self._free(found)):
             try:
                 await self._hub.store.execute(rows.taken(self._hub.names, place, record))
-            except Conflict:  # another worker was faster
+            except LOST:  # another worker was faster
                 continue
             self._took(record, place)
             self._change += not place.held
@@ -84,35 +83,11 @@ class HubPlaces(ABC):
         self._changed.set()
         return False
 
-    async def reserve(self, instance: OrchestrationInstance, task_id: int) -> int | Literal["full", "has one"]:
-        """Reserve a place for a call that waits. Another worker may do the same at this moment, with another place.
-
-        :param instance: the instance that has called the activity.
-        :param task_id: number of the call.
-        :returns: the number of the place; or that no place is free, or that the call has one.
-        """
-        async with self._one:
-            before, found = self._change, await self._state()
-            if any(place.is_of(instance, task_id) and self._keeps(place) for place in found.holders):
-                return "has one"
-            for place in self._free(found):
-                with suppress(Conflict):  # another worker was faster
-                    await self._hub.store.execute(rows.reserved(self._hub.names, place, instance, task_id))
-                    self._change += 1
-                    self._count(found, before)
-                    return place.number
-        return "full"
-
-    async def give_up(self, instance: OrchestrationInstance, task_id: int, number: int | None = None) -> None:
-        """Free the place that is reserved for a call. Do nothing if it has none.
-
-        :param number: number of the place; None: any.
-        """
-        for place in (await self._state()).holders:
-            if place.is_reserved and place.is_of(instance, task_id) and number in (None, place.number):
-                with suppress(Conflict):
-                    await self._hub.store.execute(rows.freed(self._hub.names, place))
-                    self._change -= 1
+    async def read_free(self) -> int:
+        """Read how many places are free."""
+        before, found = self._change, await self._state()
+        self._count(found, before)
+        return self.free
 
     @abstractmethod
     async def undo(self, record: ActivityRecord) -> None:
@@ -160,10 +135,6 @@ class HubPlaces(ABC):
     @abstractmethod
     def _own(self, record: ActivityRecord, found: LimitState) -> Sequence[Place]:
         """Return the places that an attempt takes before all others: those that its call has."""
-
-    def _keeps(self, place: Place) -> bool:
-        """Return True if the call that has a place needs no other one for its next attempt."""
-        return True
 
     @abstractmethod
     def _took(self, record: ActivityRecord, place: Place) -> None:

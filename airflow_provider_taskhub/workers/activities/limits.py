@@ -30,7 +30,14 @@ from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState, Work
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.primitives import Entity
 from airflow_provider_taskhub.telemetry import Outage
-from airflow_provider_taskhub.workers.activities.hub_places import FIRST_LOOK, FULL, SELDOM, HubPlaces
+from airflow_provider_taskhub.workers.activities.hub_places import (
+    FIRST_LOOK,
+    FULL,
+    LONGEST_LOOK,
+    LOST,
+    SELDOM,
+    HubPlaces,
+)
 from airflow_provider_taskhub.workers.activities.silence import Silence
 from airflow_provider_taskhub.workers.executors.executor import ExecutorError
 from airflow_provider_taskhub.workers.peers import Peers
@@ -61,8 +68,8 @@ class ActivityLimit(HubPlaces):
         """The numbers of the places that attempts of this worker have, by the instance and number of the call."""
         self._taken_over: set[tuple[OrchestrationInstance, int]] = set()
         """Those of them whose places an earlier attempt had."""
-        self._looked, self._others = 0.0, False
-        """Monotonic time of the last look, and whether other workers had places then."""
+        self._looked = 0.0
+        """Monotonic time of the last look."""
         self._silences: dict[int, Silence] = {}
         """For each place that another worker holds, how long its attempt has been silent."""
 
@@ -71,11 +78,17 @@ class ActivityLimit(HubPlaces):
         return [place for place in found.holders if place.is_of_call(record)]
 
     def next_look(self) -> float | None:
-        return max(0.0, self._looked + FULL - self._hub.clock.monotonic()) if self._mine or self._others else None
+        if any(silence.counts for silence in self._silences.values()):
+            pause = min(LONGEST_LOOK, self._times.renew.total_seconds())
+        elif self._mine:
+            pause = FULL
+        else:
+            return None
+        return max(0.0, self._looked + pause - self._hub.clock.monotonic())
 
     def _took(self, record: ActivityRecord, place: Place) -> None:
         self._mine[record.instance, record.task_id] = place.number
-        if place.held and not place.is_reserved:
+        if place.held:
             self._taken_over.add((record.instance, record.task_id))
 
     async def _confirms(self, record: ActivityRecord, place: Place) -> bool:
@@ -106,7 +119,7 @@ class ActivityLimit(HubPlaces):
                     await self._hub.store.execute(rows.freed(self._hub.names, place))
                     self._change -= 1
                     self._count(found, before)
-        except Conflict:
+        except LOST:
             pass
         except StorageError as error:
             log.info("place_not_freed", activity=record.name, error=str(error))
@@ -145,8 +158,8 @@ class ActivityLimit(HubPlaces):
         for number in self._silences.keys() - {place.number for place in others}:
             del self._silences[number]
         self._count(found, before)
-        self._looked, self._others = self._hub.clock.monotonic(), bool(others)
-        return self._others
+        self._looked = self._hub.clock.monotonic()
+        return bool(others)
 
     async def _is_over(self, place: Place) -> bool:
         """Return True if the attempt that has a place does not run any more, or never began."""
@@ -191,11 +204,11 @@ class ActivityLimit(HubPlaces):
         :returns: False if the place was changed meanwhile, or if its attempt runs after all.
         """
         hub, reserved = self._hub, Place(key=place.key, number=place.number, held=True, worker=self._me)
-        with suppress(Conflict):
+        with suppress(*LOST):
             await hub.store.execute(rows.written(hub.names, reserved, place.row))
             found = await self._record_of(place)
-            mine = (await self._state()).places[place.number]
-            if mine.worker != self._me or mine.instance.instance_id:
+            mine = (await self._state()).places.get(place.number)
+            if mine is None or mine.worker != self._me or mine.instance.instance_id:
                 return False
             runs = found is not None and found[0].runs
             change = (
@@ -216,4 +229,4 @@ class ActivityLimit(HubPlaces):
         last = found[-1] if found else None
         if last is None or last[0].runs:
             return last
-        return None if place.is_reserved or last[0].attempt < place.attempt else last
+        return last if last[0].attempt >= place.attempt else None

@@ -145,6 +145,7 @@ class Activities:
                 await self._begins.refuse(held, event, fate)
             else:
                 await self._responses.respond(held, event, ActivityOutcome(failure=overdue))
+            await self._recorded.dropped(held)
         elif definition.record:
             await self._recorded.process(held, event, definition)
         else:

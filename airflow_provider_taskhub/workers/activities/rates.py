@@ -17,14 +17,14 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from airflow_provider_taskhub.concurrency import gather_bounded
-from airflow_provider_taskhub.errors import Conflict, StorageError
+from airflow_provider_taskhub.errors import StorageError
 from airflow_provider_taskhub.hub.history import places as rows
 from airflow_provider_taskhub.hub.history.places import Limit, LimitState, Place
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import BEGINS_WITHIN, ActivityRecord, WorkerIdentity
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.telemetry import Outage
-from airflow_provider_taskhub.workers.activities.hub_places import FIRST_LOOK, FULL, SELDOM, HubPlaces
+from airflow_provider_taskhub.workers.activities.hub_places import FIRST_LOOK, FULL, LOST, SELDOM, HubPlaces
 
 log = structlog.get_logger(__name__)
 
@@ -58,13 +58,10 @@ class ActivityRate(HubPlaces):
         """A repeated attempt begins once more, so it takes another place. A place with which no attempt has begun is
         taken again: the record of that attempt could not be claimed."""
         its = [place for place in found.holders if place.is_of_call(record)]
-        return [one for one in its if one.is_reserved or (one.worker == self._me and one.number in self._unbegun)]
-
-    def _keeps(self, place: Place) -> bool:
-        return place.is_reserved
+        return [one for one in its if one.worker == self._me and one.number in self._unbegun]
 
     def next_look(self) -> float | None:
-        return self._until_next(FULL, bool(self._seen))
+        return self._until_next(FULL, others=False) if self._begun else None
 
     def _took(self, record: ActivityRecord, place: Place) -> None:
         self._written[place.number] = self._begun[place.number] = self._hub.clock.monotonic()
@@ -77,7 +74,7 @@ class ActivityRate(HubPlaces):
         if now - self._written[place.number] > self._times.take.total_seconds() / 4:
             try:  # so that others do not free it too early
                 await self._hub.store.execute(rows.taken(self._hub.names, place, record))
-            except Conflict:
+            except LOST:
                 return False
             self._written[place.number] = now
         self._begun[place.number] = now + self.begins_within  # it begins only now
@@ -120,7 +117,7 @@ class ActivityRate(HubPlaces):
         :param others: whether others may have places.
         """
         now = self._hub.clock.monotonic()
-        waits = [max(0.0, begun + self._seconds - now) + TOGETHER for begun in self._begun.values()]
+        waits = [begun + self._seconds + TOGETHER - now for begun in self._begun.values()]
         if others:
             waits.append(self._looked + (SELDOM if self.free else pause) - now)
         elif not self.free:
@@ -164,7 +161,7 @@ class ActivityRate(HubPlaces):
         """Free a place. :returns: False if it was changed meanwhile."""
         try:
             await self._hub.store.execute(rows.freed(self._hub.names, place))
-        except Conflict:
+        except LOST:
             return False
         self._forget(place.number)
         self._seen.pop(place.number, None)

@@ -133,9 +133,14 @@ class RecordedActivities:
         finally:
             if self._limits is not None:
                 if last is not None:
-                    await self._limits.leave(last)
+                    await self._limits.leave(last, held)
                 else:
                     await self._limits.dropped(held)
+
+    async def dropped(self, held: Delivery) -> None:
+        """Note that a call of an activity with a limit does not begin."""
+        if self._limits is not None:
+            await self._limits.dropped(held)
 
     async def _run(
         self,
@@ -151,14 +156,14 @@ class RecordedActivities:
         """
         record = attempt.record
         try:
-            request = await self._with_place(request, record)
+            request = await self._with_place(request, record, held)
             outcome = await traced(event, request, partial(attempt.run, self._runner))
             fate = Fate.OPEN
             while outcome.too_late and fate is Fate.OPEN:
                 permit = await self._begins.permit(held)
                 request, fate = replace(request, begin_by=permit.begin_by), permit.fate
                 if fate is Fate.OPEN:
-                    request = await self._with_place(request, record)
+                    request = await self._with_place(request, record, held)
                     outcome = await traced(event, request, partial(attempt.run, self._runner))
         except Superseded as reason:
             log.info("activity_superseded", activity=event.name, attempt=record.attempt, reason=str(reason))
@@ -193,7 +198,7 @@ class RecordedActivities:
             await self._record_outcome(held, event, attempt, refused(event, error))
         return None
 
-    async def _with_place(self, request: ActivityRequest, record: ActivityRecord) -> ActivityRequest:
+    async def _with_place(self, request: ActivityRequest, record: ActivityRecord, held: Delivery) -> ActivityRequest:
         """Check that an attempt of an activity with a limit has its places, right before it begins.
 
         :returns: the request, with the time by which the attempt must begin.
@@ -203,7 +208,7 @@ class RecordedActivities:
         if limits is None:
             return request
         sent = self._hub.clock.monotonic()
-        if not await limits.confirm(record):
+        if not await limits.confirm(record, held):
             raise Unasked("its place was given to another attempt")
         by = sent + limits.begins_within
         return replace(request, begin_by=by if request.begin_by is None else min(by, request.begin_by))
@@ -224,7 +229,7 @@ class RecordedActivities:
         silence = Silence(hub.clock, self._times.take, self._times.renew)
         # The first delivery saves the read: if a record exists nevertheless, the claim below fails, and the record is
         # read then.
-        read = held.deliveries > 1
+        read = held.deliveries > 1 or (self._limits is not None and held.envelope.waiting_since is not None)
         paused = False
         while True:
             found = await records.attempts(hub.store, hub.names, instance, event.event_id) if read else []
@@ -284,7 +289,7 @@ class RecordedActivities:
             claim = self._new_record(held, event, definition, last[0] if last else None)
             if self._limits is not None and not await self._limits.take(claim, held):
                 if not begun:
-                    await self._limits.turn_away(held, self._work_items.reader, begun=False)
+                    await self._limits.turn_away(held, self._work_items.reader)
                     return None
                 # It waits here: with the next delivery, the count of its crashes would begin anew.
                 paused = True
@@ -302,7 +307,7 @@ class RecordedActivities:
                 if etag is None:
                     self._live -= Counter([_key(claim)])
                     if self._limits is not None:
-                        self._limits.forget(claim)
+                        self._limits.forget(claim, held)
             if etag is None:
                 continue  # another worker has claimed this attempt first: read its record
             if silent is not None:

@@ -40,6 +40,11 @@ class Silence:
         return self._proven and self._silent >= self._limit
 
     @property
+    def counts(self) -> bool:
+        """Whether the record had not changed at the last read."""
+        return self._silent > 0
+
+    @property
     def needs_proof(self) -> bool:
         """Whether the limit is so near that this worker must see the store take a write, and call :meth:`proven`."""
         return not self._proven and self._silent >= self._limit - self._longest

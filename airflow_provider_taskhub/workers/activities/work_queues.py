@@ -141,8 +141,8 @@ class WorkQueues:
                 rows = await places.read(hub.store, hub.names)
                 found = places.states_in(rows)
                 pauses.append(await self._look(found) or SELDOM)
+                pauses.append(await self._look_at_rows(own_queues.known(rows)))
                 pauses.append(await self._look_at_unread(own_queues.known(rows), pools.known(rows)))
-                pauses.append(await self._look_at_rows())
                 unread.over()
             except StorageError as error:
                 unread.failed(error)
@@ -201,28 +201,31 @@ class WorkQueues:
         unread += [await self._look_at_pool(name, workers) for name in others]
         return CHECK if any(unread) else SELDOM
 
-    async def _look_at_rows(self) -> float:
+    async def _look_at_rows(self, own: Mapping[str, str]) -> float:
         """Put calls that wait in rows for a divided limit into their queues if no worker looks after the rows.
 
+        :param own: the activities with queues of their own, and the names of their limits.
         :returns: the seconds until the next look.
         """
-        hub, pause = self._hub, SELDOM
+        hub, pause, workers = self._hub, SELDOM, list[Member]()
         async for limit, value in waiting_calls.everything(hub.store, hub.names):
-            pause = CHECK
-            while found := await waiting_calls.first(hub.store, hub.names, limit, value, MAX_RECEIVE):
-                left = [call for call in found if await self._is_left(call)]
-                for call in left:
-                    await waiting_calls.send(hub.store, hub.names, call)
-                if len(left) < len(found):  # workers look after the others
+            pause, workers = CHECK, workers or [one for one in await self._live() if one.alive]
+            while found := await waiting_calls.first(hub.store, hub.names, limit, value, 1):
+                if not await self._is_left(found[0], own, workers):
                     break
+                await waiting_calls.send(hub.store, hub.names, found[0])
         return pause
 
-    async def _is_left(self, call: WaitingCall) -> bool:
-        """Return True if the code has the limit no more, or no live worker has the activity."""
-        known = self._activities.get(call.activity)
-        if known is not None:
-            return (known.limit_name, bool(known.limit_key)) != (call.limit, True)
-        return not able([member for member in await self._live() if member.alive], Need(ACTIVITY, call.activity))
+    async def _is_left(self, call: WaitingCall, own: Mapping[str, str], workers: Sequence[Member]) -> bool:
+        """Return True if the code of the newest worker has the limit no more, or no live worker has the activity."""
+        if own.get(call.activity) != call.limit or not able(workers, Need(ACTIVITY, call.activity)):
+            return True
+        hub = self._hub
+        for kind in (LimitKind.ACTIVITY, LimitKind.RATE):
+            state = await places.state_of(hub.store, hub.names, Limit(name=call.limit, places=0, kind=kind))
+            if state.declared and state.key_tag == call.tag:
+                return False
+        return True
 
     def _reads_queue_of(self, activity: str) -> bool:
         return activity in self._runnable and self._activities[activity].has_queue
