@@ -37,6 +37,7 @@ from airflow_provider_taskhub.errors import (
     UnknownOrchestrator,
 )
 from airflow_provider_taskhub.hub.formats.waits_column import decode_awaits
+from airflow_provider_taskhub.hub.history import waiting_calls
 from airflow_provider_taskhub.hub.history.load import sentinel_of
 from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, Member, WorkerIdentity
 from airflow_provider_taskhub.memory import MOST
@@ -411,7 +412,13 @@ async def _last_activities(client: Client, registry: Registry, clock: virtual_ti
             return bool(await store.count(queue))
         return False
 
-    while clock.monotonic() < until and any([await waits(queue) for queue in queues]):
+    divided = {one.limit_name for one in registry.activities.values() if one.limit_key}
+
+    async def are_left() -> bool:
+        in_rows = [await waiting_calls.count(store, names, limit) for limit in divided]
+        return any(in_rows) or any([await waits(queue) for queue in queues])
+
+    while clock.monotonic() < until and await are_left():
         await clock.sleep(1.0)
 
 

@@ -13,7 +13,7 @@ from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hub.history import waiting_calls
-from airflow_provider_taskhub.hub.history.places import LimitKind
+from airflow_provider_taskhub.hub.history.places import Limit, LimitKind, split
 from airflow_provider_taskhub.storage.faults import Call, Fault, unsent
 from tests.simulation.world import World, running, simulate
 
@@ -251,6 +251,30 @@ def test_nothing_is_left_of_a_value_that_is_not_used_any_more() -> None:
     simulate(main)
 
 
+def test_a_worker_with_a_free_slot_runs_what_waits_for_another_one() -> None:
+    """The one that has turned the calls away has no slot any more when a place of their value is free."""
+    tenants = Tenants(limit=None, rate="1/m")
+
+    async def main() -> None:
+        async with World(tenants.app, activities=2) as world:
+            await world.join("one")
+            for name in "abcdef":
+                await world.client.start("loads", [name, 3, 3600.0], instance_id=f"i{name}")
+            await world.clock.sleep(30)
+            await world.join("two")
+            await world.clock.sleep(200)
+            assert len(tenants.ran) + sum(tenants.inside.values()) == 4
+
+    simulate(main)
+
+
+def test_names_with_the_characters_of_keys_are_told_apart() -> None:
+    for name in ("a^;b", "a^", "a;b", "a/b", "^;"):
+        for value in (None, "", "x^;y", "^", ";"):
+            key = Limit(name=name, places=1, value=value).key.removeprefix(LimitKind.ACTIVITY.prefix)
+            assert split(key) == (name, value)
+
+
 def test_an_order_that_was_given_while_nothing_ran_is_not_exceeded() -> None:
     tenants = Tenants(limit=5)
 
@@ -364,7 +388,7 @@ def test_people_see_the_limit_of_each_value() -> None:
             await world.client.start("loads", ["a", 3, 300.0], instance_id="i")
             await world.clock.sleep(20)
             (why,) = await world.client.instance("i").waiting()
-            assert "at most 2 of 'load' run in the hub for each tenant, now i #0, i #1" in str(why)
+            assert "at most 2 of 'load' run for each tenant at once; full: a" in str(why)
             (state,) = await world.client.admin.limits()
             assert (state.kind, state.key_tag, state.waiting) == (LimitKind.ACTIVITY, "tenant", 1)
             assert {value: len(holders) for value, holders in state.values.items()} == {"a": 2}

@@ -16,6 +16,7 @@ this instance has ended (:mod:`airflow_provider_taskhub.hub.instance_places`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import field, replace
 from enum import StrEnum
@@ -42,7 +43,9 @@ from airflow_provider_taskhub.storage.primitives import (
 _FIRST, _AFTER = "limit-", "limit;"
 """The partition keys of all places, and of the pools of workers, sort between these two texts."""
 BETWEEN = "^;"
-"""What is between the name of a limit and the value of its key. No escaped text contains it."""
+"""What is between the name of a divided limit and the value of its tag, both escaped."""
+_DIVIDED = re.compile(r"((?:[^^]|\^[^;])*)\^;(.*)", re.DOTALL)
+"""Matches such a text. An escaped text may contain ``^;`` too, but only after another ``^``."""
 _AFTER_VALUES = "^<"
 """What comes after all keys with :data:`BETWEEN`."""
 _DECLARED = "declared"
@@ -192,10 +195,15 @@ class LimitState:
         return [place for place in known if not place.held][: max(0, self.limit - len(self.holders))]
 
     @property
+    def full_values(self) -> list[str]:
+        """The values of a divided limit that have all their places."""
+        return sorted(value for value, holders in self.values.items() if len(holders) >= self.limit)
+
+    @property
     def is_full(self) -> bool:
         """Whether no place is free. Of a divided limit: whether no place of some value is free."""
         if self.key_tag:
-            return any(len(holders) >= self.limit for holders in self.values.values())
+            return bool(self.full_values)
         return not self.free
 
 
@@ -220,16 +228,26 @@ def states_in(found: Mapping[str, list[Entity]]) -> dict[tuple[LimitKind, str], 
         kind = next((kind for kind in LimitKind if key.startswith(kind.prefix)), None)
         if kind is None:
             continue
-        of_name, between, value = key.removeprefix(kind.prefix).partition(BETWEEN)
-        name = unescape(of_name)
+        name, value = split(key.removeprefix(kind.prefix))
         shared = () if kind is LimitKind.INSTANCES else tuple(one for one, its in activities.items() if its == name)
         state = replace(_state(kind, name, key, rows), activities=shared)
         known = states.get((kind, name))
-        if between and known is not None and known.key_tag:  # places of one value of the key
-            states[kind, name] = replace(known, values={**known.values, unescape(value): state.holders})
-        elif not between and (kind is LimitKind.INSTANCES or (shared and state.declared)):  # as the code has it
+        if value is not None and known is not None and known.key_tag:  # places of one value of the tag
+            states[kind, name] = replace(known, values={**known.values, value: state.holders})
+        elif value is None and (kind is LimitKind.INSTANCES or (shared and state.declared)):  # as the code has it
             states[kind, name] = state
     return states
+
+
+def split(text: str) -> tuple[str, str | None]:
+    """Return the name of a limit, and the value of its tag, that are in a partition key. None: it has no value."""
+    found = _DIVIDED.fullmatch(text)
+    return (unescape(text), None) if found is None else (unescape(found[1]), unescape(found[2]))
+
+
+def were_divided(found: Mapping[str, list[Entity]]) -> bool:
+    """Return True if a limit in rows (:func:`read`) is divided, or was."""
+    return any(row.properties.get("Divided") is True for rows in found.values() for row in rows)
 
 
 async def values_of(store: Store, names: HubNames, limit: Limit) -> set[str]:
@@ -269,6 +287,8 @@ def _state(kind: LimitKind, name: str, key: str, rows: list[Entity]) -> LimitSta
 def declared(names: HubNames, limit: Limit) -> Transact:
     """Return the write that says that a limit exists. The order of an administrator stays."""
     columns: dict[str, Property | None] = {"Limit": limit.places, "Seconds": limit.seconds, "Key": limit.key_tag}
+    if limit.key_tag:
+        columns["Divided"] = True  # it stays: calls may wait in rows
     row = Entity(partition_key=limit.key, row_key=_DECLARED, properties=columns)
     return Transact(table=names.controls, rows=(RowOperation(verb=RowVerb.UPSERT_MERGE, entity=row),))
 
@@ -317,7 +337,7 @@ def freed(names: HubNames, place: Place) -> Transact:
 
     The row of a place of a divided limit is deleted, because the values of its key may come and go.
     """
-    if BETWEEN in place.key and place.row is not None:
+    if place.row is not None and _DIVIDED.fullmatch(place.key) is not None:
         operation = RowOperation(verb=RowVerb.DELETE, entity=place.row, etag=place.row.etag)
         return Transact(table=names.controls, rows=(operation,))
     return written(names, replace(place, held=False), place.row)

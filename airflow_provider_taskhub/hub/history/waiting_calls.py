@@ -16,7 +16,7 @@ from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.errors import Conflict, NotFound
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.formats.keys import escape, unescape
-from airflow_provider_taskhub.hub.history.places import BETWEEN
+from airflow_provider_taskhub.hub.history.places import BETWEEN, split
 from airflow_provider_taskhub.hub.model import HubNames
 from airflow_provider_taskhub.storage.primitives import (
     And,
@@ -126,14 +126,13 @@ async def values(store: Store, names: HubNames, limit: str) -> AsyncIterator[str
 async def everything(store: Store, names: HubNames) -> AsyncIterator[tuple[str, str]]:
     """Find the limits, and their values, of which calls wait. Cost: one query for each value, and one more."""
     async for key in _each(store, names, _ALL):
-        limit, _, value = key.removeprefix(_ALL).partition(BETWEEN)
-        yield unescape(limit), unescape(value)
+        limit, value = split(key.removeprefix(_ALL))
+        yield limit, value or ""
 
 
 async def count(store: Store, names: HubNames, limit: str) -> int:
     """Count the calls that wait for places of a limit, up to :data:`MOST_COUNTED`. Cost: one query."""
-    prefix = _prefix(limit)
-    return len(await _keys(store, names, prefix[:-1], prefix, MOST_COUNTED))
+    return len(await _keys(store, names, _prefix(limit), "", MOST_COUNTED))
 
 
 async def send(store: Store, names: HubNames, waiting: WaitingCall) -> bool:
@@ -158,16 +157,21 @@ async def send(store: Store, names: HubNames, waiting: WaitingCall) -> bool:
 
 async def _each(store: Store, names: HubNames, prefix: str) -> AsyncIterator[str]:
     """Yield the partition keys with a prefix."""
-    after = prefix[:-1]  # an empty value comes first
-    while found := await _keys(store, names, after, prefix, 1):
+    after = ""
+    while found := await _keys(store, names, prefix, after, 1):
         after = found[0].partition_key
         yield after
 
 
-async def _keys(store: Store, names: HubNames, after: str, prefix: str, most: int) -> list[Entity]:
-    """Read the keys of rows with a prefix whose partition keys come after one, at most so many."""
+async def _keys(store: Store, names: HubNames, prefix: str, after: str, most: int) -> list[Entity]:
+    """Read the keys of rows, at most so many.
+
+    :param prefix: how their partition keys begin.
+    :param after: the partition key after which they come; "": all.
+    """
     last, found, continuation = prefix[:-1] + chr(ord(prefix[-1]) + 1), list[Entity](), None
-    within = And((Compare("PartitionKey", "gt", after), Compare("PartitionKey", "lt", last)))
+    begin = Compare("PartitionKey", "gt", after) if after else Compare("PartitionKey", "ge", prefix)
+    within = And((begin, Compare("PartitionKey", "lt", last)))
     while len(found) < most:
         page = await store.query(
             names.controls,

@@ -467,12 +467,16 @@ def _full_limits(awaits: Awaits, found: Snapshot) -> Iterable[str]:
     for limit in found.limits.values():
         if not limit.is_full or not {*awaits.activities} & {*limit.activities}:
             continue
-        if limit.kind is LimitKind.RATE:
+        if limit.key_tag:  # the tag of the awaited call is not known here
+            full = listed(limit.full_values, _MOST_NAMES)
+            yield f"at most {limit.limit} of {limit.name!r} {'begin' if limit.seconds else 'run'} for each " + (
+                f"{limit.key_tag} {'in the time of the rate' if limit.seconds else 'at once'}; full: {full}"
+            )
+        elif limit.kind is LimitKind.RATE:
             yield f"{limit.name!r} has reached its rate of {limit.shown}"
         else:
             holders = listed([f"{place.instance.instance_id} #{place.task_id}" for place in limit.holders], _MOST_NAMES)
-            each = f" for each {limit.key_tag}" if limit.key_tag else ""
-            yield f"at most {limit.limit} of {limit.name!r} run in the hub{each}, now {holders}"
+            yield f"at most {limit.limit} of {limit.name!r} run in the hub, now {holders}"
 
 
 def _full_memory(awaits: Awaits, found: Snapshot) -> Iterable[str]:

@@ -104,6 +104,7 @@ class DividedLimits:
     def start(self, supervisor: Supervisor) -> None:
         """Keep looking after the places."""
         supervisor.keep(f"limit {self.name} for each {self._tag}", self._run)
+        supervisor.keep(f"calls that wait for {self.name}", self._keep_searching)
 
     # receiving: the value of a call is not known before, so no place keeps a reader from receiving
 
@@ -207,15 +208,13 @@ class DividedLimits:
     async def _advance(self, value: str) -> None:
         """Put as many of the calls that wait into their queues as places are free."""
         of, hub = self._of(value), self._hub
-        found = await waiting_calls.first(hub.store, hub.names, self.name, value, MAX_RECEIVE)
-        of.waiting = bool(found)
-        if not found:
-            return
         await self._read_numbers()
         free = min([await places.read_free() for places in of.places])
+        found = await waiting_calls.first(hub.store, hub.names, self.name, value, max(1, min(free, MAX_RECEIVE)))
+        of.waiting = bool(found)
         for call in found[:free]:
             await waiting_calls.send(hub.store, hub.names, call)
-        if free:
+        if found and free:
             for reader in self._may_read:
                 reader.wake()  # the worker that has freed a place often has a free slot
 
@@ -224,27 +223,37 @@ class DividedLimits:
     async def _run(self) -> None:
         """Look after the places and the calls that wait. Runs until cancelled."""
         await self._open.wait()
-        clock = self._hub.clock
-        outage, search = Outage(log.bind(limit=self.name), "places_unreadable", clock.monotonic), clock.monotonic()
+        outage = Outage(log.bind(limit=self.name), "places_unreadable", self._hub.clock.monotonic)
         while True:
             self._soon.clear()
-            pause = FIRST_LOOK
+            pause: float | None = FIRST_LOOK
             try:
-                if clock.monotonic() >= search:
-                    await self._search()
-                    search = clock.monotonic() + SELDOM
                 due = [value for value, of in self._values.items() if self._next(of) <= 0]
                 await gather_bounded(self._look_at, due, limit=AT_ONCE)
                 outage.over()
-                pause = max(0.0, min([search - clock.monotonic(), *map(self._next, self._values.values())]))
+                pause = min(map(self._next, self._values.values()), default=None)
             except StorageError as error:
                 outage.failed(error)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._soon.wait()
 
+    async def _keep_searching(self) -> None:
+        """Search for values that nobody may look after, because their workers have died. Runs until cancelled."""
+        await self._open.wait()
+        outage = Outage(log.bind(limit=self.name), "places_unreadable", self._hub.clock.monotonic)
+        while True:
+            try:
+                await self._search()
+                outage.over()
+            except StorageError as error:
+                outage.failed(error)
+            self._soon.set()
+            await self._hub.clock.sleep(SELDOM)
+
     async def _search(self) -> None:
-        """Find the values of which calls wait or somebody has a place, and look after this worker's share of them."""
+        """Find the values of which calls wait or somebody has a place, and look after this worker's share of them. A
+        worker with a free slot looks after all of which calls wait: those whose share they are may have none."""
         store, names = self._hub.store, self._hub.names
         members = await self._peers.live()
         workers = {one.worker for name in self._activities for one in able(members, Need(ACTIVITY, name))} | {self._me}
@@ -252,8 +261,9 @@ class DividedLimits:
         def is_mine(value: str) -> bool:
             return max(workers, key=lambda worker: zlib.crc32(f"{worker} {value}".encode())) == self._me
 
+        has_slot = any(may() for may in self._may_read.values())
         async for value in waiting_calls.values(store, names, self.name):
-            if is_mine(value):
+            if has_slot or is_mine(value):
                 self._of(value).waiting = True
         for limit in self._limits:
             for value in await rows.values_of(store, names, limit):
@@ -281,9 +291,9 @@ class DividedLimits:
     async def _look_at(self, value: str) -> None:
         """Free the places of a value that are over, and let calls begin. Forget the value if nothing is left of it."""
         of = self._of(value)
-        of.looked = self._hub.clock.monotonic()
+        of.looked, ends = self._hub.clock.monotonic(), [places.next_look() for places in of.places]
         others = [await places.look() for places in of.places]
-        if of.waiting and any(may() for may in self._may_read.values()):
+        if (of.waiting or 0.0 in ends) and any(may() for may in self._may_read.values()):
             await self._advance(value)
         if not (of.waiting or of.calls or any(others) or any(places.next_look() is not None for places in of.places)):
             self._values.pop(value, None)

@@ -141,7 +141,8 @@ class WorkQueues:
                 rows = await places.read(hub.store, hub.names)
                 found = places.states_in(rows)
                 pauses.append(await self._look(found) or SELDOM)
-                pauses.append(await self._look_at_rows(own_queues.known(rows)))
+                if places.were_divided(rows):
+                    pauses.append(await self._look_at_rows(own_queues.known(rows), found))
                 pauses.append(await self._look_at_unread(own_queues.known(rows), pools.known(rows)))
                 unread.over()
             except StorageError as error:
@@ -201,31 +202,27 @@ class WorkQueues:
         unread += [await self._look_at_pool(name, workers) for name in others]
         return CHECK if any(unread) else SELDOM
 
-    async def _look_at_rows(self, own: Mapping[str, str]) -> float:
+    async def _look_at_rows(self, own: Mapping[str, str], limits: States) -> float:
         """Put calls that wait in rows for a divided limit into their queues if no worker looks after the rows.
 
         :param own: the activities with queues of their own, and the names of their limits.
+        :param limits: the limits of the hub, as the code of the newest workers has them.
         :returns: the seconds until the next look.
         """
-        hub, pause, workers = self._hub, SELDOM, list[Member]()
+        hub, workers = self._hub, [one for one in await self._live() if one.alive]
+
+        def is_left(call: WaitingCall) -> bool:
+            if own.get(call.activity) != call.limit or not able(workers, Need(ACTIVITY, call.activity)):
+                return True
+            states = (limits.get((kind, call.limit)) for kind in (LimitKind.ACTIVITY, LimitKind.RATE))
+            return not any(state is not None and state.key_tag == call.tag for state in states)
+
         async for limit, value in waiting_calls.everything(hub.store, hub.names):
-            pause, workers = CHECK, workers or [one for one in await self._live() if one.alive]
             while found := await waiting_calls.first(hub.store, hub.names, limit, value, 1):
-                if not await self._is_left(found[0], own, workers):
+                if not is_left(found[0]):
                     break
                 await waiting_calls.send(hub.store, hub.names, found[0])
-        return pause
-
-    async def _is_left(self, call: WaitingCall, own: Mapping[str, str], workers: Sequence[Member]) -> bool:
-        """Return True if the code of the newest worker has the limit no more, or no live worker has the activity."""
-        if own.get(call.activity) != call.limit or not able(workers, Need(ACTIVITY, call.activity)):
-            return True
-        hub = self._hub
-        for kind in (LimitKind.ACTIVITY, LimitKind.RATE):
-            state = await places.state_of(hub.store, hub.names, Limit(name=call.limit, places=0, kind=kind))
-            if state.declared and state.key_tag == call.tag:
-                return False
-        return True
+        return CHECK
 
     def _reads_queue_of(self, activity: str) -> bool:
         return activity in self._runnable and self._activities[activity].has_queue
