@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from airflow_provider_taskhub.cli.options import AsJson, HubName, with_client
-from airflow_provider_taskhub.cli.output import as_json, table
+from airflow_provider_taskhub.cli.output import as_json, table, time_text
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState
 
@@ -33,9 +33,18 @@ def listing(hub: HubName = None, json: AsJson = False) -> None:
         as_json([_shown(state) for state in found])
         return
     rows = [
-        (one.kind, one.name, _number(one), len(one.holders), one.waiting, ", ".join(_holders(one))) for one in found
+        (
+            one.kind,
+            one.name,
+            _number(one),
+            len(one.holders),
+            one.waiting,
+            time_text(one.oldest),
+            ", ".join(_holders(one)),
+        )
+        for one in found
     ]
-    table("limits", ("of", "name", "limit", "running", "waiting", "who"), rows)
+    table("limits", ("of", "name", "limit", "running", "waiting", "oldest", "who"), rows)
 
 
 @app.command("set")
@@ -98,5 +107,6 @@ def _shown(state: LimitState) -> dict[str, object]:
         "ordered_by": state.by or None,
         "running": len(state.holders),
         "waiting": state.waiting,
+        "oldest": state.oldest,
         "holders": holders,
     }

@@ -181,21 +181,28 @@ class HubAdmin:
     async def limits(self) -> tuple[LimitState, ...]:
         """Return the limits of activities and of instances, who has their places, and about how many wait for one.
 
-        Cost: one query, and one request for each limit of instances and each activity with a limit. Of instances that
-        wait, at most 1,000 are counted.
+        Cost: one query, and one or two requests for each limit of instances and each activity with a limit. Of
+        instances that wait, and of calls that wait for a divided limit, at most 1,000 are counted.
         """
         store, names = self._hub.store, self._hub.names
         found = await states(store, names)
 
         async def counted(state: LimitState) -> LimitState:
             if state.kind is LimitKind.INSTANCES:
-                return replace(state, waiting=await waiting_instances.count(store, names, state.name))
-            messages = await waiting_calls.count(store, names, state.name) if state.key_tag else 0
+                count = await waiting_instances.count(store, names, state.name)
+                first = await waiting_instances.first(store, names, state.name, 1) if count else []
+                since = [one.since for one in first if one.since != waiting_instances.REWOUND]
+                return replace(state, waiting=count, oldest=min(since, default=None))
+            in_rows, oldest = await waiting_calls.count(store, names, state.name) if state.key_tag else (0, None)
+            times, messages = [] if oldest is None else [oldest], 0
             for activity in state.activities:
                 with suppress(NotFound):
-                    messages += await store.count(names.limited(activity))
+                    in_queue = await store.count(names.limited(activity))
+                    visible = await store.peek(names.limited(activity), limit=1) if in_queue else []
+                    times, messages = times + [one.inserted for one in visible], messages + in_queue
             running = found.get((LimitKind.ACTIVITY, state.name))  # a call that runs is a message, too
-            return replace(state, waiting=max(0, messages - len(running.holders if running is not None else ())))
+            waiting = in_rows + max(0, messages - len(running.holders if running is not None else ()))
+            return replace(state, waiting=waiting, oldest=min(times, default=None) if waiting else None)
 
         return tuple(await gather_bounded(counted, [found[name] for name in sorted(found)], limit=_AT_ONCE))
 

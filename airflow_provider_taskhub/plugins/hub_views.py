@@ -65,6 +65,7 @@ def limit(state: LimitState, *, names: bool) -> dict[str, Any]:
         "by": state.by or None,
         "running": len(state.holders),
         "waiting": state.waiting,
+        "oldest": milliseconds(state.oldest),
         "ids": ids[:_MOST_IDS] if names else None,
         "more": max(0, len(ids) - _MOST_IDS) if names else 0,
     }

@@ -72,7 +72,9 @@ def full(hub: FakeHub) -> FakeHub:
     hub.workers = (member(), member("b@other/2", alive=False))
     hub.quarantine = (message(), message(1, stuck="e", instance_id=""))
     hub.limits = (
-        limit("load", LimitKind.ACTIVITY, *[f"i{number}" for number in range(12)], waiting=3),
+        limit(
+            "load", LimitKind.ACTIVITY, *[f"i{number}" for number in range(12)], waiting=3, oldest=Timestamp(10_000_000)
+        ),
         limit("nightly", LimitKind.INSTANCES, ordered=5, by="ann", waiting=0),
     )
     return hub
@@ -126,7 +128,7 @@ def test_limits_with_who_runs_and_how_many_wait(page: Page, full: FakeHub) -> No
     load, nightly = answer["limits"]
     assert load == {
         "kind": "activity", "name": "load", "limit": 12, "shown": "12", "declared": 12, "by": None, "running": 12,
-        "waiting": 3, "ids": [f"i{number}" for number in range(10)], "more": 2,
+        "waiting": 3, "oldest": 1_000.0, "ids": [f"i{number}" for number in range(10)], "more": 2,
     }  # fmt: skip
     assert (nightly["kind"], nightly["limit"], nightly["declared"], nightly["by"]) == ("instances", 5, 12, "ann")
 

@@ -56,7 +56,7 @@ class Tenants:
 
 async def waiting(world: World) -> int:
     hub = world.client.hub
-    return await waiting_calls.count(hub.store, hub.names, "load")
+    return (await waiting_calls.count(hub.store, hub.names, "load"))[0]
 
 
 @pytest.mark.parametrize("workers", [1, 3])

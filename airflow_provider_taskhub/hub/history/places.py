@@ -22,6 +22,7 @@ from dataclasses import field, replace
 from enum import StrEnum
 
 from airflow_provider_taskhub.activity_limit import shown
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.fast_dataclass import dataclass
@@ -154,6 +155,7 @@ class LimitState:
     :param values: of a divided limit, who has the places of each value.
     :param activities: the activities that share it; empty in a limit of instances, and if it was not asked.
     :param waiting: about how many calls or instances wait for a place; None: it was not asked.
+    :param oldest: since when the first of them waits; None: none waits, it is not known, or it was not asked.
     """
 
     name: str
@@ -168,6 +170,7 @@ class LimitState:
     values: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
     activities: tuple[str, ...] = ()
     waiting: int | None = None
+    oldest: Timestamp | None = None
 
     @property
     def limit(self) -> int:

@@ -130,9 +130,17 @@ async def everything(store: Store, names: HubNames) -> AsyncIterator[tuple[str, 
         yield limit, value or ""
 
 
-async def count(store: Store, names: HubNames, limit: str) -> int:
-    """Count the calls that wait for places of a limit, up to :data:`MOST_COUNTED`. Cost: one query."""
-    return len(await _keys(store, names, _prefix(limit), "", MOST_COUNTED))
+async def count(store: Store, names: HubNames, limit: str) -> tuple[int, Timestamp | None]:
+    """Count the calls that wait for places of a limit, up to :data:`MOST_COUNTED`. Cost: one query.
+
+    :returns: how many there are, and since when the first of them waits.
+    """
+    found = await _keys(store, names, _prefix(limit), "", MOST_COUNTED)
+    return len(found), min((_since(row) for row in found), default=None)
+
+
+def _since(row: Entity) -> Timestamp:
+    return Timestamp(int(row.row_key.partition("-")[0]))
 
 
 async def send(store: Store, names: HubNames, waiting: WaitingCall) -> bool:
@@ -198,7 +206,7 @@ def _decoded(limit: str, value: str, row: Entity) -> WaitingCall:
             instance_id=texts.get("InstanceId", ""), execution_id=texts.get("ExecutionId") or None
         ),
         task_id=task_id if isinstance(task_id, int) else 0,
-        since=Timestamp(int(row.row_key.partition("-")[0])),
+        since=_since(row),
         activity=texts.get("Name", ""),
         queue=texts.get("Queue", ""),
         text="".join(parts),

@@ -1,14 +1,14 @@
 // The limits of the hub: how many activities or instances run at once, how many wait, and who runs.
 
 import { askFirst, REASON, tell, told } from "./dialog.js";
-import { ask, bar, base, el, ghosts, keepFocus, query, refreshTable, send } from "./page.js";
+import { ask, bar, base, el, ghosts, keepFocus, query, refreshTable, send, time } from "./page.js";
 
-const HEADS = ["Limit of", "Name", "At most", "Running", "Waiting", "Who runs", ""];
+const HEADS = ["Limit of", "Name", "At most", "Running", "Waiting", "Oldest waits since", "Who runs", ""];
 const NUMBERS = ["At most", "Running", "Waiting"];
 const KINDS = { activity: "activities", rate: "a rate", instances: "instances" };
 const main = document.getElementById("main");
 const conn = query.get("conn") ?? "";
-const body = el("tbody", {}, ghosts(3, [80, 160, 60, 60, 60, 200, 60]));
+const body = el("tbody", {}, ghosts(3, [80, 160, 60, 60, 60, 90, 200, 60]));
 const place = el("div", {}, el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, HEADS.map((name) => el("th", { class: NUMBERS.includes(name) ? "n" : "" }, name)))), body)));
 const none = el("div", { class: "empty", hidden: true }, el("b", {}, "The hub has no limit."), "An activity gets one in its code: @app.activity(limit=2) or rate=\"10/m\". Instances get one from their task: max_active_instances=2");
 main.replaceChildren(el("div", { class: "head", style: "margin:0 0 14px" }, el("h1", {}, "Limits")), told, place, none);
@@ -26,7 +26,7 @@ function line(one) {
   return el("tr", {}, el("td", {}, KINDS[one.kind]), el("td", { class: "code" }, one.name),
     el("td", { class: "n" }, one.shown, one.by ? el("div", { class: "small mute" }, `ordered by ${one.by}; declared: ${one.declared}`) : ""),
     el("td", { class: "n" }, one.running), el("td", { class: "n" }, one.kind === "instances" && one.waiting >= 1000 ? "1,000 or more" : one.waiting),
-    el("td", { class: "small" }, who), el("td", { class: "n" }, change(one), one.by ? lift(one) : ""));
+    el("td", {}, time(one.oldest)), el("td", { class: "small" }, who), el("td", { class: "n" }, change(one), one.by ? lift(one) : ""));
 }
 
 const wish = (one) => one.kind === "rate" ? "How many may begin in the time of the rate" : "How many may run at once";

@@ -211,7 +211,10 @@ class DividedLimits:
         await self._read_numbers()
         free = min([await places.read_free() for places in of.places])
         found = await waiting_calls.first(hub.store, hub.names, self.name, value, max(1, min(free, MAX_RECEIVE)))
-        of.waiting = bool(found)
+        if found:
+            self._of(value).waiting = True  # a look may have forgotten the value meanwhile
+        else:
+            of.waiting = False
         for call in found[:free]:
             await waiting_calls.send(hub.store, hub.names, call)
         if found and free:
