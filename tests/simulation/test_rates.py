@@ -317,16 +317,16 @@ def test_an_attempt_that_begins_late_writes_its_place_again_so_that_others_count
     async def main() -> None:
         async with World(Calls().app) as world:
             slow, other = _seen_by(world, "w@h/1"), _seen_by(world, "x@h/1")
-            mine, its = _record(0, "w@h/1"), _record(1, "x@h/1")
-            looking = world.spawn(other.run(lambda: None))
+            mine = _record(0, "w@h/1")
             assert await slow.take(mine)
+            await other.look()
             late = EMBEDDED_LEASE.take.total_seconds() - 1
             await world.clock.sleep(late)
             assert await slow.confirm(mine)
-            while not await other.take(its):
-                await world.clock.sleep(0.5)
+            while not other.free:
+                await world.clock.sleep(0.25)
+                await other.look()
             assert world.clock.monotonic() >= late + slow.begins_within + MINUTE
-            looking.cancel()
 
     simulate(main)
 
