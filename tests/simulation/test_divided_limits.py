@@ -5,16 +5,26 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.context import OrchestrationContext
-from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.events import OrchestrationInstance, Status, TaskScheduled
 from airflow_provider_taskhub.hub.history import waiting_calls
 from airflow_provider_taskhub.hub.history.places import Limit, LimitKind, split
+from airflow_provider_taskhub.hub.model import ActivityRecord, Member, RecordState, WorkerIdentity
+from airflow_provider_taskhub.settings import EMBEDDED_LEASE
 from airflow_provider_taskhub.storage.faults import Call, Fault, unsent
+from airflow_provider_taskhub.workers.activities.divided_limits import DividedLimits
+from airflow_provider_taskhub.workers.activities.limits import ActivityLimit
+from airflow_provider_taskhub.workers.peers import Peers
 from tests.simulation.world import World, running, simulate
 
 LIMIT = 2
@@ -394,3 +404,61 @@ def test_people_see_the_limit_of_each_value() -> None:
             assert {value: len(holders) for value, holders in state.values.items()} == {"a": 2}
 
     simulate(main)
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_call_takes_no_place_before_one_of_its_value_that_has_waited_longer(earlier: bool) -> None:
+    """Such a call may wait in its row while a place is free: it is just being put into the queue."""
+
+    async def main() -> None:
+        async with World(Tenants().app) as world:
+            hub, me = world.client.hub, WorkerIdentity(name="w", host="h", incarnation="1")
+            peers = Peers(live=_nobody)
+            limits = DividedLimits(
+                hub,
+                "load",
+                "tenant",
+                ["load"],
+                [Limit(name="load", places=2, key_tag="tenant")],
+                lambda limit: ActivityLimit(
+                    hub, limit, me=me, peers=peers, times=EMBEDDED_LEASE, end_sessions=_no_sessions
+                ),
+                me=me,
+                peers=peers,
+            )
+            event = TaskScheduled(event_id=1, timestamp=Timestamp(0), name="load", tags={"tenant": "a"})
+            instance = OrchestrationInstance(instance_id="i", execution_id="e")
+            held: Any = _Hashable(
+                message=SimpleNamespace(event=event, instance=instance),
+                envelope=SimpleNamespace(waiting_since=None),
+                inserted=Timestamp(1000),
+                queue="q",
+            )
+            waits = replace(limits._waiting(held), task_id=2, since=Timestamp(900 if earlier else 1100))
+            await hub.store.execute(waiting_calls.stored(hub.names, waits))
+            record = ActivityRecord(
+                instance=instance,
+                task_id=1,
+                action_id="a",
+                attempt=1,
+                name="load",
+                state=RecordState.RUNNING,
+                worker=str(me),
+                executor="",
+                claimed=Timestamp(0),
+            )
+            assert await limits.take(record, held) is not earlier
+
+    simulate(main)
+
+
+class _Hashable(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
+async def _nobody() -> Sequence[Member]:
+    return ()
+
+
+async def _no_sessions(sessions: Sequence[str]) -> None:
+    raise AssertionError(sessions)
