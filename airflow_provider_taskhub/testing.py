@@ -405,7 +405,8 @@ async def _last_activities(client: Client, registry: Registry, clock: virtual_ti
     until = clock.monotonic() + _LAST.total_seconds()
     store, names = client.hub.store, client.hub.names
     queues = [queue for pool in registry.pools for queue in names.pool_queues(pool)]
-    queues += [names.limited(name) for name, one in registry.activities.items() if one.has_queue]
+    of_own = (names.limited_queues(name) for name, one in registry.activities.items() if one.has_queue)
+    queues += [queue for its in of_own for queue in its]
 
     async def waits(queue: str) -> bool:
         with suppress(NotFound):  # not made yet, so nothing is in it

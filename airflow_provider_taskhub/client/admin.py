@@ -181,8 +181,8 @@ class HubAdmin:
     async def limits(self) -> tuple[LimitState, ...]:
         """Return the limits of activities and of instances, who has their places, and about how many wait for one.
 
-        Cost: one query, and one or two requests for each limit of instances and each activity with a limit. Of
-        instances that wait, and of calls that wait for a divided limit, at most 1,000 are counted.
+        Cost: one query, one or two requests for each limit of instances, and six to twelve for each activity with a
+        limit. Of instances that wait, and of calls that wait for a divided limit, at most 1,000 are counted.
         """
         store, names = self._hub.store, self._hub.names
         found = await states(store, names)
@@ -195,10 +195,10 @@ class HubAdmin:
                 return replace(state, waiting=count, oldest=min(since, default=None))
             in_rows, oldest = await waiting_calls.count(store, names, state.name) if state.key_tag else (0, None)
             times, messages = [] if oldest is None else [oldest], 0
-            for activity in state.activities:
+            for queue in (one for activity in state.activities for one in names.limited_queues(activity)):
                 with suppress(NotFound):
-                    in_queue = await store.count(names.limited(activity))
-                    visible = await store.peek(names.limited(activity), limit=1) if in_queue else []
+                    in_queue = await store.count(queue)
+                    visible = await store.peek(queue, limit=1) if in_queue else []
                     times, messages = times + [one.inserted for one in visible], messages + in_queue
             running = found.get((LimitKind.ACTIVITY, state.name))  # a call that runs is a message, too
             waiting = in_rows + max(0, messages - len(running.holders if running is not None else ()))

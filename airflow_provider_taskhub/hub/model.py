@@ -114,6 +114,15 @@ class HubNames:
         as not every name of an activity is allowed in the name of a queue."""
         return self.limited_prefix + _digest(activity)
 
+    def limited_lanes(self, activity: str) -> tuple[str, ...]:
+        """Return the names of the lanes of an activity with a queue of its own. The last lane is that of low
+        priority."""
+        return self._lanes("activity", activity)
+
+    def limited_queues(self, activity: str) -> tuple[str, ...]:
+        """Return the names of all queues of an activity with a queue of its own: the first one, and the lanes."""
+        return self.limited(activity), *self.limited_lanes(activity)
+
     @property
     def pool_prefix(self) -> str:
         return f"{self.hub.lower()}-pool-"
@@ -137,8 +146,10 @@ class HubNames:
         A lane is a queue for the calls of those that have many calls already, so that the calls of others need not wait
         behind them.
         """
-        kind = "spark" if spark else "plain"
-        return tuple(self.lane_prefix + _digest(f"{kind} {number} {pool}") for number in range(LANES + 1))
+        return self._lanes("spark" if spark else "plain", pool)
+
+    def _lanes(self, kind: str, name: str) -> tuple[str, ...]:
+        return tuple(self.lane_prefix + _digest(f"{kind} {number} {name}") for number in range(LANES + 1))
 
     def work_queues(self, pool: str, *, spark: bool) -> tuple[str, ...]:
         """Return the names of all queues of one kind of activities of a pool: the first one, and the lanes."""

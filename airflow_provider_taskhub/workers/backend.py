@@ -145,7 +145,9 @@ class Backend:
             look=instance_limits.look,
             visibility=times.visibility,
         )
-        self.calls = CallLanes(hub.names, hub.info.partitions, self.readers.queues, self.readers.lanes)
+        self.calls = CallLanes(
+            hub.names, hub.info.partitions, self.readers.queues, self.readers.limited, self.readers.lanes
+        )
         self.processor = Orchestrations(
             hub=hub,
             registry=registry,

@@ -246,7 +246,7 @@ def test_a_worker_without_free_memory_does_not_ask_for_calls() -> None:
         async with World(use.app, activities=8) as world:
             worker = await world.join("a", memory="8g")
             names = world.client.hub.names
-            queues = {names.limited("large"), names.limited("small")}
+            queues = {*names.limited_queues("large"), *names.limited_queues("small")}
             await world.client.start("many", [("large", 3000.0)] * 20, instance_id="i")
             await world.clock.sleep(30)
 
@@ -487,7 +487,7 @@ def test_the_queue_of_an_activity_without_a_need_any_more_is_emptied(knows: bool
             assert (await world.wait("i", timedelta(hours=1))).status is Status.COMPLETED
             assert len(new.begun) == 12
             names = world.client.hub.names
-            assert await world.store.count(names.limited("job")) == 0
+            assert not sum([await world.store.count(queue) for queue in names.limited_queues("job")])
             await world.settle()
 
     simulate(main)
@@ -543,7 +543,7 @@ def test_an_activity_whose_queue_is_refused_holds_up_the_others_only_for_a_momen
     use = Use(small="2g", large="8g", larger="9g")
 
     def plan(call: Call) -> Fault | None:
-        of_large = HubNames("Simulated").limited("large") in str(call.what)
+        of_large = call.what in HubNames("Simulated").limited_queues("large")
         return throttled() if refused and of_large and call.kind.startswith("queue.") else None
 
     refused = False

@@ -502,7 +502,7 @@ def test_a_queue_that_cannot_be_read_holds_up_none_that_shares_its_limit() -> No
     busy = True
 
     def plan(call: Call) -> Fault | None:
-        of_orders = call.kind == "queue.receive" and HubNames("Simulated").limited("orders") in str(call.what)
+        of_orders = call.kind == "queue.receive" and call.what in HubNames("Simulated").limited_queues("orders")
         return unsent() if busy and of_orders else None
 
     async def main() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import field, replace
+from datetime import timedelta
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
@@ -34,6 +35,8 @@ from airflow_provider_taskhub.storage.primitives import (
 
 MOST_COUNTED = 1000
 """How many rows :func:`count` counts at most: one request on Azure."""
+LATER = timedelta(days=1)
+"""A call of low priority waits as if it had been made so much later."""
 _CHARACTERS = 30_000
 """Characters in one column. Azure allows 32,768, and a message can have about twice as many."""
 
@@ -48,8 +51,9 @@ class WaitingCall:
     :param instance: the instance that called the activity, with its execution id.
     :param task_id: number of the call.
     :param since: when the call was put into a queue first, by the clock of the store.
+    :param low: whether it has low priority.
     :param activity: name of the activity.
-    :param queue: the queue of its activity.
+    :param queue: the queue that it came from.
     :param text: its message, as it stands in the queue.
     :param etag: the ETag of its row; None: it has none yet.
     """
@@ -60,6 +64,7 @@ class WaitingCall:
     instance: OrchestrationInstance
     task_id: int
     since: Timestamp
+    low: bool = False
     activity: str = field(compare=False)
     queue: str = field(compare=False)
     text: str = field(compare=False, repr=False)
@@ -69,7 +74,8 @@ class WaitingCall:
     def row_key(self) -> str:
         """The key of its row. The smallest key comes first."""
         run = f"{self.instance.instance_id} {self.instance.execution_id or ''}"
-        return f"{self.since.ticks:020d}-{escape(run)}-{self.task_id:010d}"
+        turn = self.since + LATER if self.low else self.since
+        return f"{turn.ticks:020d}-{escape(run)}-{self.task_id:010d}"
 
 
 _ALL = "waiting-calls:"
@@ -89,6 +95,7 @@ def stored(names: HubNames, waiting: WaitingCall) -> Transact:
         "Tag": waiting.tag,
         "Name": waiting.activity,
         "Queue": waiting.queue,
+        "Low": waiting.low,
         **{f"Message{number}": part for number, part in enumerate(parts)},
     }
     return _written(names, waiting, RowVerb.UPSERT_REPLACE, columns)
@@ -135,12 +142,13 @@ async def count(store: Store, names: HubNames, limit: str) -> tuple[int, Timesta
 
     :returns: how many there are, and since when the first of them waits.
     """
-    found = await _keys(store, names, _prefix(limit), "", MOST_COUNTED)
+    found = await _rows(store, names, _prefix(limit), "", MOST_COUNTED, "Low")
     return len(found), min((_since(row) for row in found), default=None)
 
 
 def _since(row: Entity) -> Timestamp:
-    return Timestamp(int(row.row_key.partition("-")[0]))
+    turn = Timestamp(int(row.row_key.partition("-")[0]))
+    return turn + -LATER if row.properties.get("Low") else turn
 
 
 async def send(store: Store, names: HubNames, waiting: WaitingCall) -> bool:
@@ -166,16 +174,17 @@ async def send(store: Store, names: HubNames, waiting: WaitingCall) -> bool:
 async def _each(store: Store, names: HubNames, prefix: str) -> AsyncIterator[str]:
     """Yield the partition keys with a prefix."""
     after = ""
-    while found := await _keys(store, names, prefix, after, 1):
+    while found := await _rows(store, names, prefix, after, 1):
         after = found[0].partition_key
         yield after
 
 
-async def _keys(store: Store, names: HubNames, prefix: str, after: str, most: int) -> list[Entity]:
-    """Read the keys of rows, at most so many.
+async def _rows(store: Store, names: HubNames, prefix: str, after: str, most: int, *columns: str) -> list[Entity]:
+    """Read rows, at most so many.
 
     :param prefix: how their partition keys begin.
     :param after: the partition key after which they come; "": all.
+    :param columns: what to read beside the keys.
     """
     last, found, continuation = prefix[:-1] + chr(ord(prefix[-1]) + 1), list[Entity](), None
     begin = Compare("PartitionKey", "gt", after) if after else Compare("PartitionKey", "ge", prefix)
@@ -184,7 +193,7 @@ async def _keys(store: Store, names: HubNames, prefix: str, after: str, most: in
         page = await store.query(
             names.controls,
             within,
-            select=("PartitionKey", "RowKey"),
+            select=("PartitionKey", "RowKey", *columns),
             limit=most - len(found),
             continuation=continuation,
         )
@@ -207,6 +216,7 @@ def _decoded(limit: str, value: str, row: Entity) -> WaitingCall:
         ),
         task_id=task_id if isinstance(task_id, int) else 0,
         since=_since(row),
+        low=bool(row.properties.get("Low")),
         activity=texts.get("Name", ""),
         queue=texts.get("Queue", ""),
         text="".join(parts),

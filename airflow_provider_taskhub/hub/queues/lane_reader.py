@@ -1,7 +1,8 @@
-"""The reader of the lanes of a kind of activities: one queue after the other, so that none waits behind another."""
+"""A reader of several queues for calls of activities, in turns, so that none waits behind another."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,11 @@ from airflow_provider_taskhub.hub.queues.reader import WORK_EVENTS, Reader, Read
 
 SHARE = 8
 """While work of a higher priority waits, work of a lower priority gets one of this number of turns."""
+RECENT = 0.25
+"""Seconds for which a look at the first queue counts. Without a newer look a lane is not read, so that what has come to
+the first queue meanwhile goes first. Activities that are shorter do not cost a look each."""
+FIRST, USUAL, LOW = range(3)
+"""The ranks of queues: the first queue, the usual lanes, and the lane of low priority."""
 SELDOM, FOREIGN = 2, 20
 """A lane that stays empty is polled so many times more rarely than other queues, because most lanes are not used. The
 second number is for lanes into which only workers with other code put something."""
@@ -24,12 +30,15 @@ class _Lane:
     """One of the queues.
 
     :ivar due: monotonic time at which the queue is read next.
+    :ivar read: monotonic time at which it was read last.
     :ivar full: whether the queue may have messages: the last receive did not empty it, or somebody has put some.
     """
 
     queue: str
+    rank: int
     backoff: PollingBackoff
     due: float = 0.0
+    read: float = float("-inf")
     full: bool = False
 
     def announced(self) -> None:
@@ -43,6 +52,8 @@ class LaneReader(Reader):
 
     :param lanes: the names of the queues. The last one is that of low priority: it has its turn if the others are
         empty, or if it was passed over often.
+    :param first: a queue that goes before the lanes, which have their turn if it is empty, or if they were passed over
+        often. None: another reader reads it.
     :param own: whether this worker has activities that use the lanes.
     :param room: as for :class:`Reader`.
     """
@@ -56,27 +67,47 @@ class LaneReader(Reader):
         room: Callable[[], int],
         deliver: Callable[[Delivery], None],
         polled: Callable[[], None],
-        runs: Callable[[Delivery], bool],
+        runs: Callable[[Delivery], bool] = lambda held: True,
+        failed: Callable[[], None] = lambda: None,
+        first: str | None = None,
     ) -> None:
+        self._hand_over, self._after = deliver, polled
         super().__init__(
-            context, queue=lanes[0], carries=WORK_EVENTS, room=room, deliver=deliver, polled=self._answered, runs=runs
+            context,
+            queue=first or lanes[0],
+            carries=WORK_EVENTS,
+            room=room,
+            deliver=self._received,
+            polled=self._answered,
+            failed=failed,
+            runs=runs,
         )
-        self._after = polled
-        self.name = f"lanes {lanes[0]} …"
+        self.name = f"lanes {lanes[0]} …" if first is None else first
         longest = context.max_polling.total_seconds()
         ceiling = (SELDOM if own else FOREIGN) * longest
         # Most lanes are never used: after one look at the beginning they are polled seldom.
-        self._lanes = [_Lane(queue, PollingBackoff(ceiling=ceiling, empty=UNUSED)) for queue in lanes]
-        self._low = self._lane = self._lanes[-1]
+        self._lanes = [_Lane(queue, USUAL, PollingBackoff(ceiling=ceiling, empty=UNUSED)) for queue in lanes]
+        self._lanes[-1].rank = LOW
         if own:  # no call in the first queue tells of those of low priority
-            self._low.backoff.ceiling = longest
-        self._passed = 0
-        """How often another lane was read although the lane of low priority was due, too."""
+            self._lanes[-1].backoff.ceiling = longest
+        self._first = None if first is None else _Lane(first, FIRST, PollingBackoff(ceiling=longest))
+        if self._first is not None:
+            self._lanes.insert(0, self._first)
+        self._lane, self.queues = self._lanes[0], tuple(lane.queue for lane in self._lanes)
+        self._behind: set[int] = set()
+        """The ranks that are passed over if a message comes now."""
+        self._passed = Counter[int]()
+        """By rank, how many messages of a better rank have come although a lane of this rank was due, too."""
 
     @property
     def found(self) -> bool:
         """Whether a lane may have messages. The reader does not know it for sure before it has read the lane."""
         return any(lane.full for lane in self._lanes)
+
+    @property
+    def waits_for_room(self) -> bool:
+        now = self._clock.monotonic()
+        return super().waits_for_room and (self.found or any(lane.due <= now for lane in self._lanes))
 
     def wake(self) -> None:
         for lane in self._lanes:
@@ -93,25 +124,38 @@ class LaneReader(Reader):
     def _choose(self, now: float) -> _Lane | None:
         """Return the lane whose turn it is; None: none is due."""
         due = [lane for lane in self._lanes if lane.due <= now]
-        others = [lane for lane in due if lane is not self._low]
-        if not others or (self._low in due and self._passed >= SHARE - 1):
-            self._passed = 0
-            return self._low if due else None
-        if self._low in due:
-            self._passed += 1
+        if self._first is not None and self._first not in due and self.found and now - self._first.read > RECENT:
+            due.append(self._first)
+        ranks = {lane.rank for lane in due}
+        if not ranks:
+            return None
+        overdue = [rank for rank in ranks if self._passed[rank] >= SHARE - 1]
+        rank = max(overdue, key=lambda one: self._passed[one], default=min(ranks))
+        self._behind = {one for one in ranks if one > rank}
         # The one that had its turn longest ago: the chosen one goes behind the others.
-        self._lanes.remove(others[0])
-        self._lanes.insert(len(self._lanes) - 1, others[0])
-        return others[0]
+        chosen = next(lane for lane in due if lane.rank == rank)
+        self._lanes.remove(chosen)
+        self._lanes.append(chosen)
+        return chosen
+
+    def _received(self, held: Delivery) -> None:
+        self._passed.update(self._behind)
+        if held.envelope.more is not None and held.deliveries <= 1:
+            self.look(held.envelope.more)
+        self._hand_over(held)
 
     async def _turn(self) -> None:
         now = self._clock.monotonic()
         if self._room() > 0:
             lane = self._choose(now)
             if lane is None:
+                if self._waiting is not None:  # there was no room, and now there is nothing
+                    self._waiting = None
+                    self._after()
                 await self._wait_for_all(min(one.due for one in self._lanes) - now)
                 return
             self._lane, self.queue, self._backoff = lane, lane.queue, lane.backoff
+            self._passed[lane.rank] = 0
         try:
             await super()._turn()
         except StorageError:
@@ -122,7 +166,9 @@ class LaneReader(Reader):
             raise
 
     def _answered(self) -> None:
-        self._lane.full = self.emptied is None
+        self._lane.full, self._lane.read = self.emptied is None, self.last_poll
+        if self.found:  # the next turn reads it, before those that share the room
+            self.emptied, self._waiting = None, self._waiting or self.last_poll
         self._after()
 
     async def _wait(self) -> None:

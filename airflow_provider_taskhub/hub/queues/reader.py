@@ -153,6 +153,8 @@ class Reader:
     ) -> None:
         store, clock, visibility = context.store, context.clock, context.visibility
         self.queue = self.name = queue
+        self.queues: tuple[str, ...] = (queue,)
+        """All queues that it reads."""
         self._supervisor = context.supervisor or Supervisor(clock)
         self._carries = carries
         self.stopping = False

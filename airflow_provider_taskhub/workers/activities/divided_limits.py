@@ -1,9 +1,9 @@
 """Decides when calls of activities with a divided limit begin: each value of a tag has places of its own.
 
 ``@app.activity(limit=2, limit_key="tenant")`` lets two attempts run at once for each value of the tag ``tenant`` of the
-calls. The calls of an activity share a queue. If a worker receives a call and finds no free place for its value, it
+calls. The calls of an activity share its queues. If a worker receives a call and finds no free place for its value, it
 stores the call in a row (:mod:`.waiting_calls`) and takes it out of the queue, so that it holds up no other value. Who
-frees a place puts the first calls of the value into the queue again. If more come back than there are places, or if
+frees a place puts the first calls of the value into their queues again. If more come back than there are places, or if
 others were faster, they wait in their rows again, in the same order.
 
 A worker may die in between. Then its places are freed as those of other limits. From time to time, each worker searches
@@ -33,6 +33,7 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ACTIVITY, ActivityRecord, Need, WorkerIdentity
 from airflow_provider_taskhub.hub.partitions.capabilities import able
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
+from airflow_provider_taskhub.hub.queues.lane_reader import LaneReader
 from airflow_provider_taskhub.hub.queues.reader import Reader
 from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE, DeleteMessage, Step, Unit
 from airflow_provider_taskhub.supervision import Supervisor
@@ -93,7 +94,7 @@ class DividedLimits:
         self.begins_within = min(places_of(limit).begins_within for limit in limits)
         """Seconds within which an attempt must begin after :meth:`confirm`."""
         self._values: dict[str, _Value] = {}
-        self._may_read: dict[Reader, Callable[[], bool]] = {}
+        self._may_read: dict[LaneReader, Callable[[], bool]] = {}
         self._numbers_read, self._numbers = float("-inf"), asyncio.Lock()
         self._open, self._soon = asyncio.Event(), asyncio.Event()
 
@@ -108,7 +109,7 @@ class DividedLimits:
 
     # receiving: the value of a call is not known before, so no place keeps a reader from receiving
 
-    def join(self, reader: Reader, may: Callable[[], bool]) -> None:
+    def join(self, reader: LaneReader, may: Callable[[], bool]) -> None:
         """Let a reader share the places. :param may: tells whether it may read."""
         self._may_read[reader] = may
 
@@ -217,9 +218,8 @@ class DividedLimits:
             of.waiting = False
         for call in found[:free]:
             await waiting_calls.send(hub.store, hub.names, call)
-        if found and free:
             for reader in self._may_read:
-                reader.wake()  # the worker that has freed a place often has a free slot
+                reader.look(call.queue)  # the worker that has freed a place often has a free slot
 
     # looks
 
@@ -320,6 +320,7 @@ class DividedLimits:
             instance=held.message.instance,
             task_id=event.event_id,
             since=held.envelope.waiting_since or held.inserted,
+            low=held.queue == self._hub.names.limited_lanes(event.name)[-1],
             activity=event.name,
             queue=held.queue,
             text="",

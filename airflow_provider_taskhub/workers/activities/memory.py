@@ -36,8 +36,10 @@ class WorkerMemory:
 
     def __init__(self, total: int, kinds: Sequence[Slots], hub: Hub) -> None:
         self.total, self._kinds, self._hub = total, kinds, hub
-        self._shares: dict[str, MemoryShare] = {}
-        """By the name of their queue, the activities of this worker that say what they need."""
+        self._shares: list[MemoryShare] = []
+        """The activities of this worker that say what they need."""
+        self._need_of: dict[str, int] = {}
+        """By the name of a queue, how many bytes an attempt of its activity needs."""
         self._turn: MemoryShare | None = None
         """The activity whose turn it is: no other one gets memory now."""
         self._unanswered = False
@@ -51,13 +53,15 @@ class WorkerMemory:
     ) -> MemoryShare:
         """Make an activity share the memory of the worker.
 
-        :param reader: reads the queue of the activity.
+        :param reader: reads the queues of the activity.
         :param slots: its slots, shared with those of its kind.
         :param need: how many bytes one attempt needs.
         :param has_place: whether an attempt may run as far as the limit of the activity is concerned.
         """
         kind = next(kind for kind in self._kinds if kind.running is slots.running)
-        made = self._shares[reader.queue] = MemoryShare(self, reader, slots, kind, need, has_place)
+        made = MemoryShare(self, reader, slots, kind, need, has_place)
+        self._shares.append(made)
+        self._need_of.update(dict.fromkeys(reader.queues, need))
         slots.may, slots.may_resume, slots.took, slots.left = made.fits, made.fits_again, made.took, self.freed
         return made
 
@@ -75,10 +79,10 @@ class WorkerMemory:
     @property
     def unpromised(self) -> int:
         """How many of these bytes no received call waits for."""
-        return self.free - sum(share.need * share.slots.waits for share in self._shares.values())
+        return self.free - sum(share.need * share.slots.waits for share in self._shares)
 
     def _needs(self, items: Set[Delivery]) -> int:
-        return sum(share.need for held in items if (share := self._shares.get(held.queue)) is not None)
+        return sum(self._need_of.get(held.queue, 0) for held in items)
 
     def is_held_up(self, share: MemoryShare) -> bool:
         """Return whether it is the turn of another activity."""
@@ -110,7 +114,7 @@ class WorkerMemory:
     async def run(self) -> None:
         """Give turns while an activity has no memory. Runs until cancelled."""
         while True:
-            if all(share.since is None for share in self._shares.values()):
+            if all(share.since is None for share in self._shares):
                 self._lacking.clear()
                 await self._lacking.wait()
                 self._note()
@@ -132,10 +136,10 @@ class WorkerMemory:
                 turn.since = None
                 self._end_turn()
             return
-        for share in self._shares.values():
+        for share in self._shares:
             if share.is_idle:
                 share.since = None
-        lacking = [share for share in self._shares.values() if self._may_begin(share) and share.waited(now) >= PATIENCE]
+        lacking = [share for share in self._shares if self._may_begin(share) and share.waited(now) >= PATIENCE]
         for share in sorted(lacking, key=lambda share: -share.waited(now))[:MOST_ASKED]:
             waiting = await self._is_waiting(share)
             if share.since is None:  # an attempt has begun meanwhile
@@ -159,12 +163,15 @@ class WorkerMemory:
         """Return whether a call of an activity waits. None: the store does not say."""
         if share.slots.waiting:
             return True
-        try:
-            return bool(await self._hub.store.peek(share.reader.queue, limit=1))
-        except NotFound:
-            return False
-        except StorageError:
-            return None
+        for queue in share.reader.queues:
+            try:
+                if await self._hub.store.peek(queue, limit=1):
+                    return True
+            except NotFound:
+                continue
+            except StorageError:
+                return None
+        return False
 
 
 class MemoryShare:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from airflow_provider_taskhub.clock import Clock
-from airflow_provider_taskhub.hub.queues.lane_reader import SHARE, LaneReader
+from airflow_provider_taskhub.hub.queues.lane_reader import RECENT, SHARE, LaneReader
 from airflow_provider_taskhub.hub.queues.reader import Reader
 from airflow_provider_taskhub.workers.activities.slots import Slots
 
-RECENT = 0.25
-"""Seconds for which a look at the first queue counts. Without a newer look a lane is not read, so that what has come to
-the first queue meanwhile gets the slot. Activities that are shorter do not cost a look each."""
 MOST_PASSED = 8 * SHARE
 """The largest number of missed slots that the lanes get back later."""
 

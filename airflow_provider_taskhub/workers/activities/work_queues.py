@@ -1,8 +1,8 @@
 """Makes the queues of work items that only some activities use, and empties those that nobody reads.
 
-The calls of an activity with a limit (:mod:`.places`) or a need for memory wait in a queue of this activity. The calls
+The calls of an activity with a limit (:mod:`.places`) or a need for memory wait in queues of this activity. The calls
 of the activities of a pool of workers wait in queues of this pool, some for Spark activities and some for the others. A
-worker sends calls there once it has made the queue. A call that lies in another queue, because its sender did not know
+worker sends calls there once it has made the queues. A call that lies in another queue, because its sender did not know
 the limit, the need or the pool, is moved there.
 
 What waits in a queue stays there, also while no live worker reads it: workers may come. Only these things are done with
@@ -27,6 +27,7 @@ from typing import Any
 
 import structlog
 
+from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine.registry import ActivityDefinition
 from airflow_provider_taskhub.errors import InputError, NotFound, StorageError
 from airflow_provider_taskhub.hub.formats.message_envelope import encode
@@ -162,7 +163,7 @@ class WorkQueues:
         self._pool_made(pool)
 
     async def _make(self, activity: str) -> None:
-        hub, queue, definition = self._hub, self._hub.names.limited(activity), self._activities[activity]
+        hub, queues, definition = self._hub, self._hub.names.limited_queues(activity), self._activities[activity]
         name = definition.limit_name
         declared = {limit.kind: limit for limit in limits_of(definition)}
         others = any(one.limited and one.limit_name == name for one in self._activities.values())
@@ -176,9 +177,9 @@ class WorkQueues:
             if known.declared and before != now:
                 log.warning("limit_changed", kind=limit.kind, limit=limit.name, before=before, now=now)
             await hub.store.execute(places.declared(hub.names, limit))
-        await hub.store.create_queue(queue)
+        await gather_bounded(hub.store.create_queue, queues, limit=len(queues))
         await hub.store.execute(own_queues.declared(hub.names, activity, name if definition.limited else ""))
-        self._queue_made(activity, queue)
+        self._queue_made(activity, queues[0])
 
     async def _retire(self, limit: Limit) -> None:
         """Note that the code does not declare a limit any more, if the hub has it."""
@@ -228,7 +229,7 @@ class WorkQueues:
         return activity in self._runnable and self._activities[activity].has_queue
 
     async def _look_at_queue_of(self, activity: str, limit_name: str, workers: Sequence[Member]) -> bool:
-        """Move the calls in the queue of an activity to the queue of its pool if no worker reads them.
+        """Move the calls in the queues of an activity to the queue of its pool if no worker reads them.
 
         :param limit_name: name of the limit; "": the code of the newest worker has none.
         :returns: True: look again soon.
@@ -237,9 +238,10 @@ class WorkQueues:
         if limit_name and known is not None and not known.limited:  # the code of the newest worker counts
             await self._hub.store.execute(own_queues.declared(self._hub.names, activity, ""))
         if (known is None or known.has_queue) and able(workers, Need(ACTIVITY, activity)):
-            return True  # a worker that has the activity reads the queue, or empties it
+            return True  # a worker that has the activity reads the queues, or empties them
         pool, spark = (DEFAULT_POOL, False) if known is None else (known.pool, known.spark)
-        await self._empty(self._hub.names.limited(activity), self._hub.names.pool(pool, spark=spark))
+        for queue in self._hub.names.limited_queues(activity):
+            await self._empty(queue, self._hub.names.pool(pool, spark=spark))
         return True
 
     async def _look_at_pool(self, pool: str, workers: Sequence[Member]) -> bool:

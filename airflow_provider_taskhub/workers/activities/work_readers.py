@@ -2,7 +2,7 @@
 
 Light work never waits behind Spark: each kind of activities has its own queues and slots. The calls of a pool of
 workers, or of an activity with a limit or a need for memory, wait in queues of their own, and share the slots of their
-kind.
+kind. All have lanes for the further calls of those that have many calls.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class WorkReaders:
     :ivar spark: the work items of the queue of Spark activities.
     :ivar queues: by the name of an activity, the queue of its calls, if it is not that of most activities.
     :ivar lanes: by the name of an activity, its lanes, the one of low priority last. An activity that is not here has
-        none: its calls all wait in one queue.
-    :ivar limited: the queues of activities that have one of their own, as far as they exist.
+        none yet: its calls all wait in one queue.
+    :ivar limited: the first queues of activities that have queues of their own, as far as they exist.
     :ivar memory: the memory of this worker, of which some activities need a part.
     """
 
@@ -124,12 +124,13 @@ class WorkReaders:
             self._freed(pool)
 
     def queue_made(self, activity: str, queue: str) -> None:
-        """Use the queue of an activity that has one of its own, which now exists."""
+        """Use the queues of an activity that has its own, which now exist. :param queue: the first one."""
         self.queues[activity] = self.limited[activity] = queue
+        self.lanes[activity] = self._hub.names.limited_lanes(activity)
         if activity in self._limits:
             self._limits[activity].open()
         for source in self._of_activities:
-            if source.items.reader.queue == queue:
+            if queue in source.items.reader.queues:
                 source.items.reader.freed()
 
     def _freed(self, pool: str) -> None:
@@ -181,7 +182,7 @@ class WorkReaders:
         yield Source(f"lanes of {name}", WorkItems(lanes, lane_slots), None, spark)
 
     def _of_activity(self, name: str, limits: Admission | None) -> Source:
-        """Return the source of the calls of an activity with a queue of its own."""
+        """Return the source of the calls of an activity with queues of its own."""
         spark, need = self._registry.activities[name].spark, self._registry.activities[name].memory
         kind, clock, had_place = self._slots[spark], self._hub.clock, float("-inf")
         slots = Slots(kind.limit, clock, shared=kind)
@@ -203,10 +204,11 @@ class WorkReaders:
             return min(slots.room, MAX_RECEIVE if share is None else share.room())
 
         others = (lambda: None) if limits is None else limits.freed
-        reader = Reader(
+        reader = LaneReader(
             self._context,
-            queue=self._hub.names.limited(name),
-            carries=WORK_EVENTS,
+            first=self._hub.names.limited(name),
+            lanes=self._hub.names.limited_lanes(name),
+            own=True,
             room=lambda: min(places(), fits()),
             deliver=deliver,
             polled=others,

@@ -2,7 +2,8 @@
 
 The first few open calls of each caller go to the first queue of their activity. The further ones go to a lane, which is
 read when the first queue is empty. So do all calls of low priority. A caller is a DAG, or an orchestrator whose
-instances no DAG has started.
+instances no DAG has started. Of activities with queues of their own, which have a limit or need memory, few can run at
+once, so fewer calls go to the first queue.
 
 What is known of the open calls is in memory, and only the order depends on it. After a partition has moved, the new
 owner counts anew.
@@ -24,7 +25,9 @@ from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstan
 OF_CALLER, OF_INSTANCES = 8, 16
 """The most open calls of a caller in a first queue. The second number counts for a call whose instance has fewer than
 :data:`OF_INSTANCE` calls there. Both numbers are for one partition of a hub with at most four partitions. With more
-partitions they are smaller, but at least 2 and 4."""
+partitions they are smaller, but at least those that follow."""
+FEWEST_OF_CALLER, FEWEST_OF_INSTANCES = 2, 4
+"""The same numbers for the queues of an activity, and the smallest numbers for others."""
 OF_INSTANCE = 2
 """The number of calls from which on an instance has many calls in a first queue."""
 USUAL = 4
@@ -51,16 +54,22 @@ class CallLanes:
 
     :param partitions: the number of partitions of the hub. Each owner knows only the instances of its own.
     :param queues: by the name of an activity, the first queue of its calls, if it is not that of most activities.
+    :param own: the first queues of activities with queues of their own, by the names of these.
     :param lanes: by the name of an activity, its lanes, the one of low priority last. An activity that is not here has
         none: all its calls wait in one queue.
     """
 
     def __init__(
-        self, names: HubNames, partitions: int, queues: Mapping[str, str], lanes: Mapping[str, Sequence[str]]
+        self,
+        names: HubNames,
+        partitions: int,
+        queues: Mapping[str, str],
+        own: Mapping[str, str],
+        lanes: Mapping[str, Sequence[str]],
     ) -> None:
-        self._names, self._queues, self._lanes = names, queues, lanes
+        self._names, self._queues, self._own, self._lanes = names, queues, own, lanes
         part = max(1, partitions / USUAL)
-        self._of_caller, self._of_instances = max(2, int(OF_CALLER / part)), max(4, int(OF_INSTANCES / part))
+        self._most = max(FEWEST_OF_CALLER, int(OF_CALLER / part)), max(FEWEST_OF_INSTANCES, int(OF_INSTANCES / part))
         self._open: dict[str, _Open] = {}
         """By instance id."""
         self._counts = Counter[_Share]()
@@ -97,7 +106,7 @@ class CallLanes:
             first, lanes = self._queues.get(call.name, self._names.work_items), self._lanes.get(call.name)
             if lanes is None:
                 found.append((first, first))
-            elif not low and self._is_first(known, first):
+            elif not low and self._is_first(known, first, own=call.name in self._own):
                 self._add(known, live, call, first)
                 found.append((first, first))
             else:
@@ -127,8 +136,11 @@ class CallLanes:
         self._counts[known.partition, known.caller, queue] += 1
         self._open[live.execution.instance.instance_id] = known
 
-    def _is_first(self, known: _Open, queue: str) -> bool:
-        """Return whether the next call of an instance goes to its first queue."""
+    def _is_first(self, known: _Open, queue: str, *, own: bool) -> bool:
+        """Return whether the next call of an instance goes to its first queue.
+
+        :param own: whether only calls of one activity wait there.
+        """
+        most, most_of_few = (FEWEST_OF_CALLER, FEWEST_OF_INSTANCES) if own else self._most
         of_caller = self._counts[known.partition, known.caller, queue]
-        few = known.count(queue) < OF_INSTANCE and of_caller < self._of_instances
-        return of_caller < self._of_caller or few
+        return of_caller < most or (known.count(queue) < OF_INSTANCE and of_caller < most_of_few)

@@ -276,7 +276,7 @@ async def test_delete_removes_the_hub_and_only_it(store: Store) -> None:
     other = HubNames("AdminHub2")
     await create_hub(store, other, 1)
     await create_hub(store, NAMES, 4)
-    for queue in (*NAMES.pool_queues("default"), *NAMES.pool_queues("heavy"), NAMES.limited("load")):
+    for queue in (*NAMES.pool_queues("default"), *NAMES.pool_queues("heavy"), *NAMES.limited_queues("load")):
         await store.create_queue(queue)  # as workers do
     await delete_hub(store, NAMES)
     await delete_hub(store, NAMES)  # a missing hub is no error
