@@ -131,7 +131,7 @@ class ActivityDefinition:
 
     @property
     def has_queue(self) -> bool:
-        """Whether its calls wait in a queue of their own, because not every free slot is enough to run one."""
+        """Whether its calls wait in queues of their own, because not every free slot is enough to run one."""
         return self.limited or self.memory is not None
 
     @property

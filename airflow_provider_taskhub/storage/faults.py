@@ -289,7 +289,7 @@ class FaultyStore(Paged):
     async def count(self, queue: str) -> int:
         return await self._through("admin", queue, lambda: self._inner.count(queue))
 
-    async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
+    async def arrival(self, queues: Sequence[str], timeout: float) -> Sequence[str]:
         """Call the inner store without a fault: a wake-up is only a hint, so losing it is no error."""
         return await self._inner.arrival(queues, timeout)
 

@@ -458,11 +458,12 @@ class Store(Protocol):
     async def count(self, queue: str) -> int:
         """Return the approximate number of messages in the queue, invisible ones included."""
 
-    async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
+    async def arrival(self, queues: Sequence[str], timeout: float) -> Sequence[str]:
         """Wait until one of the queues may have a visible message, at most ``timeout`` seconds.
 
-        :returns: True if a message was put or became visible. SQLite learns this from all processes; Azure learns it
-            from the processes of this machine and user only. The result is a hint: the caller must still poll.
+        :returns: those of the queues into which a message was put, or in which one became visible; empty: the time is
+            over. SQLite learns this from all processes; Azure learns it from the processes of this machine and user
+            only. The result is a hint: the caller must still poll.
         """
 
     def subscribe(self, name: str) -> AbstractAsyncContextManager[Callable[[float], Awaitable[None]]]:

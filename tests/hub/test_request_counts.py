@@ -94,9 +94,9 @@ class Distant(SqliteStore):
         super().__init__(None, clock=clock, stepwise=True)
         self._time = clock
 
-    async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
+    async def arrival(self, queues: Sequence[str], timeout: float) -> Sequence[str]:
         await self._time.sleep(timeout)
-        return False
+        return []
 
 
 STORES: dict[str, Callable[[VirtualClock], SqliteStore]] = {

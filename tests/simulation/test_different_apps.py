@@ -376,7 +376,7 @@ class Distant(SqliteStore):
         self._listener.receiving(queue)
         return await super().receive(queue, limit=limit, visibility=visibility)
 
-    async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
+    async def arrival(self, queues: Sequence[str], timeout: float) -> Sequence[str]:
         return await self._listener.arrival(queues, timeout)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +15,8 @@ from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hub.history import waiting_calls
 from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR
-from airflow_provider_taskhub.hub.queues.lane_reader import SHARE
+from airflow_provider_taskhub.hub.queues.lane_reader import RECENT, SHARE
+from airflow_provider_taskhub.storage.faults import Call, Fault
 from airflow_provider_taskhub.tags import DAG_TAG
 from airflow_provider_taskhub.workers.orchestrations.call_lanes import FEWEST_OF_INSTANCES
 from tests.simulation.test_fairness import dags_of_different_lanes
@@ -34,10 +37,12 @@ class Loads:
 
     def __init__(self, **given: Any) -> None:
         self.begun: list[str] = []
+        self.times: list[float] = []
         self.app = app = App("turns")
 
         async def run(what: tuple[str, float]) -> None:
             self.begun.append(what[0])
+            self.times.append(asyncio.get_running_loop().time())
             await asyncio.sleep(what[1])
 
         @app.activity(**given)
@@ -49,16 +54,18 @@ class Loads:
             await run(what)
 
         @app.orchestrator
-        async def many(ctx: OrchestrationContext, given: tuple[str, int, float]) -> int:
-            activity, count, seconds = given
-            calls = [ctx.call_activity(activity, (ctx.instance_id, seconds), tags=TENANT) for _ in range(count)]
+        async def many(ctx: OrchestrationContext, given: Sequence[Any]) -> int:
+            activity, count, seconds, *tenant = given
+            tags = {"tenant": tenant[0]} if tenant else TENANT
+            calls = [ctx.call_activity(activity, (ctx.instance_id, seconds), tags=tags) for _ in range(count)]
             return len(await ctx.when_all(calls))
 
         @app.orchestrator
-        async def steps(ctx: OrchestrationContext, given: tuple[str, int, float]) -> None:
-            activity, count, seconds = given
+        async def steps(ctx: OrchestrationContext, given: Sequence[Any]) -> None:
+            activity, count, seconds, *tenant = given
+            tags = {"tenant": tenant[0]} if tenant else TENANT
             for _ in range(count):
-                await ctx.call_activity(activity, (ctx.instance_id, seconds), tags=TENANT)
+                await ctx.call_activity(activity, (ctx.instance_id, seconds), tags=tags)
 
 
 @pytest.mark.parametrize("kind", LIMITS)
@@ -76,7 +83,7 @@ def test_a_backfill_delays_tonights_run_by_one_activity(kind: str, workers: int)
             for number in range(30):
                 name = f"{number}"
                 await world.client.start("many", ("load", 3, 10.0), instance_id=name, tags=tags, priority=-1000)
-            await world.clock.sleep(45)
+            await world.clock.sleep(245)  # the first queue has been empty for long
             before, begun = len(loads.begun), world.clock.monotonic()
             await world.client.start("many", ("load", 2, 10.0), instance_id="tonight", tags=tags)
             await world.wait("tonight")
@@ -136,11 +143,15 @@ def test_what_has_a_low_priority_gets_its_share_while_others_never_end(kind: str
 
 def test_an_activity_whose_calls_are_all_in_a_lane_has_its_turn_among_those_that_share_the_limit() -> None:
     """All calls of one have a low priority, so its first queue is empty at each look."""
-    loads = Loads(limit=1, limit_name="database")
+    loads, returned = Loads(limit=1, limit_name="database"), Counter[str]()
+
+    def plan(call: Call) -> Fault | None:
+        returned[call.kind] += 1
+        return None
 
     async def main() -> None:
         async with World(loads.app) as world:
-            await world.join("one")
+            await world.join("one", plan=plan)
             for number in range(4):
                 await world.client.start("steps", ("save", 1000, 5.0), instance_id=f"s{number}")
             await world.clock.sleep(60)
@@ -162,11 +173,143 @@ def test_another_worker_finds_what_is_in_the_lanes() -> None:
             await world.join("one", roles=(ACTIVITY,))
             await world.clock.sleep(600)
             begun = world.clock.monotonic()
-            await world.client.start("many", ("load", 80, 2.0), instance_id="i")
+            await world.client.start("many", ("load", 40, 2.0), instance_id="i")
+            await world.wait("i")
+            assert loads.times[0] - begun < 40, "an empty queue is polled every 30 s"
+            assert loads.times[-1] - loads.times[0] < 40 / 4 * 2 + 5, "the first call says in which lane the others are"
+            begun = world.clock.monotonic()
             await world.client.start("many", ("load", 4, 2.0), instance_id="low", priority=-1)
-            for name in ("i", "low"):
+            await world.wait("low")
+            assert world.clock.monotonic() - begun < 40
+
+    simulate(main)
+
+
+def test_a_large_need_of_low_priority_gets_memory_while_others_never_end() -> None:
+    """Its calls are in a lane. Nothing waits in its first queue."""
+    loads = Loads(memory="2g")
+
+    @loads.app.activity(memory="8g")
+    async def large(what: tuple[str, float]) -> None:
+        loads.begun.append(what[0])
+
+    async def main() -> None:
+        async with World(loads.app, memory="8g") as world:
+            await world.join("one")
+            for number in range(5):
+                await world.client.start("steps", ("load", 1000, 7.0 + number), instance_id=f"s{number}")
+            await world.clock.sleep(60)
+            await world.client.start("many", ("large", 2, 1.0), instance_id="low", priority=-1)
+            assert (await world.wait("low", timedelta(minutes=3))).status is Status.COMPLETED
+
+    simulate(main)
+
+
+def test_lanes_are_read_although_each_receive_takes_long() -> None:
+    """Longer than a look at the first queue counts."""
+    loads, slow = Loads(limit=2), Fault(delay=2 * RECENT)
+
+    async def main() -> None:
+        async with World(loads.app) as world:
+            await world.join("one", plan=lambda call: slow if call.kind == "queue.receive" else None)
+            begun = world.clock.monotonic()
+            await world.client.start("many", ("load", 20, 2.0), instance_id="i")
+            await world.wait("i")
+            assert world.clock.monotonic() - begun < 20 / 2 * 2 * 2
+
+    simulate(main)
+
+
+def test_the_share_of_a_lane_is_the_same_when_a_receive_brings_many_calls() -> None:
+    loads = Loads(memory="1m")
+
+    async def main() -> None:
+        async with World(loads.app, memory="8g", activities=16) as world:
+            await world.join("one")
+            for number in range(4):
+                tags = {DAG_TAG: f"dag{number}"}
+                await world.client.start("many", ("load", 150, 0.4), instance_id=f"usual{number}", tags=tags)
+            await world.client.start("many", ("load", 150, 0.4), instance_id="low", priority=-1)
+            for number in range(40):
+                tags = {DAG_TAG: f"first{number}"}
+                await world.client.start("steps", ("load", 100, 0.4), instance_id=f"first{number}", tags=tags)
+            await world.clock.sleep(5)
+            before = len(loads.begun)
+            await world.clock.sleep(12)
+            began = Counter(name.rstrip("0123456789") for name in loads.begun[before:])
+            assert began.total() > 300
+            assert 1 / (2 * SHARE) < (began["usual"] + began["low"]) / began.total() < 2 / SHARE
+            assert began["low"] < began["usual"] / 3
+
+    simulate(main)
+
+
+def test_the_calls_of_a_tenant_come_in_their_turn_while_other_tenants_never_end() -> None:
+    """Four slots have more to do than they can. A call of the tenant that waits in a row has had its turn already."""
+    loads = Loads(limit=1, limit_key="tenant")
+
+    async def main() -> None:
+        async with World(loads.app) as world:
+            await world.join("one")
+            for number in range(12):
+                given = ("load", 400, 2.0, f"t{number}")
+                await world.client.start("steps", given, instance_id=f"o{number}", tags={DAG_TAG: f"o{number}"})
+            await world.clock.sleep(10)
+            begun = world.clock.monotonic()
+            await world.client.start("many", ("load", 16, 2.0), instance_id="early", tags={DAG_TAG: "early"})
+            await world.clock.sleep(5)
+            for number in range(8):
+                tags = {DAG_TAG: f"late{number}"}
+                await world.client.start("many", ("load", 1, 2.0), instance_id=f"late{number}", tags=tags)
+            for name in ("early", *(f"late{number}" for number in range(8))):
                 await world.wait(name)
-            assert world.clock.monotonic() - begun < 84 / 4 * 2 + 45  # an empty queue is polled every 30 s
+            assert world.clock.monotonic() - begun < 24 * 2 * 2
+            assert [name for name in loads.begun if name[0] in "el"][:16] == ["early"] * 16
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("limited", [True, False], ids=["a new limit", "no limit any more"])
+def test_a_call_of_low_priority_keeps_it_when_it_is_moved(limited: bool) -> None:
+    old, new = Loads(limit=2), Loads()
+    if limited:
+        old, new = new, old
+
+    async def main() -> None:
+        async with World(old.app, activities=2) as world:
+            first = await world.join("old")
+            await world.client.start("many", ("load", 60, 10.0), instance_id="low", priority=-1)
+            await world.clock.sleep(5)
+            await first.stop(timedelta(seconds=1))
+            await world.join("new", app=new.app)
+            await world.clock.sleep(70)
+            begun = world.clock.monotonic()
+            await world.client.start("many", ("load", 2, 10.0), instance_id="tonight")
+            await world.wait("tonight")
+            assert world.clock.monotonic() - begun < 10 + 10 + 5
+
+    simulate(main)
+
+
+def test_a_call_costs_few_receives_although_there_are_lanes() -> None:
+    """One call a minute. Every call once cost 72 receives: each of six queues was polled fast again."""
+    loads, receives = Loads(limit=2), Counter[str]()
+
+    def plan(call: Call) -> Fault | None:
+        receives[str(call.what)] += call.kind == "queue.receive"
+        return None
+
+    async def main() -> None:
+        async with World(loads.app) as world:
+            await world.join("one", plan=plan)
+            await world.clock.sleep(600)
+            queues = world.client.hub.names.limited_queues("load")
+            receives.clear()
+            for number in range(10):
+                await world.client.start("many", ("load", 1, 1.0), instance_id=f"{number}")
+                await world.clock.sleep(60)
+            assert sum(receives[queue] for queue in queues[1:]) <= 10 * 7
+            assert receives[queues[0]] <= 10 * 15
 
     simulate(main)
 

@@ -3,9 +3,9 @@
 ``@app.activity(limit=2)`` lets two attempts run at once in the whole hub, so the activity has two places. An attempt
 runs only while a place names it. Workers take, change and free a place under the ETag of its row. A place is held as
 long as the activity record of its attempt says that the attempt runs. So a place does not outlive its attempt, whoever
-dies, and it needs no renewal of its own. The calls that wait are messages in a queue of this activity. A worker
-receives from this queue only while it sees a free place. So the cost does not grow with the number of calls that wait.
-Activities that share a limit share its places, and each has its own queue.
+dies, and it needs no renewal of its own. The calls that wait are messages in queues of this activity. A worker
+receives from them only while it sees a free place. So the cost does not grow with the number of calls that wait.
+Activities that share a limit share its places, and each has its own queues.
 
 ``@app.activity(rate="10/m")`` gives the activity ten places of another limit. An attempt that begins takes one, and the
 place is free again a minute later. So at most ten attempts begin within any minute, and no two clocks are compared.

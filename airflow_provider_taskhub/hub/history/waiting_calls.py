@@ -53,7 +53,6 @@ class WaitingCall:
     :param since: when the call was put into a queue first, by the clock of the store.
     :param low: whether it has low priority.
     :param activity: name of the activity.
-    :param queue: the queue that it came from.
     :param text: its message, as it stands in the queue.
     :param etag: the ETag of its row; None: it has none yet.
     """
@@ -66,7 +65,6 @@ class WaitingCall:
     since: Timestamp
     low: bool = False
     activity: str = field(compare=False)
-    queue: str = field(compare=False)
     text: str = field(compare=False, repr=False)
     etag: str | None = field(default=None, compare=False)
 
@@ -94,7 +92,6 @@ def stored(names: HubNames, waiting: WaitingCall) -> Transact:
         "TaskId": waiting.task_id,
         "Tag": waiting.tag,
         "Name": waiting.activity,
-        "Queue": waiting.queue,
         "Low": waiting.low,
         **{f"Message{number}": part for number, part in enumerate(parts)},
     }
@@ -151,8 +148,13 @@ def _since(row: Entity) -> Timestamp:
     return turn + -LATER if row.properties.get("Low") else turn
 
 
+def queue_of(names: HubNames, waiting: WaitingCall) -> str:
+    """Return the queue into which a call is put when its turn has come: the first one, or the lane of low priority."""
+    return names.limited_lanes(waiting.activity)[-1] if waiting.low else names.limited(waiting.activity)
+
+
 async def send(store: Store, names: HubNames, waiting: WaitingCall) -> bool:
-    """Put a call into its queue, then delete its row.
+    """Put a call into a queue of its activity, then delete its row.
 
     The row is first written: of several workers that do the same, one goes on. If it dies then, another one begins
     anew.
@@ -164,7 +166,7 @@ async def send(store: Store, names: HubNames, waiting: WaitingCall) -> bool:
     except (Conflict, NotFound):
         return False
     assert isinstance(etags, tuple)
-    put = PutMessage(queue=waiting.queue, text=waiting.text)
+    put = PutMessage(queue=queue_of(names, waiting), text=waiting.text)
     await store.commit(Unit(steps=(Step(name="outbound", operations=(put,)),)))
     with suppress(Conflict, NotFound):  # it was stored once more: then it comes twice, and runs once
         await store.execute(removed(names, replace(waiting, etag=etags[0])))
@@ -218,7 +220,6 @@ def _decoded(limit: str, value: str, row: Entity) -> WaitingCall:
         since=_since(row),
         low=bool(row.properties.get("Low")),
         activity=texts.get("Name", ""),
-        queue=texts.get("Queue", ""),
         text="".join(parts),
         etag=row.etag,
     )

@@ -10,19 +10,22 @@ from airflow_provider_taskhub.errors import StorageError
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.queues.pacing import PollingBackoff
 from airflow_provider_taskhub.hub.queues.reader import WORK_EVENTS, Reader, ReaderContext
+from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE
 
 SHARE = 8
 """While work of a higher priority waits, work of a lower priority gets one of this number of turns."""
+MOST_PASSED = 8 * SHARE
+"""The largest number of missed turns that those of a lower priority get back later."""
 RECENT = 0.25
 """Seconds for which a look at the first queue counts. Without a newer look a lane is not read, so that what has come to
 the first queue meanwhile goes first. Activities that are shorter do not cost a look each."""
-FIRST, USUAL, LOW = range(3)
-"""The ranks of queues: the first queue, the usual lanes, and the lane of low priority."""
 SELDOM, FOREIGN = 2, 20
 """A lane that stays empty is polled so many times more rarely than other queues, because most lanes are not used. The
 second number is for lanes into which only workers with other code put something."""
 UNUSED = 20
 """After this number of empty receives, the pause between two receives has its full length."""
+FIRST, USUAL, LOW = range(3)
+"""The ranks of queues: the first queue, the usual lanes, and the lane of low priority."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +33,6 @@ class _Lane:
     """One of the queues.
 
     :ivar due: monotonic time at which the queue is read next.
-    :ivar read: monotonic time at which it was read last.
     :ivar full: whether the queue may have messages: the last receive did not empty it, or somebody has put some.
     """
 
@@ -38,7 +40,6 @@ class _Lane:
     rank: int
     backoff: PollingBackoff
     due: float = 0.0
-    read: float = float("-inf")
     full: bool = False
 
     def announced(self) -> None:
@@ -71,12 +72,14 @@ class LaneReader(Reader):
         failed: Callable[[], None] = lambda: None,
         first: str | None = None,
     ) -> None:
-        self._hand_over, self._after = deliver, polled
+        self._all_room, self._hand_over, self._after = room, deliver, polled
+        self._most = MAX_RECEIVE
+        """The most messages that the chosen queue may give now."""
         super().__init__(
             context,
             queue=first or lanes[0],
             carries=WORK_EVENTS,
-            room=room,
+            room=lambda: min(self._all_room(), self._most),
             deliver=self._received,
             polled=self._answered,
             failed=failed,
@@ -94,10 +97,16 @@ class LaneReader(Reader):
         if self._first is not None:
             self._lanes.insert(0, self._first)
         self._lane, self.queues = self._lanes[0], tuple(lane.queue for lane in self._lanes)
-        self._behind: set[int] = set()
-        """The ranks that are passed over if a message comes now."""
+        self._looked, self._just_looked = float("-inf"), False
+        """Monotonic time of the last look at the first queue; and whether neither a lane was read nor room was lacking
+        since, so that a slow store is not asked again and again."""
+        self._claims = False
+        """Whether those that share the room may wait for this reader, although it has not waited for room."""
+        self._behind: int | None = None
+        """The rank that is passed over if a message comes now."""
         self._passed = Counter[int]()
-        """By rank, how many messages of a better rank have come although a lane of this rank was due, too."""
+        """By rank, the messages of better ranks that have come while it was due, less :data:`SHARE` - 1 for each of its
+        own."""
 
     @property
     def found(self) -> bool:
@@ -124,14 +133,19 @@ class LaneReader(Reader):
     def _choose(self, now: float) -> _Lane | None:
         """Return the lane whose turn it is; None: none is due."""
         due = [lane for lane in self._lanes if lane.due <= now]
-        if self._first is not None and self._first not in due and self.found and now - self._first.read > RECENT:
+        looked = self._just_looked or now - self._looked <= RECENT
+        if self._first is not None and self._first not in due and self.found and not looked:
             due.append(self._first)
-        ranks = {lane.rank for lane in due}
+        ranks = sorted({lane.rank for lane in due})
         if not ranks:
             return None
-        overdue = [rank for rank in ranks if self._passed[rank] >= SHARE - 1]
-        rank = max(overdue, key=lambda one: self._passed[one], default=min(ranks))
-        self._behind = {one for one in ranks if one > rank}
+        # The low lane has its share of what the lanes get.
+        rank, self._behind, self._most = ranks[0], None, MAX_RECEIVE
+        for worse in ranks[1:]:
+            if self._passed[worse] < SHARE - 1:
+                self._behind = worse
+                break
+            rank, self._most = worse, max(1, self._passed[worse] // (SHARE - 1))
         # The one that had its turn longest ago: the chosen one goes behind the others.
         chosen = next(lane for lane in due if lane.rank == rank)
         self._lanes.remove(chosen)
@@ -139,23 +153,27 @@ class LaneReader(Reader):
         return chosen
 
     def _received(self, held: Delivery) -> None:
-        self._passed.update(self._behind)
+        mine = self._lane.rank
+        self._passed[mine] = max(0, self._passed[mine] - (SHARE - 1))
+        if self._behind is not None:
+            self._passed[self._behind] = min(self._passed[self._behind] + 1, MOST_PASSED)
         if held.envelope.more is not None and held.deliveries <= 1:
             self.look(held.envelope.more)
         self._hand_over(held)
 
     async def _turn(self) -> None:
         now = self._clock.monotonic()
-        if self._room() > 0:
+        if self._all_room() > 0:
             lane = self._choose(now)
             if lane is None:
-                if self._waiting is not None:  # there was no room, and now there is nothing
-                    self._waiting = None
-                    self._after()
                 await self._wait_for_all(min(one.due for one in self._lanes) - now)
                 return
             self._lane, self.queue, self._backoff = lane, lane.queue, lane.backoff
-            self._passed[lane.rank] = 0
+        else:
+            self._just_looked = False
+            if self._claims:
+                self._claims = False
+                self._after()
         try:
             await super()._turn()
         except StorageError:
@@ -166,7 +184,14 @@ class LaneReader(Reader):
             raise
 
     def _answered(self) -> None:
-        self._lane.full, self._lane.read = self.emptied is None, self.last_poll
+        lane = self._lane
+        lane.full = self.emptied is None
+        if self.emptied is not None:
+            self._passed[lane.rank] = 0
+        self._just_looked = lane is self._first
+        if self._just_looked:
+            self._looked = self._clock.monotonic()
+        self._claims = self.found
         if self.found:  # the next turn reads it, before those that share the room
             self.emptied, self._waiting = None, self._waiting or self.last_poll
         self._after()
@@ -178,6 +203,7 @@ class LaneReader(Reader):
 
     async def _wait_for_all(self, seconds: float) -> None:
         self._woken = False
-        if await self._arrival([lane.queue for lane in self._lanes], seconds):
-            for lane in self._lanes:
+        announced = await self._arrival([lane.queue for lane in self._lanes], seconds)
+        for lane in self._lanes:
+            if lane.queue in announced:
                 lane.announced()

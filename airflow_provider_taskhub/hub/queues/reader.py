@@ -461,21 +461,21 @@ class Reader:
         if not self._woken and await self._arrival([self.queue], self._backoff.next(self._draw)):
             self._backoff.received()
 
-    async def _arrival(self, queues: Sequence[str], seconds: float) -> bool:
+    async def _arrival(self, queues: Sequence[str], seconds: float) -> Sequence[str]:
         """Wait until the store announces a new message in a queue, the time is over, or :meth:`wake` is called.
 
-        :returns: True if the store has announced a message.
+        :returns: the queues in which the store has announced a message.
         """
-        self.signalled = False
+        announced: Sequence[str] = ()
         try:
             async with asyncio.timeout(None) as self._wait_timeout:
-                self.signalled = await self._store.arrival(queues, seconds)
+                announced = await self._store.arrival(queues, seconds)
         except TimeoutError:
             if not self._woken:
                 raise
         finally:
-            self._wait_timeout = None
-        return self.signalled
+            self._wait_timeout, self.signalled = None, bool(announced)
+        return announced
 
     def _wake(self) -> None:
         """End the running :meth:`_wait`. If none is running, the next one ends at once.

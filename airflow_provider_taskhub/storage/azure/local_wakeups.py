@@ -134,10 +134,10 @@ class Listener:
         """
         self._seen[queue] = self._wakeups.count(queue, now=_now())
 
-    async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
+    async def arrival(self, queues: Sequence[str], timeout: float) -> Sequence[str]:
         """Wait for a wake-up for one of the queues, at most ``timeout`` seconds.
 
-        :returns: True if there was a wake-up since the last receive from its queue; False if the time is over.
+        :returns: the queues for which there was a wake-up since the last receive; empty: the time is over.
         """
         deadline = _now() + timeout
         waiter = Waiter()
@@ -145,20 +145,19 @@ class Listener:
         try:
             while True:
                 now = _now()
-                if self._has_new_wakeup(queues, now):
-                    return True
-                if now >= deadline:
-                    return False
+                if (woken := self._with_new_wakeup(queues, now)) or now >= deadline:
+                    return woken
                 due = self._wakeups.due(queues)
                 await waiter.wait(min(deadline, deadline if due is None else due) - now)
         finally:
             self._wakeups.leave(queues, waiter)
 
-    def _has_new_wakeup(self, queues: Sequence[str], now: float) -> bool:
-        found = False
+    def _with_new_wakeup(self, queues: Sequence[str], now: float) -> list[str]:
+        found = []
         for queue in queues:
             count = self._wakeups.count(queue, now=now)
-            found = found or count > self._seen.get(queue, 0)
+            if count > self._seen.get(queue, 0):
+                found.append(queue)
             self._seen[queue] = count
         return found
 

@@ -199,7 +199,7 @@ class AzureStore(Paged):
     async def release_claims(self, holders: Collection[str]) -> int:
         return 0
 
-    async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
+    async def arrival(self, queues: Sequence[str], timeout: float) -> Sequence[str]:
         self._process_wakeups.listen(queues)
         return await self._listener.arrival(queues, timeout)
 

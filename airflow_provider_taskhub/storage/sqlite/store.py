@@ -180,7 +180,8 @@ class SqliteStore(Paged):
     async def receive(self, queue: str, *, limit: int, visibility: timedelta) -> list[Message]:
         rules.check_receive(queue, limit, visibility)
         self.requests["queue.receive"] += 1
-        if not await self._access.read(lambda connection: self._due(queues.earliest(connection, queue))):
+        visible = await self._access.read(partial(queues.earliest, queue=queue))
+        if visible is None or visible > self._access.now():
             return []  # a poll of a queue without visible messages needs no write transaction
         messages: list[Message] = await self._access.write(
             lambda change: queues.receive(change, queue, limit, visibility, self._holder)
@@ -214,25 +215,21 @@ class SqliteStore(Paged):
         self.requests["admin"] += 1
         return await self._access.read(lambda connection: queues.count(connection, queue))
 
-    async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
+    async def arrival(self, queues: Sequence[str], timeout: float) -> Sequence[str]:
         """Wait until one of the queues has a visible message (see :meth:`Store.arrival`).
 
-        Unlike Azure, this store returns True only if a message is visible. The store knows when the next invisible
+        Unlike Azure, this store returns only queues with visible messages. The store knows when the next invisible
         message becomes visible, and returns at that time.
         """
         await self._access.listen(queues)
         deadline = self._clock.monotonic() + timeout
         while True:
             with self._access.waiters.listening(queues) as woken:
-                due = await self._earliest(queues)
-                if self._due(due):
-                    return True
+                visible, now = await self._earliest(queues), self._access.now()
                 left = deadline - self._clock.monotonic()
-                if left <= 0:
-                    return False
-                waits = [left]
-                if due is not None:
-                    waits.append((due - self._access.now()) / TICKS)
+                if (found := [queue for queue, at in visible.items() if at <= now]) or left <= 0:
+                    return found
+                waits = [left, *((at - now) / TICKS for at in visible.values())]
                 if self._access.fallback is not None:
                     waits.append(self._access.fallback)
                 await wait_for_wakeup(woken, min(waits))
@@ -254,23 +251,20 @@ class SqliteStore(Paged):
 
             yield wait
 
-    async def _earliest(self, names: Sequence[str]) -> int | None:
-        """Return when the next message of these queues becomes or became visible, in ticks; None if there is none.
+    async def _earliest(self, names: Sequence[str]) -> dict[str, int]:
+        """Return for each of these queues that has messages when its next one becomes or became visible, in ticks.
 
         A queue that does not exist counts as empty.
         """
-        found: list[int] = []
+        found: dict[str, int] = {}
         for name in names:
             try:
                 due = await self._access.read(partial(queues.earliest, queue=name))
             except NotFound:
                 continue
             if due is not None:
-                found.append(due)
-        return min(found, default=None)
-
-    def _due(self, visible: int | None) -> bool:
-        return visible is not None and visible <= self._access.now()
+                found[name] = due
+        return found
 
     # --- the methods of Store for tables
 

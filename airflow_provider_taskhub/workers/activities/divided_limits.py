@@ -159,7 +159,7 @@ class DividedLimits:
         """
         mine, hub = self._waiting(held), self._hub
         # This delivery has begun nothing, so it does not count, as in a move to another queue.
-        text = encode(replace(held.envelope, deliveries=held.deliveries - 1, waiting_since=mine.since))
+        text = encode(replace(held.envelope, deliveries=held.deliveries - 1, waiting_since=mine.since, more=None))
         steps = (
             Step(name="waiting call", operations=(waiting_calls.stored(hub.names, replace(mine, text=text)),)),
             Step(name="delete", operations=(DeleteMessage(queue=held.queue, message=held.receipt, quiet=True),)),
@@ -219,7 +219,9 @@ class DividedLimits:
         for call in found[:free]:
             await waiting_calls.send(hub.store, hub.names, call)
             for reader in self._may_read:
-                reader.look(call.queue)  # the worker that has freed a place often has a free slot
+                reader.look(
+                    waiting_calls.queue_of(hub.names, call)
+                )  # the worker that has freed a place often has a free slot
 
     # looks
 
@@ -322,6 +324,5 @@ class DividedLimits:
             since=held.envelope.waiting_since or held.inserted,
             low=held.queue == self._hub.names.limited_lanes(event.name)[-1],
             activity=event.name,
-            queue=held.queue,
             text="",
         )

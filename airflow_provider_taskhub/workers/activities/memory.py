@@ -1,12 +1,12 @@
 """Shares out the memory of a worker among the activities that say what they need, as ``@app.activity(memory="4g")``.
 
 The attempts that run at once never need more than the worker has. What runs is counted when a slot is taken, from the
-work items that have slots. The calls of each of these activities wait in a queue of the activity. While there is no
-memory for one more, the worker does not read that queue.
+work items that have slots. The calls of each of these activities wait in queues of the activity. While there is no
+memory for one more, the worker does not read them.
 
 Small needs would keep a large one waiting for ever, because the memory that one of them frees is enough for the next
 one. So the activity that has had no memory for longest gets its turn: no other activity with a need takes memory until
-one of its calls has got a slot, or until nothing waits in its queue any more.
+one of its calls has got a slot, or until nothing waits in its queues any more.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from collections.abc import Callable, Sequence, Set
 from airflow_provider_taskhub.errors import NotFound, StorageError
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
-from airflow_provider_taskhub.hub.queues.reader import Reader
+from airflow_provider_taskhub.hub.queues.lane_reader import LaneReader
 from airflow_provider_taskhub.workers.activities.slots import Slots
 
 PATIENCE = 5.0
 """Seconds for which an activity has no memory before it may get its turn. Also the time between two looks, each of
 which asks some queues whether something waits there. There are looks only while an activity has no memory."""
 MOST_ASKED = 8
-"""The most queues that a look asks."""
+"""Of how many activities a look asks the queues at most, until one has a call."""
 
 
 class WorkerMemory:
@@ -49,7 +49,7 @@ class WorkerMemory:
         """The work items that had slots at the last look, by kind."""
 
     def share(
-        self, reader: Reader, slots: Slots, need: int, *, has_place: Callable[[], bool] = lambda: True
+        self, reader: LaneReader, slots: Slots, need: int, *, has_place: Callable[[], bool] = lambda: True
     ) -> MemoryShare:
         """Make an activity share the memory of the worker.
 
@@ -146,7 +146,6 @@ class WorkerMemory:
                 return
             if waiting:
                 self._turn, self._unanswered = share, False
-                share.reader.wake()  # it may be in a long pause between two polls
                 return
             share.since = self._hub.clock.monotonic()
 
@@ -160,12 +159,13 @@ class WorkerMemory:
         return share.has_place() and not (share.kind.full and ran <= share.kind.running)
 
     async def _is_waiting(self, share: MemoryShare) -> bool | None:
-        """Return whether a call of an activity waits. None: the store does not say."""
+        """Return whether a call of an activity waits, and let its queue be read soon. None: the store does not say."""
         if share.slots.waiting:
             return True
         for queue in share.reader.queues:
             try:
                 if await self._hub.store.peek(queue, limit=1):
+                    share.reader.look(queue)  # it may be in a long pause between two polls
                     return True
             except NotFound:
                 continue
@@ -184,7 +184,7 @@ class MemoryShare:
     def __init__(
         self,
         memory: WorkerMemory,
-        reader: Reader,
+        reader: LaneReader,
         slots: Slots,
         kind: Slots,
         need: int,

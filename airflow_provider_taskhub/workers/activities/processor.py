@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -71,8 +71,8 @@ class Activities:
     :param absences: the functions that this worker does not have.
     :param runnable: the activities that this worker runs.
     :param spark: whether the work items come from a queue of Spark activities.
-    :param limited: the queue of each activity that has one of its own, once it exists. The work items of these
-        activities are moved there. None: the work items come from such a queue.
+    :param limited: the first queue of each activity that has queues of its own, once they exist. The work items of
+        these activities are moved there. None: the work items come from such a queue.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Activities:
         if definition is None or event.name not in self._runnable:
             await self._leave_to_others(held, event, spark=self._spark if definition is None else definition.spark)
         elif definition.has_queue and self._limited is not None:
-            await self._move_to_limited(held, self._limited.get(event.name))
+            await self._move_to_own(held, event.name if event.name in self._limited else None)
         elif (overdue := self._overdue(held, definition)) is not None:
             fate = (await self._begins.permit(held)).fate
             if fate in (Fate.SUSPENDED, Fate.NOTHING):  # it has not waited for a slot
@@ -151,15 +151,15 @@ class Activities:
         else:
             await self._unrecorded(held, event, definition)
 
-    async def _move_to_limited(self, held: Delivery, queue: str | None) -> None:
-        """Move a work item to the queue of its activity.
+    async def _move_to_own(self, held: Delivery, activity: str | None) -> None:
+        """Move a work item to a queue of its activity.
 
-        :param queue: the name of the queue; None: it does not exist yet.
+        :param activity: the name of the activity; None: the queues do not exist yet.
         """
-        if queue is None:
+        if activity is None:
             await self._reader.give_back([held], delay=timedelta(seconds=1), begun=False)
             return
-        await self._move(held, queue)
+        await self._move(held, self._hub.names.limited_queues(activity))
 
     async def _leave_to_others(self, held: Delivery, event: TaskScheduled, *, spark: bool) -> None:
         """Move a work item that this worker cannot run to the queue of the pool of a live worker that can.
@@ -172,11 +172,17 @@ class Activities:
         if pool is None or held.queue in self._hub.names.pool_queues(pool):
             await self._wait_for_function(held, event)
             return
-        await self._move(held, self._hub.names.pool(pool, spark=spark))
+        await self._move(held, self._hub.names.work_queues(pool, spark=spark))
 
-    async def _move(self, held: Delivery, queue: str) -> None:
+    async def _move(self, held: Delivery, queues: Sequence[str]) -> None:
+        """Move a work item.
+
+        :param queues: a first queue and its lanes. What comes from a lane goes to the same lane.
+        """
+        mine = self._reader.queues  # a first queue, or all lanes
+        lane = 1 + mine.index(held.queue) if len(mine) > 1 else 0
         try:
-            await move(self._hub, held, queue)
+            await move(self._hub, held, queues[lane])
         except StorageError as error:  # nothing has begun
             raise Unasked(str(error)) from error
         self._reader.release([held])

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from airflow_provider_taskhub.clock import Clock
-from airflow_provider_taskhub.hub.queues.lane_reader import RECENT, SHARE, LaneReader
+from airflow_provider_taskhub.hub.queues.lane_reader import MOST_PASSED, RECENT, SHARE, LaneReader
 from airflow_provider_taskhub.hub.queues.reader import Reader
 from airflow_provider_taskhub.workers.activities.slots import Slots
-
-MOST_PASSED = 8 * SHARE
-"""The largest number of missed slots that the lanes get back later."""
 
 
 class Turns:

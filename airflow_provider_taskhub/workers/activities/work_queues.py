@@ -240,8 +240,9 @@ class WorkQueues:
         if (known is None or known.has_queue) and able(workers, Need(ACTIVITY, activity)):
             return True  # a worker that has the activity reads the queues, or empties them
         pool, spark = (DEFAULT_POOL, False) if known is None else (known.pool, known.spark)
-        for queue in self._hub.names.limited_queues(activity):
-            await self._empty(queue, self._hub.names.pool(pool, spark=spark))
+        names = self._hub.names
+        for queue, into in zip(names.limited_queues(activity), names.work_queues(pool, spark=spark), strict=True):
+            await self._empty(queue, into)
         return True
 
     async def _look_at_pool(self, pool: str, workers: Sequence[Member]) -> bool:
@@ -256,19 +257,23 @@ class WorkQueues:
         elif mine and not served:
             needs = [Need(ACTIVITY, name) for name in mine]
             for spark in (False, True):
-                for queue in names.work_queues(pool, spark=spark):
+                for lane, queue in enumerate(names.work_queues(pool, spark=spark)):
                     if await self._hub.store.count(queue):
-                        await self._pass_on(queue, workers, needs, spark=spark)
+                        await self._pass_on(queue, lane, workers, needs, spark=spark)
         elif not served and not any(pool in member.pool_of.values() for member in workers):
             for spark in (False, True):
-                for queue in names.work_queues(pool, spark=spark):
-                    await self._empty(queue, names.pool(DEFAULT_POOL, spark=spark))
+                into = names.work_queues(DEFAULT_POOL, spark=spark)
+                for queue, other in zip(names.work_queues(pool, spark=spark), into, strict=True):
+                    await self._empty(queue, other)
         return True
 
-    async def _pass_on(self, queue: str, workers: Sequence[Member], needs: Sequence[Need], *, spark: bool) -> None:
+    async def _pass_on(
+        self, queue: str, lane: int, workers: Sequence[Member], needs: Sequence[Need], *, spark: bool
+    ) -> None:
         """Move the calls of a pool that a worker of another pool can run, and those that have waited too long.
 
         :param queue: a queue of the pool.
+        :param lane: its place among them. The calls are moved to the same one of another pool.
         :param needs: the activities of this pool that this worker's code has.
         :param spark: whether the queue is for Spark activities.
         """
@@ -279,9 +284,9 @@ class WorkQueues:
                 need = Need(ACTIVITY, getattr(held.message.event, "name", ""))
                 waited = held.received(self._visibility) - held.first_put
                 if others := able(workers, need):
-                    await move(self._hub, held, names.pool(others[0].pool(need.name), spark=spark))
+                    await move(self._hub, held, names.work_queues(others[0].pool(need.name), spark=spark)[lane])
                 elif self._absences.gave_up(need, waited) is not None:
-                    await move(self._hub, held, names.pool(DEFAULT_POOL, spark=spark))
+                    await move(self._hub, held, names.work_queues(DEFAULT_POOL, spark=spark)[lane])
                 else:
                     stays.append(held)
             for held in stays:

@@ -78,11 +78,11 @@ class Remote(SqliteStore):
         await self._time.sleep(self.latency)
         return await super().receive(queue, limit=limit, visibility=visibility)
 
-    async def arrival(self, queues: Sequence[str], timeout: float) -> bool:
+    async def arrival(self, queues: Sequence[str], timeout: float) -> Sequence[str]:
         if self._told:
             return await super().arrival(queues, timeout)
         await self._time.sleep(timeout)
-        return False
+        return []
 
 
 class Stay:

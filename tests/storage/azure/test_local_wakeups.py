@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
@@ -22,14 +23,14 @@ async def test_a_ring_ends_the_wait() -> None:
     wakeups, waiting = LocalWakeups(), asyncio.Event()
     listener = Listener(wakeups)
 
-    async def wait() -> bool:
+    async def wait() -> Sequence[str]:
         waiting.set()
         return await listener.arrival(["a", "b"], 60)
 
     task = asyncio.create_task(wait())
     await waiting.wait()
     wakeups.notify("b", now=now())
-    assert await task
+    assert await task == ["b"]
 
 
 async def test_a_ring_between_receive_and_wait_is_not_lost() -> None:

@@ -32,7 +32,7 @@ class House:
         self.process_wakeups.listen(queues)
 
     async def is_woken(self, queue: str, *, within: float) -> bool:
-        return await self.listener.arrival([queue], within)
+        return bool(await self.listener.arrival([queue], within))
 
 
 def children(folder: Path) -> list[Path]:

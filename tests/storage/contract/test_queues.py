@@ -351,7 +351,7 @@ async def test_receive_needs_a_visibility_and_a_limit_of_1_to_32(store: Store, q
 async def test_arrival_times_out_on_an_empty_queue(store: Store, queue: str, elapse: Elapse) -> None:
     waiting = asyncio.ensure_future(store.arrival([queue], 0.2))
     await elapse(0.3)
-    assert await waiting is False
+    assert await waiting == []
 
 
 async def test_arrival_wakes_on_a_put(store: Store, queue: str, fresh: str) -> None:
@@ -360,13 +360,13 @@ async def test_arrival_wakes_on_a_put(store: Store, queue: str, fresh: str) -> N
     await a_few_requests(store)
     assert not waiting.done()
     await put(store, queue)
-    assert await asyncio.wait_for(waiting, PATIENCE) is True
+    assert await asyncio.wait_for(waiting, PATIENCE) == [queue]
 
 
 async def test_arrival_sees_a_put_made_before_it(store: Store, queue: str) -> None:
     await store.receive(queue, limit=1, visibility=SECOND)
     await put(store, queue)
-    assert await asyncio.wait_for(store.arrival([queue], HOUR), PATIENCE) is True
+    assert await asyncio.wait_for(store.arrival([queue], HOUR), PATIENCE) == [queue]
 
 
 async def test_arrival_wakes_when_a_message_is_given_back(store: Store, queue: str) -> None:
@@ -377,7 +377,7 @@ async def test_arrival_wakes_when_a_message_is_given_back(store: Store, queue: s
     await a_few_requests(store)
     assert not waiting.done()
     await update(store, queue, message.receipt, timedelta(0))
-    assert await asyncio.wait_for(waiting, PATIENCE) is True
+    assert await asyncio.wait_for(waiting, PATIENCE) == [queue]
 
 
 async def test_arrival_wakes_when_a_delayed_message_is_due(
@@ -388,7 +388,7 @@ async def test_arrival_wakes_when_a_delayed_message_is_due(
     delayed = await put(store, queue, visibility=SECOND)
 
     async def woken() -> Timestamp:
-        assert await store.arrival([queue], HOUR) is True
+        assert await store.arrival([queue], HOUR) == [queue]
         return (await put(store, f"{fresh}-other")).next_visible
 
     waiting = asyncio.ensure_future(woken())

@@ -360,7 +360,7 @@ async def test_without_sockets_a_waiter_looks_once_a_second(tmp_path: Path, monk
             assert await store.count("abc") == 0
         assert not waiting.done()
         await store.execute(PutMessage(queue="abc", text="x"))
-        assert await asyncio.wait_for(waiting, PATIENCE) is True
+        assert await asyncio.wait_for(waiting, PATIENCE) == ["abc"]
 
 
 # --- time

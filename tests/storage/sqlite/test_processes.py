@@ -123,7 +123,7 @@ async def test_a_put_of_another_process_wakes_a_waiter(tmp_path: Path) -> None:
         await store.create_queue("news")
         with contender(path, "news", 0, 1) as first:  # writes nothing: shows that the wait does not end by itself
             assert line(first) == "ready"
-            assert await store.arrival(["news"], 0.05) is False
+            assert await store.arrival(["news"], 0.05) == []
             start(first)
             await asyncio.to_thread(finish, first)
         with contender(path, "news", 3, 1) as second:
@@ -133,7 +133,7 @@ async def test_a_put_of_another_process_wakes_a_waiter(tmp_path: Path) -> None:
                 assert await store.count("news") == 0
             assert not waiting.done()
             start(second)
-            assert await asyncio.wait_for(waiting, PATIENCE) is True
+            assert await asyncio.wait_for(waiting, PATIENCE) == ["news"]
             await asyncio.to_thread(finish, second)
 
 
@@ -171,7 +171,7 @@ async def test_stale_listeners_are_forgotten(tmp_path: Path) -> None:
         for _ in range(2):
             await store.execute(PutMessage(queue="news", text="x"))
         assert sockets(tmp_path) == []
-        assert await store.arrival(["news"], 0) is True
+        assert await store.arrival(["news"], 0) == ["news"]
         assert len(sockets(tmp_path)) == 1
     assert sockets(tmp_path) == []
 
@@ -191,7 +191,7 @@ async def test_a_long_path_gets_its_socket_elsewhere(tmp_path: Path) -> None:
             assert await waiter.count("news") == 0
         assert not waiting.done()
         await writer.execute(PutMessage(queue="news", text="x"))
-        assert await asyncio.wait_for(waiting, PATIENCE) is True
+        assert await asyncio.wait_for(waiting, PATIENCE) == ["news"]
         assert sockets(folder) == []
 
 
