@@ -97,9 +97,8 @@ class LaneReader(Reader):
         if self._first is not None:
             self._lanes.insert(0, self._first)
         self._lane, self.queues = self._lanes[0], tuple(lane.queue for lane in self._lanes)
-        self._looked, self._just_looked = float("-inf"), False
-        """Monotonic time of the last look at the first queue; and whether neither a lane was read nor room was lacking
-        since, so that a slow store is not asked again and again."""
+        self._looked = float("-inf")
+        """Monotonic time of the answer of the last look at the first queue."""
         self._claims = False
         """Whether those that share the room may wait for this reader, although it has not waited for room."""
         self._behind: int | None = None
@@ -112,11 +111,6 @@ class LaneReader(Reader):
     def found(self) -> bool:
         """Whether a lane may have messages. The reader does not know it for sure before it has read the lane."""
         return any(lane.full for lane in self._lanes)
-
-    @property
-    def waits_for_room(self) -> bool:
-        now = self._clock.monotonic()
-        return super().waits_for_room and (self.found or any(lane.due <= now for lane in self._lanes))
 
     def wake(self) -> None:
         for lane in self._lanes:
@@ -133,8 +127,7 @@ class LaneReader(Reader):
     def _choose(self, now: float) -> _Lane | None:
         """Return the lane whose turn it is; None: none is due."""
         due = [lane for lane in self._lanes if lane.due <= now]
-        looked = self._just_looked or now - self._looked <= RECENT
-        if self._first is not None and self._first not in due and self.found and not looked:
+        if self._first is not None and self._first not in due and self.found and now - self._looked > RECENT:
             due.append(self._first)
         ranks = sorted({lane.rank for lane in due})
         if not ranks:
@@ -169,11 +162,9 @@ class LaneReader(Reader):
                 await self._wait_for_all(min(one.due for one in self._lanes) - now)
                 return
             self._lane, self.queue, self._backoff = lane, lane.queue, lane.backoff
-        else:
-            self._just_looked = False
-            if self._claims:
-                self._claims = False
-                self._after()
+        elif self._claims:
+            self._claims = False
+            self._after()
         try:
             await super()._turn()
         except StorageError:
@@ -188,8 +179,7 @@ class LaneReader(Reader):
         lane.full = self.emptied is None
         if self.emptied is not None:
             self._passed[lane.rank] = 0
-        self._just_looked = lane is self._first
-        if self._just_looked:
+        if lane is self._first:
             self._looked = self._clock.monotonic()
         self._claims = self.found
         if self.found:  # the next turn reads it, before those that share the room

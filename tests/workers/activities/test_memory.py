@@ -30,7 +30,7 @@ class Worker:
         self.slots: dict[str, Slots] = {}
         self.shares: dict[str, MemoryShare] = {}
         for queue, need, kind in (("six", 6, 0), ("five", 5, 1)):
-            reader: Any = type("R", (), {"queue": queue, "emptied": None})()
+            reader: Any = type("R", (), {"queues": (queue,), "emptied": None})()
             self.slots[queue] = Slots(3, clock, shared=kinds[kind])
             self.shares[queue] = self.memory.share(reader, self.slots[queue], need)
 
