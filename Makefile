@@ -15,6 +15,7 @@ N ?= 20
 # arguments of make crash, storm, soak, explore, mapped and publish-kills, such as CRASH="--scenario chain --kind lost" STORM="--store sqlite"
 CRASH ?=
 STORM ?=
+HOUR ?=
 SOAK ?=
 EXPLORE ?=
 MAPPED ?=
@@ -121,6 +122,10 @@ crash: .venv/.test .venv/.azurite ## everything that can go wrong at every stora
 .PHONY: day
 day: .venv/.test ## a simulated day of 10,000 activities with limits, priorities, three tenants, workers that die; waits (DAY="--hours 6")
 	@$(BIN)/python -m tests.simulation.day $(DAY)
+
+.PHONY: hour
+hour: .venv/.test .venv/.azurite ## limits, rates and memory on two workers that are killed, for SECONDS=3600 on each store (HOUR="--store sqlite")
+	@$(BIN)/python -m tests.e2e.hour --seconds $(if $(filter file,$(origin SECONDS)),3600,$(SECONDS)) $(HOUR)
 
 .PHONY: storm
 storm: .venv/.test .venv/.azurite ## kill one of 4 workers every 2 s for SECONDS=300, then count what is lost, doubled, corrupt (STORM="--store sqlite")

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.retries import Retries
 from airflow_provider_taskhub.workers.executors.executor import Executor, ExecutorError
-from airflow_provider_taskhub.workers.executors.scheduling import FairQueue, Lane, choose
+from airflow_provider_taskhub.workers.executors.scheduling import ExecutorKind, FairQueue, choose
 
 STARTS = Retries(after=(ExecutorError,), first=1.0, longest=30.0)
 """Pauses before an executor is started again in a seat, from the second failure in a row on (:attr:`Seat.backoff`)."""
@@ -21,7 +21,7 @@ STARTS = Retries(after=(ExecutorError,), first=1.0, longest=30.0)
 class Ticket:
     """A request that waits for an executor.
 
-    :param lane: the kind of executor that the request needs: plain or Spark.
+    :param kind: the kind of executor that the request needs: plain or Spark.
     :param key: the id of the calling instance; requests of different instances take turns.
     :param alone: True if the request needs an executor that runs nothing else meanwhile.
     :ivar failed_starts: number of executor starts that failed while the request waited.
@@ -29,8 +29,8 @@ class Ticket:
     :ivar executor: a future; its result is the executor that the request gets.
     """
 
-    def __init__(self, lane: Lane, key: str, *, alone: bool) -> None:
-        self.lane, self.key, self.alone = lane, key, alone
+    def __init__(self, kind: ExecutorKind, key: str, *, alone: bool) -> None:
+        self.kind, self.key, self.alone = kind, key, alone
         self.failed_starts = 0
         self.failing_since = 0.0
         self.executor: asyncio.Future[Executor] = asyncio.get_running_loop().create_future()
@@ -39,7 +39,7 @@ class Ticket:
 class Seat:
     """The place of one executor in a pool. If the executor dies, a new executor takes the same seat.
 
-    :param lane: the kind of executor: plain or Spark.
+    :param kind: the kind of executor: plain or Spark.
     :ivar wanted: set while an executor is to run in this seat.
     :ivar worn: set when another executor is to take the place of the one in this seat.
     :ivar broken: True if the last start of an executor in this seat failed.
@@ -49,8 +49,8 @@ class Seat:
     :ivar executor: the executor that is ready in this seat, or None.
     """
 
-    def __init__(self, lane: Lane) -> None:
-        self.lane = lane
+    def __init__(self, kind: ExecutorKind) -> None:
+        self.kind = kind
         self.wanted = asyncio.Event()
         self.worn = asyncio.Event()
         self.broken = False
@@ -83,16 +83,16 @@ class Assignment:
     """Gives waiting requests to the executors of a pool.
 
     :param seats: the places of all executors of the pool.
-    :param sizes: for each lane the largest number of activities that run at the same time.
-    :ivar loads: for each lane the number of requests that have an executor now.
+    :param sizes: for each kind the largest number of activities that run at the same time.
+    :ivar loads: for each kind the number of requests that have an executor now.
     :ivar idle: set while no request has or waits for an executor.
     """
 
-    def __init__(self, seats: Sequence[Seat], sizes: Mapping[Lane, int], clock: Clock) -> None:
+    def __init__(self, seats: Sequence[Seat], sizes: Mapping[ExecutorKind, int], clock: Clock) -> None:
         self._seats, self._sizes, self._clock = seats, sizes, clock
         self._queues: dict[bool, FairQueue[Ticket]] = {True: FairQueue(), False: FairQueue()}
         """Two queues: True has the suspects (activities that may cause crashes and run alone), False all others."""
-        self.loads = Counter[Lane]()
+        self.loads = Counter[ExecutorKind]()
         self.idle = asyncio.Event()
         self.idle.set()
 
@@ -104,15 +104,15 @@ class Assignment:
     @property
     def free(self) -> int:
         """Number of further plain requests that could start now, without waiting for other requests to end."""
-        return max(0, self._sizes[Lane.PLAIN] - self.loads[Lane.PLAIN] - self._waiting)
+        return max(0, self._sizes[ExecutorKind.PLAIN] - self.loads[ExecutorKind.PLAIN] - self._waiting)
 
     @property
     def _waiting(self) -> int:
         return sum(len(queue) for queue in self._queues.values())
 
-    def waits(self, lane: Lane) -> bool:
-        """Return whether a request waits for an executor of this lane (plain or Spark)."""
-        return any(queue.has(lane) for queue in self._queues.values())
+    def waits(self, kind: ExecutorKind) -> bool:
+        """Return whether a request waits for an executor of this kind (plain or Spark)."""
+        return any(queue.has(kind) for queue in self._queues.values())
 
     async def executor_for(self, ticket: Ticket) -> Executor:
         """Wait until the request gets an executor, and return the executor.
@@ -121,20 +121,20 @@ class Assignment:
 
         :raises ExecutorError: if :meth:`refuse` or :meth:`give_up` ends the wait.
         """
-        self._queues[ticket.alone].put(ticket.lane, ticket.key, ticket)
+        self._queues[ticket.alone].put(ticket.kind, ticket.key, ticket)
         self.idle.clear()
         for seat in self._seats:
-            if seat.lane is ticket.lane:
+            if seat.kind is ticket.kind:
                 seat.wanted.set()
         self.assign()
         try:
             return await ticket.executor
         except BaseException:
-            self._queues[ticket.alone].discard(ticket.lane, ticket.key, ticket)
+            self._queues[ticket.alone].discard(ticket.kind, ticket.key, ticket)
             if ticket.executor.done() and not ticket.executor.cancelled() and ticket.executor.exception() is None:
                 # The request got an executor, but the task that waits here was cancelled before it could go on: give
                 # the executor's free place back.
-                self.release(ticket.executor.result(), ticket.lane)
+                self.release(ticket.executor.result(), ticket.kind)
             else:
                 self.settle()
             raise
@@ -146,29 +146,29 @@ class Assignment:
 
     def _serve(self, *, alone: bool) -> None:
         queue = self._queues[alone]
-        while ticket := queue.take(lambda lane: self._has_room(lane) and self._place(lane, alone=alone) is not None):
-            executor = self._place(ticket.lane, alone=alone)
+        while ticket := queue.take(lambda kind: self._has_room(kind) and self._place(kind, alone=alone) is not None):
+            executor = self._place(ticket.kind, alone=alone)
             if ticket.executor.done() or executor is None:
                 continue  # the task that waited for the executor was just cancelled, so the request needs none
-            self.loads[ticket.lane] += 1
+            self.loads[ticket.kind] += 1
             executor.load += 1
             executor.unloaded.clear()
             executor.alone = alone
             ticket.executor.set_result(executor)
 
-    def _has_room(self, lane: Lane) -> bool:
-        return self.loads[lane] < self._sizes[lane]
+    def _has_room(self, kind: ExecutorKind) -> bool:
+        return self.loads[kind] < self._sizes[kind]
 
-    def _place(self, lane: Lane, *, alone: bool) -> Executor | None:
-        """Return the executor that takes the next attempt of this lane; None if no executor can take an attempt now."""
+    def _place(self, kind: ExecutorKind, *, alone: bool) -> Executor | None:
+        """Return the executor that takes the next attempt of this kind; None if no executor can take an attempt now."""
         coming = [seat for seat in self._seats if seat.executor or (seat.wanted.is_set() and not seat.broken)]
-        seats = [seat for seat in coming if seat.lane is lane]
-        seat = choose(seats, alone=alone, suspects=alone or self._queues[True].has(lane))
+        seats = [seat for seat in coming if seat.kind is kind]
+        seat = choose(seats, alone=alone, suspects=alone or self._queues[True].has(kind))
         return seat.executor if seat is not None else None
 
-    def release(self, executor: Executor, lane: Lane) -> None:
+    def release(self, executor: Executor, kind: ExecutorKind) -> None:
         """Note that a request has ended in its executor, and give the free room to a waiting request."""
-        self.loads[lane] -= 1
+        self.loads[kind] -= 1
         executor.load -= 1
         if not executor.load:
             executor.unloaded.set()
@@ -182,32 +182,32 @@ class Assignment:
 
     def refuse(self, error: ExecutorError) -> None:
         """Fail all waiting requests with ``error``."""
-        for lane in Lane:
-            for ticket in (*self._queues[True].drain(lane), *self._queues[False].drain(lane)):
+        for kind in ExecutorKind:
+            for ticket in (*self._queues[True].drain(kind), *self._queues[False].drain(kind)):
                 if not ticket.executor.done():
                     ticket.executor.set_exception(error)
 
-    def give_up(self, lane: Lane, error: ExecutorError, *, patience: float, worker: str) -> None:
+    def give_up(self, kind: ExecutorKind, error: ExecutorError, *, patience: float, worker: str) -> None:
         """Note a failed start of an executor, and fail the requests that have waited too long. All others wait on.
 
         If an executor does not start, the cause is its app, Spark or the machine, never the activity that waits for the
         executor. So a request first stays in the queue, and the failed start does not count as an attempt of its
         activity.
 
-        :param lane: the kind of executor that did not start.
+        :param kind: the kind of executor that did not start.
         :param error: the error of the last start.
         :param patience: seconds after which a request fails, counted from the first failed start during its wait.
         :param worker: name of the worker, for the error text.
         """
         now = self._clock.monotonic()
         for queue in self._queues.values():
-            for ticket in queue.drain(lane):
+            for ticket in queue.drain(kind):
                 ticket.failing_since = ticket.failing_since if ticket.failed_starts else now
                 ticket.failed_starts += 1
                 if ticket.executor.done():
                     continue
                 if now - ticket.failing_since < patience:
-                    queue.put(lane, ticket.key, ticket)
+                    queue.put(kind, ticket.key, ticket)
                     continue
                 ticket.executor.set_exception(
                     ExecutorError(

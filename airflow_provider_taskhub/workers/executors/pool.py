@@ -37,7 +37,7 @@ from airflow_provider_taskhub.workers.executors.process import UNLIMITED, Execut
 from airflow_provider_taskhub.workers.executors.protocol import Configure
 from airflow_provider_taskhub.workers.executors.reaper import Reaper
 from airflow_provider_taskhub.workers.executors.remote_attempt import ProgressListener
-from airflow_provider_taskhub.workers.executors.scheduling import Lane
+from airflow_provider_taskhub.workers.executors.scheduling import ExecutorKind
 
 __all__ = [
     "MAX_LOG",
@@ -114,8 +114,8 @@ class ExecutorPool:
         self._retiring: set[Executor] = set()
         self._name, self._warm, self._times = name, warm, times or ExecutorTimes()
         plain = processes or max(1, min(size, os.cpu_count() or 1))
-        self._seats = [*(Seat(Lane.PLAIN) for _ in range(plain)), Seat(Lane.SPARK)]
-        sizes = {Lane.PLAIN: size, Lane.SPARK: size if spark_size is None else spark_size}
+        self._seats = [*(Seat(ExecutorKind.PLAIN) for _ in range(plain)), Seat(ExecutorKind.SPARK)]
+        sizes = {ExecutorKind.PLAIN: size, ExecutorKind.SPARK: size if spark_size is None else spark_size}
         self._assignment = Assignment(self._seats, sizes, clock)
         self._activities: Mapping[str, bool] = {}
         self.supervisor = Supervisor(clock)
@@ -144,7 +144,7 @@ class ExecutorPool:
             text has the error. No process of the pool runs then.
         """
         self._reaper.start()
-        plain = [seat for seat in self._seats if seat.lane is Lane.PLAIN]
+        plain = [seat for seat in self._seats if seat.kind is ExecutorKind.PLAIN]
         try:
             async with owned() as start:
                 executors = await asyncio.gather(*(start(self._start_executor(seat)) for seat in plain))
@@ -160,7 +160,7 @@ class ExecutorPool:
         if self._warm:
             self.warm()
         for number, seat in enumerate(self._seats):
-            self.supervisor.keep(f"executor {seat.lane} {number}", partial(self._keep, seat))
+            self.supervisor.keep(f"executor {seat.kind} {number}", partial(self._keep, seat))
 
     async def _give_up(self) -> None:
         """Kill all executors and end the reaper process, because the start of the pool failed or was cancelled."""
@@ -174,7 +174,7 @@ class ExecutorPool:
         """Start the Spark executor now, if any activity needs it, so that the first Spark activity finds it ready."""
         if any(self._activities.values()):
             for seat in self._seats:
-                if seat.lane is Lane.SPARK:
+                if seat.kind is ExecutorKind.SPARK:
                     seat.wanted.set()
 
     async def stop(self, timeout: timedelta) -> None:
@@ -215,8 +215,8 @@ class ExecutorPool:
             activity. It must return quickly. None: nothing is reported.
         :param pause: while it is on, the executor of the attempt stands still. None: the attempt is never paused.
         """
-        lane = Lane.SPARK if request.spark else Lane.PLAIN
-        ticket = Ticket(lane, request.instance.instance_id, alone=request.alone)
+        kind = ExecutorKind.SPARK if request.spark else ExecutorKind.PLAIN
+        ticket = Ticket(kind, request.instance.instance_id, alone=request.alone)
         try:
             if self._stopped:
                 raise ExecutorError("the worker is stopping")
@@ -236,7 +236,7 @@ class ExecutorPool:
             outcome = await executor.run(request, progress, pause)
             lost = outcome.crashed
         finally:
-            self._assignment.release(executor, lane)
+            self._assignment.release(executor, kind)
             if self._left is not None and request.spark_session is not None and executor.ended.is_set():
                 await self._left.end_own(request.spark_session, once=lost)
         if not outcome.crashed:
@@ -340,17 +340,17 @@ class ExecutorPool:
         except ExecutorError as error:
             seat.failures += 1
             seat.broken = True
-            if not any(other.open for other in self._seats if other.lane is seat.lane):
+            if not any(other.open for other in self._seats if other.kind is seat.kind):
                 patience = self._times.patience.total_seconds()
-                self._assignment.give_up(seat.lane, error, patience=patience, worker=self._name)
-            waiting = self._assignment.waits(seat.lane)
+                self._assignment.give_up(seat.kind, error, patience=patience, worker=self._name)
+            waiting = self._assignment.waits(seat.kind)
             if not waiting:
                 # No request waits, so further tries to start an executor would only fill the log. The next request sets
                 # the event again.
                 seat.wanted.clear()
             _log.error(
                 "executor_failed_to_start",
-                lane=str(seat.lane),
+                kind=str(seat.kind),
                 attempt=seat.failures,
                 again_in=seat.backoff if waiting else None,
                 error=str(error)[:_MAX_SHOWN],
@@ -361,10 +361,10 @@ class ExecutorPool:
     async def _start_executor(self, seat: Seat) -> Executor:
         seat.starts += 1
         number = self._seats.index(seat) + 1
-        name = f"{seat.lane}-{number}.{seat.starts}"
+        name = f"{seat.kind}-{number}.{seat.starts}"
         began = self._clock.monotonic()
         executor = Executor(
-            self._configure(seat.lane, name),
+            self._configure(seat.kind, name),
             reaper=self._reaper,
             logs=self._logs,
             log=f"executors/{self._name}/{name}.log",
@@ -381,11 +381,11 @@ class ExecutorPool:
         _log.info("executor_ready", executor=name, pid=executor.pid, seconds=seconds)
         return executor
 
-    def _configure(self, lane: Lane, name: str) -> Configure:
+    def _configure(self, kind: ExecutorKind, name: str) -> Configure:
         return Configure(
             name=name,
             apps=self._config.apps,
-            spark=lane is Lane.SPARK,
+            spark=kind is ExecutorKind.SPARK,
             master=self._config.spark.master,
             conf=dict(self._config.spark.conf),
             lock_fd=self._config.lock_fd,

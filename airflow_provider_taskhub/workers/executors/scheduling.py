@@ -1,7 +1,7 @@
 """Decides which waiting attempt runs next, and in which executor. Pure functions and values.
 
-There are two kinds of executors, called *lanes*: plain and Spark. A Spark executor needs a JVM, which plain activities
-do not need. And a plain activity that leaks memory or crashes must not end a warm Spark context.
+There are two kinds of executors: plain and Spark. A Spark executor needs a JVM, which plain activities do not need. And
+a plain activity that leaks memory or crashes must not end a warm Spark context.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 T = TypeVar("T")
 
 
-class Lane(StrEnum):
+class ExecutorKind(StrEnum):
     """The kinds of executors."""
 
     PLAIN = "plain"
@@ -22,26 +22,26 @@ class Lane(StrEnum):
 
 
 class FairQueue(Generic[T]):
-    """A queue of waiting items, each with a lane and a key (the instance id). The keys take turns.
+    """A queue of waiting items, each with a kind and a key (the instance id). The keys take turns.
 
     So one instance with a thousand activities does not delay the activities of other instances. Each turn takes one
-    item of a key; then the key goes to the end of the order. Items of a lane without a free executor are skipped.
+    item of a key; then the key goes to the end of the order. Items of a kind without a free executor are skipped.
     """
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[tuple[Lane, str], deque[T]] = OrderedDict()
+        self._waiting: OrderedDict[tuple[ExecutorKind, str], deque[T]] = OrderedDict()
 
     def __len__(self) -> int:
         return sum(len(items) for items in self._waiting.values())
 
-    def put(self, lane: Lane, key: str, item: T) -> None:
-        """Add an item behind all waiting items of the same lane and key."""
-        self._waiting.setdefault((lane, key), deque()).append(item)
+    def put(self, kind: ExecutorKind, key: str, item: T) -> None:
+        """Add an item behind all waiting items of the same kind and key."""
+        self._waiting.setdefault((kind, key), deque()).append(item)
 
-    def take(self, can_serve: Callable[[Lane], bool]) -> T | None:
-        """Remove and return the next item whose lane can run an attempt now; None if there is no such item.
+    def take(self, can_serve: Callable[[ExecutorKind], bool]) -> T | None:
+        """Remove and return the next item whose kind can run an attempt now; None if there is no such item.
 
-        :param can_serve: returns whether an executor of this lane can take an attempt now.
+        :param can_serve: returns whether an executor of this kind can take an attempt now.
         """
         for place in self._waiting:
             if can_serve(place[0]):
@@ -51,24 +51,24 @@ class FairQueue(Generic[T]):
                 return item
         return None
 
-    def discard(self, lane: Lane, key: str, item: T) -> None:
+    def discard(self, kind: ExecutorKind, key: str, item: T) -> None:
         """Remove an item that no longer waits. Do nothing if :meth:`take` has already removed the item."""
-        items = self._waiting.get((lane, key))
+        items = self._waiting.get((kind, key))
         if items is not None and item in items:
             items.remove(item)
             if not items:
-                del self._waiting[lane, key]
+                del self._waiting[kind, key]
 
-    def drain(self, lane: Lane) -> tuple[T, ...]:
-        """Remove and return all items of a lane."""
-        places = [place for place in self._waiting if place[0] is lane]
+    def drain(self, kind: ExecutorKind) -> tuple[T, ...]:
+        """Remove and return all items of a kind."""
+        places = [place for place in self._waiting if place[0] is kind]
         return tuple(item for place in places for item in self._waiting.pop(place))
 
-    def has(self, lane: Lane) -> bool:
-        """Return whether an item of this lane waits."""
-        return any(place[0] is lane for place in self._waiting)
+    def has(self, kind: ExecutorKind) -> bool:
+        """Return whether an item of this kind waits."""
+        return any(place[0] is kind for place in self._waiting)
 
-    def _settle(self, place: tuple[Lane, str]) -> None:
+    def _settle(self, place: tuple[ExecutorKind, str]) -> None:
         """Note that a key has had its turn: move it to the end of the order, or remove it if it has no items left."""
         if self._waiting[place]:
             self._waiting.move_to_end(place)
@@ -103,9 +103,9 @@ def choose(places: Sequence[P], *, alone: bool, suspects: bool) -> P | None:
     that place might never become empty. Suspects get at most half of the places, so that other work goes on. If there
     is only one place, other work waits.
 
-    :param places: all places of one lane.
+    :param places: all places of one kind.
     :param alone: whether the attempt is a suspect.
-    :param suspects: whether at least one suspect waits for this lane.
+    :param suspects: whether at least one suspect waits for this kind.
     """
     others = [place for place in places if not place.alone]
     kept: P | None = None

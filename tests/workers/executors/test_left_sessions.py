@@ -124,7 +124,7 @@ async def test_only_a_lost_attempt_leaves_the_end_of_its_session_to_the_next_att
 
     config = ExecutorConfig(apps=("x:app",), spark=SparkSettings(master=MASTER))
     pool: Any = ExecutorPool(config, size=1, logs=Logs())
-    pool._assignment = SimpleNamespace(executor_for=executor_for, release=lambda executor, lane: None)
+    pool._assignment = SimpleNamespace(executor_for=executor_for, release=lambda executor, kind: None)
     pool._left = SimpleNamespace(end_own=end_own)
     with suppress(asyncio.CancelledError):
         assert await pool.run(request("load", spark=True, spark_session=one)) is outcome

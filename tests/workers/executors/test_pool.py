@@ -20,7 +20,7 @@ from airflow_provider_taskhub.workers.executors.attempt_values import ActivityPr
 from airflow_provider_taskhub.workers.executors.executor import Executor, ExecutorError
 from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorLimits, ExecutorPool
 from airflow_provider_taskhub.workers.executors.process import ExecutorProcess
-from airflow_provider_taskhub.workers.executors.scheduling import Lane
+from airflow_provider_taskhub.workers.executors.scheduling import ExecutorKind
 from tests.breaking import Breaker
 from tests.waiting import PATIENCE, until_async
 from tests.workers.conftest import Logs, PoolMaker, alive, request, started
@@ -239,7 +239,7 @@ async def test_another_executor_takes_the_place_of_one_that_has_begun_enough(
 
 async def test_another_executor_takes_the_place_of_one_that_has_too_much_memory(make_pool: PoolMaker) -> None:
     pool = await make_pool(limits=ExecutorLimits(memory=400 * 1024 * 1024))
-    (seat,) = [seat for seat in pool._seats if seat.lane is Lane.PLAIN]
+    (seat,) = [seat for seat in pool._seats if seat.kind is ExecutorKind.PLAIN]
     assert seat.executor is not None
     old = seat.executor.pid
     assert (await pool.run(request("greet", "Ann"))).failure is None
@@ -260,7 +260,7 @@ async def test_an_executor_that_has_run_nothing_stays_whatever_its_memory_is(
 
     monkeypatch.setattr(process_session, "memory", memory)
     pool = await make_pool(limits=ExecutorLimits(memory=1))
-    (seat,) = [seat for seat in pool._seats if seat.lane is Lane.PLAIN]
+    (seat,) = [seat for seat in pool._seats if seat.kind is ExecutorKind.PLAIN]
     await until_async("it was measured twice", lambda: len(measured) >= 2)
     assert seat.starts == 1
     assert (await pool.run(request("greet", "Ann"))).failure is None

@@ -33,7 +33,7 @@ from airflow_provider_taskhub.workers.executors.protocol import (
     Run,
     encode,
 )
-from airflow_provider_taskhub.workers.executors.scheduling import FairQueue, Lane, choose
+from airflow_provider_taskhub.workers.executors.scheduling import ExecutorKind, FairQueue, choose
 from airflow_provider_taskhub.workers.executors.spawn import describe
 from tests.workers.apps import Job, app
 
@@ -91,34 +91,34 @@ def test_garbage_on_the_stream_is_an_error(garbage: bytes) -> None:
 def test_an_instance_with_many_activities_does_not_hold_up_another() -> None:
     queue: FairQueue[str] = FairQueue()
     for number in range(3):
-        queue.put(Lane.PLAIN, "wide", f"wide {number}")
-    queue.put(Lane.PLAIN, "small", "small 0")
-    taken = [queue.take(lambda lane: True) for _ in range(5)]
+        queue.put(ExecutorKind.PLAIN, "wide", f"wide {number}")
+    queue.put(ExecutorKind.PLAIN, "small", "small 0")
+    taken = [queue.take(lambda kind: True) for _ in range(5)]
     assert taken == ["wide 0", "small 0", "wide 1", "wide 2", None]
 
 
-def test_a_lane_that_cannot_serve_is_passed_over() -> None:
+def test_a_kind_that_cannot_serve_is_passed_over() -> None:
     queue: FairQueue[str] = FairQueue()
-    queue.put(Lane.SPARK, "a", "spark")
-    queue.put(Lane.PLAIN, "a", "plain")
-    assert queue.take(lambda lane: lane is Lane.PLAIN) == "plain"
-    assert queue.take(lambda lane: lane is Lane.PLAIN) is None
-    assert queue.has(Lane.SPARK)
-    assert not queue.has(Lane.PLAIN)
-    assert queue.take(lambda lane: True) == "spark"
+    queue.put(ExecutorKind.SPARK, "a", "spark")
+    queue.put(ExecutorKind.PLAIN, "a", "plain")
+    assert queue.take(lambda kind: kind is ExecutorKind.PLAIN) == "plain"
+    assert queue.take(lambda kind: kind is ExecutorKind.PLAIN) is None
+    assert queue.has(ExecutorKind.SPARK)
+    assert not queue.has(ExecutorKind.PLAIN)
+    assert queue.take(lambda kind: True) == "spark"
 
 
-@given(st.lists(st.tuples(st.sampled_from(Lane), st.sampled_from("abc")), max_size=30), st.data())
-def test_the_queue_loses_and_doubles_nothing(places: list[tuple[Lane, str]], data: st.DataObject) -> None:
+@given(st.lists(st.tuples(st.sampled_from(ExecutorKind), st.sampled_from("abc")), max_size=30), st.data())
+def test_the_queue_loses_and_doubles_nothing(places: list[tuple[ExecutorKind, str]], data: st.DataObject) -> None:
     queue: FairQueue[int] = FairQueue()
-    for number, (lane, key) in enumerate(places):
-        queue.put(lane, key, number)
+    for number, (kind, key) in enumerate(places):
+        queue.put(kind, key, number)
     gone = data.draw(st.sets(st.sampled_from(range(len(places))))) if places else set()
     for number in gone:
         queue.discard(*places[number], number)
     assert len(queue) == len(places) - len(gone)
-    drained = set(queue.drain(Lane.SPARK))
-    taken = {queue.take(lambda lane: True) for _ in range(len(queue))}
+    drained = set(queue.drain(ExecutorKind.SPARK))
+    taken = {queue.take(lambda kind: True) for _ in range(len(queue))}
     assert drained | taken == set(range(len(places))) - gone
     assert len(queue) == 0
 

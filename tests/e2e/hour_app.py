@@ -1,0 +1,106 @@
+"""What the workers of ``make hour`` run: activities with every kind of limit. Each writes when it begins and ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import uuid4
+
+from airflow_provider_taskhub.activity import activity_info
+from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.engine.context import OrchestrationContext
+
+app = App("hour", version="1")
+
+LIMIT, SHARED, TENANT, STARTS, WITHIN = 2, 2, 1, 15, 60.0
+"""At most so many at once: of ``load``; of ``read`` and ``write`` together; of ``bill`` for a tenant. Of ``mail``, at
+most so many begin within so many seconds."""
+NEEDS = {"large": 3, "small": 1}
+"""GiB that activities need."""
+
+
+@contextmanager
+def noted() -> Iterator[None]:
+    """Write a line when an attempt begins, and one when it ends. Both have the clock of this machine."""
+    info, run = activity_info(), uuid4().hex
+    line = {
+        "run": run,
+        "name": info.name,
+        "call": f"{info.instance_id}/{info.task_id}",
+        "tenant": info.tags.get("tenant", ""),
+        "worker": f"{os.environ['WORKER']} {os.environ['INCARNATION']}",
+        "pid": os.getpid(),
+    }
+
+    def write(**more: object) -> None:
+        text = json.dumps(line | more) + "\n"
+        file = os.open(os.environ["EFFECTS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(file, text.encode())
+        os.close(file)
+
+    write(begun=time.monotonic())
+    yield
+    write(ended=time.monotonic())
+
+
+@app.activity(limit=LIMIT)
+def load(seconds: float) -> None:
+    with noted():
+        time.sleep(seconds)
+
+
+@app.activity(limit=SHARED, limit_name="database")
+def read(seconds: float) -> None:
+    with noted():
+        time.sleep(seconds)
+
+
+@app.activity(limit=SHARED, limit_name="database")
+def write(seconds: float) -> None:
+    with noted():
+        time.sleep(seconds)
+
+
+@app.activity(limit=TENANT, limit_key="tenant")
+def bill(seconds: float) -> None:
+    with noted():
+        time.sleep(seconds)
+
+
+@app.activity(rate="15/m")
+def mail(seconds: float) -> None:
+    with noted():
+        time.sleep(seconds)
+
+
+@app.activity(memory="3g")
+def large(seconds: float) -> None:
+    with noted():
+        time.sleep(seconds)
+
+
+@app.activity(memory="1g")
+def small(seconds: float) -> None:
+    with noted():
+        time.sleep(seconds)
+
+
+@app.activity
+def plain(seconds: float) -> None:
+    with noted():
+        time.sleep(seconds)
+
+
+@app.orchestrator
+async def mix(ctx: OrchestrationContext, number: int) -> int:
+    """One call of each, all at once."""
+    tags = {"tenant": "abc"[number % 3]}
+    seconds = 0.2 + (number * 7 % 10) / 10
+    calls = [
+        ctx.call_activity(activity, seconds, tags=tags)
+        for activity in (load, read, write, bill, mail, large, small, plain)
+    ]
+    return len(await ctx.when_all(calls))
