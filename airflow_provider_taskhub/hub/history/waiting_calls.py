@@ -17,7 +17,9 @@ from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.errors import Conflict, NotFound
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.formats.keys import escape, unescape
+from airflow_provider_taskhub.hub.history import waiting_rows
 from airflow_provider_taskhub.hub.history.places import BETWEEN, split
+from airflow_provider_taskhub.hub.history.waiting_rows import MOST_COUNTED
 from airflow_provider_taskhub.hub.model import HubNames
 from airflow_provider_taskhub.storage.primitives import (
     And,
@@ -33,12 +35,8 @@ from airflow_provider_taskhub.storage.primitives import (
     Unit,
 )
 
-MOST_COUNTED = 1000
-"""How many rows :func:`count` counts at most: one request on Azure."""
 LATER = timedelta(days=1)
 """A call of low priority waits as if it had been made so much later."""
-_CHARACTERS = 30_000
-"""Characters in one column. Azure allows 32,768, and a message can have about twice as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,15 +83,12 @@ def _prefix(limit: str) -> str:
 
 def stored(names: HubNames, waiting: WaitingCall) -> Transact:
     """Return the write that lets a call wait. A repetition for the same call changes nothing that counts."""
-    parts = [waiting.text[at : at + _CHARACTERS] for at in range(0, len(waiting.text), _CHARACTERS)]
     columns: dict[str, Property | None] = {
-        "InstanceId": waiting.instance.instance_id,
-        "ExecutionId": waiting.instance.execution_id or "",
+        **waiting_rows.columns_of(waiting.instance, waiting.text),
         "TaskId": waiting.task_id,
         "Tag": waiting.tag,
         "Name": waiting.activity,
         "Low": waiting.low,
-        **{f"Message{number}": part for number, part in enumerate(parts)},
     }
     return _written(names, waiting, RowVerb.UPSERT_REPLACE, columns)
 
@@ -116,8 +111,7 @@ async def first(store: Store, names: HubNames, limit: str, value: str, most: int
     :param most: how many to read at most.
     """
     where = Compare("PartitionKey", "eq", _prefix(limit) + escape(value))
-    page = await store.query(names.controls, where, limit=most)
-    return [_decoded(limit, value, row) for row in page.entities]
+    return [_decoded(limit, value, row) for row in await waiting_rows.first(store, names, where, most)]
 
 
 async def values(store: Store, names: HubNames, limit: str) -> AsyncIterator[str]:
@@ -188,38 +182,23 @@ async def _rows(store: Store, names: HubNames, prefix: str, after: str, most: in
     :param after: the partition key after which they come; "": all.
     :param columns: what to read beside the keys.
     """
-    last, found, continuation = prefix[:-1] + chr(ord(prefix[-1]) + 1), list[Entity](), None
+    last = prefix[:-1] + chr(ord(prefix[-1]) + 1)
     begin = Compare("PartitionKey", "gt", after) if after else Compare("PartitionKey", "ge", prefix)
     within = And((begin, Compare("PartitionKey", "lt", last)))
-    while len(found) < most:
-        page = await store.query(
-            names.controls,
-            within,
-            select=("PartitionKey", "RowKey", *columns),
-            limit=most - len(found),
-            continuation=continuation,
-        )
-        found += page.entities
-        if (continuation := page.continuation) is None:
-            break
-    return found
+    return await waiting_rows.first(store, names, within, most, "PartitionKey", "RowKey", *columns)
 
 
 def _decoded(limit: str, value: str, row: Entity) -> WaitingCall:
-    texts = {name: text for name, text in row.properties.items() if isinstance(text, str)}
-    parts = [texts.get(f"Message{number}", "") for number in range(len(texts))]
     task_id = row.properties.get("TaskId")
     return WaitingCall(
         limit=limit,
-        tag=texts.get("Tag", ""),
+        tag=str(row.properties.get("Tag") or ""),
         value=value,
-        instance=OrchestrationInstance(
-            instance_id=texts.get("InstanceId", ""), execution_id=texts.get("ExecutionId") or None
-        ),
+        instance=waiting_rows.instance_of(row.properties),
         task_id=task_id if isinstance(task_id, int) else 0,
         since=_since(row),
         low=bool(row.properties.get("Low")),
-        activity=texts.get("Name", ""),
-        text="".join(parts),
+        activity=str(row.properties.get("Name") or ""),
+        text=waiting_rows.text_of(row.properties),
         etag=row.etag,
     )

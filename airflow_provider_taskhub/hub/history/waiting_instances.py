@@ -11,22 +11,19 @@ from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.formats.keys import escape
+from airflow_provider_taskhub.hub.history import waiting_rows
+from airflow_provider_taskhub.hub.history.waiting_rows import MOST_COUNTED
 from airflow_provider_taskhub.hub.model import HubNames
 from airflow_provider_taskhub.storage.primitives import (
     And,
     Compare,
     Entity,
-    Property,
     RowOperation,
     RowVerb,
     Store,
     Transact,
 )
 
-MOST_COUNTED = 1000
-"""How many rows :func:`count` counts at most: one request on Azure."""
-_CHARACTERS = 30_000
-"""Characters in one column. Azure allows 32,768, and a message can have about twice as many."""
 REWOUND = Timestamp(0)
 """The time of an instance that was rewound. It has waited for its turn before, so it comes before all others."""
 
@@ -65,12 +62,7 @@ def stored(names: HubNames, limit: str, waiting: WaitingInstance) -> Transact:
 
     :param limit: name of the limit.
     """
-    parts = [waiting.text[at : at + _CHARACTERS] for at in range(0, len(waiting.text), _CHARACTERS)]
-    columns: dict[str, Property | None] = {
-        "InstanceId": waiting.instance.instance_id,
-        "ExecutionId": waiting.instance.execution_id or "",
-        **{f"Message{number}": part for number, part in enumerate(parts)},
-    }
+    columns = waiting_rows.columns_of(waiting.instance, waiting.text)
     row = Entity(partition_key=_key(limit), row_key=waiting.row_key, properties=columns)
     return Transact(table=names.controls, rows=(RowOperation(verb=RowVerb.UPSERT_REPLACE, entity=row),))
 
@@ -129,22 +121,13 @@ async def before(store: Store, names: HubNames, limit: str, instance: Orchestrat
 
 
 async def _rows(store: Store, names: HubNames, limit: str, most: int, *columns: str) -> list[Entity]:
-    where, found, continuation = Compare("PartitionKey", "eq", _key(limit)), list[Entity](), None
-    while len(found) < most:
-        page = await store.query(
-            names.controls, where, select=columns or None, limit=most - len(found), continuation=continuation
-        )
-        found += page.entities
-        if (continuation := page.continuation) is None:
-            break
-    return found
+    return await waiting_rows.first(store, names, Compare("PartitionKey", "eq", _key(limit)), most, *columns)
 
 
 def _decoded(row: Entity) -> WaitingInstance:
-    texts = {name: value for name, value in row.properties.items() if isinstance(value, str)}
-    parts = [texts.get(f"Message{number}", "") for number in range(len(texts))]
-    ticks = int(row.row_key.partition("-")[0])
-    instance = OrchestrationInstance(
-        instance_id=texts.get("InstanceId", ""), execution_id=texts.get("ExecutionId") or None
+    return WaitingInstance(
+        instance=waiting_rows.instance_of(row.properties),
+        text=waiting_rows.text_of(row.properties),
+        since=Timestamp(int(row.row_key.partition("-")[0])),
+        etag=row.etag,
     )
-    return WaitingInstance(instance=instance, text="".join(parts), since=Timestamp(ticks), etag=row.etag)
