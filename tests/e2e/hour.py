@@ -255,7 +255,7 @@ async def _is_done(client: Client, name: str) -> list[str]:
         state = await client.wait(name, timeout=AFTERWARDS)
     except TimeoutError as error:
         return [str(error)]
-    if (state.status, state.output) != (Status.COMPLETED, "8"):
+    if (state.status, state.output) not in ((Status.COMPLETED, "7"), (Status.COMPLETED, "8")):
         return [f"{name} is {state.status} with {state.output}"]
     return []
 
