@@ -254,7 +254,7 @@ class Backend:
         self.supervisor.keep("message blobs", self.message_blobs.run)
         self._peers.watch(self.hub, self.supervisor)
         if ORCHESTRATOR in self.roles:
-            self.supervisor.keep("orchestrations", self.orchestrations.run)
+            self.supervisor.keep("orchestrations", self._orchestrate)
             self.supervisor.keep("backlog", self._watch_backlog)
             self.supervisor.keep("waiting events", self._end_waits)
         if ACTIVITY in self.roles:
@@ -269,6 +269,11 @@ class Backend:
                 self.supervisor.keep(f"unrecorded {name}", station.activities.watch)
                 self.supervisor.keep(items.reader.name, items.reader.run)
         self.supervisor.keep("queues of work items", self._queues_of_work.run)
+
+    async def _orchestrate(self) -> None:
+        # The calls of the first fan-out would all go to a first queue, in front of everybody, if there were no lanes.
+        await self._queues_of_work.tried.wait()
+        await self.orchestrations.run()
 
     def _warn_of_needs(self) -> None:
         """Log which activities this worker cannot run because they need more memory than it has."""

@@ -97,6 +97,26 @@ def dags_of_different_lanes() -> list[str]:
     return [found[lane] for lane in range(LANES)]
 
 
+def test_the_first_fan_out_that_a_worker_finds_uses_lanes() -> None:
+    """It was all in front of everybody: 750 calls went to the first queue while the worker was making the lanes."""
+    load = Load()
+
+    async def main() -> None:
+        async with World(load.app, activities=SLOTS) as world:
+            for number in range(4):
+                await world.client.start("many", (40, 0.9), instance_id=f"large{number}")
+            slow = Fault(delay=3.0)
+            await world.join("one", plan=lambda call: slow if call.kind == "admin" else None)
+            names, store = world.client.hub.names, world.store
+            await world.clock.sleep(8)
+            waiting = [await store.count(queue) for queue in names.work_queues(DEFAULT_POOL, spark=False)]
+            assert waiting[0] <= 2 * OF_INSTANCES < sum(waiting)
+            for number in range(4):
+                await world.wait(f"large{number}")
+
+    simulate(main)
+
+
 @pytest.mark.parametrize("place", [MEMORY, WHOLE], ids=str)
 @pytest.mark.parametrize("orchestrator", ["steps", "many"])
 @pytest.mark.rows("D85")

@@ -112,6 +112,8 @@ class WorkQueues:
         self._hub, self._activities, self._pools, self._live = hub, activities, pools, live
         self._absences, self._default_served = absences, default_served
         self._queue_made, self._pool_made, self._runnable = queue_made, pool_made, runnable
+        self.tried = asyncio.Event()
+        """Set once the queues of the pool ``default`` exist, or the store has refused to make them."""
 
     def look_soon(self) -> None:
         """Look at the limits now: this worker has met the first limit of instances since it looked last."""
@@ -124,19 +126,15 @@ class WorkQueues:
         unread = Outage(log, "limits_unreadable", hub.clock.monotonic)
         queues = [name for name, one in self._activities.items() if one.has_queue]
         others = {one.pool for one in self._activities.values()} - {DEFAULT_POOL}
-        left = [*sorted(others), DEFAULT_POOL]  # calls wait for the queues of the others, and only overflow from this
+        left = [DEFAULT_POOL, *sorted(others)]
         while True:
             pauses = []
             try:
-                while queues:
-                    await self._make(queues[0])
-                    queues.pop(0)
-                while left:
-                    await self._make_pool(left[0])
-                    left.pop(0)
+                await self._make_missing(queues, left)
                 unmade.over()
             except StorageError as error:
                 unmade.failed(error)
+                # Calls wait for the queues of the others, and only overflow from those of the default pool.
                 pauses.append(AGAIN if queues or left != [DEFAULT_POOL] else CHECK)
             try:
                 rows = await places.read(hub.store, hub.names)
@@ -154,10 +152,33 @@ class WorkQueues:
                     await self._soon.wait()
             self._soon.clear()
 
+    async def _make_missing(self, activities: list[str], left: list[str]) -> None:
+        """Make queues, and take from the lists what was made.
+
+        :param activities: the activities whose queues are missing.
+        :param left: the pools whose queues are missing.
+        :raises StorageError: if the store has refused one. The others were made as far as possible.
+        """
+        refused: StorageError | None = None
+        if DEFAULT_POOL in left:
+            try:
+                await self._make_pool(DEFAULT_POOL)
+                left.remove(DEFAULT_POOL)
+            except StorageError as error:
+                refused = error
+            self.tried.set()
+        while activities:
+            await self._make(activities[0])
+            activities.pop(0)
+        for pool in [one for one in left if one != DEFAULT_POOL]:
+            await self._make_pool(pool)
+            left.remove(pool)
+        if refused is not None:
+            raise refused
+
     async def _make_pool(self, pool: str) -> None:
-        hub = self._hub
-        for queue in hub.names.pool_queues(pool):
-            await hub.store.create_queue(queue)
+        hub, queues = self._hub, self._hub.names.pool_queues(pool)
+        await gather_bounded(hub.store.create_queue, queues, limit=len(queues))
         if pool != DEFAULT_POOL:
             await hub.store.execute(pools.declared(hub.names, pool))
         self._pool_made(pool)
