@@ -241,11 +241,12 @@ class EventWait(Revocable[Any], CancellableTask[Any]):
     :param since: the orchestrator's time when the wait began.
     :param wait_changes: recorder that is notified when the wait ends.
     :param claim: function that gives a wait what came while it was left behind.
-    :ivar left_place: place among the waits, if an event has come and gone by because the wait was left behind; else
+    :ivar place: place among the waits.
+    :ivar left_place: the same place, if an event has come and gone by because the wait was left behind; else
         None.
     """
 
-    __slots__ = ("_annotation", "_claim", "_told", "_wait_changes", "left_place", "name", "since")
+    __slots__ = ("_annotation", "_claim", "_told", "_wait_changes", "left_place", "name", "place", "since")
 
     claims = True
 
@@ -261,6 +262,7 @@ class EventWait(Revocable[Any], CancellableTask[Any]):
         self._wait_changes = wait_changes
         self._claim = claim
         self._told = []
+        self.place = 0
         self.left_place: int | None = None
         self.name = name
         self.since = since
@@ -290,9 +292,14 @@ class EventWait(Revocable[Any], CancellableTask[Any]):
         """Whether only groups that the code has left behind know of the event, because they need other tasks too."""
         return not self.is_known and self.is_told_in_vain
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether the code has only made the wait: it has not awaited it, asked it, or given it to a group."""
+        return not (self._used or self.is_known or self._told)
+
     def give_back(self, place: int) -> None:
         """Wait again, because the event is for another wait. :param place: the place among the waits."""
-        self._done, self._result, self._decode = False, None, None
+        self._done, self._result, self._decode, self._error = False, None, None, None
         self._groups, self._told = self._told, []
         self.left_place = place
         for group in self._groups:

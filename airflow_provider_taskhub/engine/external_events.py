@@ -8,8 +8,12 @@ the code comes back to the old wait (it awaits it, gives it to a group, or asks 
 takes an event that no other wait has taken meanwhile. A branch that was left behind goes on, so the wait at which it
 stands takes an event, but only if no other wait wants it.
 
-A wait in a ``when_all`` can have its event before the code leaves the ``when_all`` behind, because another event is
-missing. The next wait of its name then takes that event, as if it had come later.
+A wait in a ``when_all`` can have its event before the code leaves the ``when_all`` behind, because another task is
+missing or has failed. The next wait of its name then takes that event, as if it had come later.
+
+A wait that the code has only made can have its event before an error or a limit takes the code elsewhere. So a wait
+that the code uses, and that has no event, takes the oldest one of those that the code has only made. If the code uses
+one of these later, it gets the next event in the same way.
 """
 
 from __future__ import annotations
@@ -64,10 +68,15 @@ class ExternalEvents:
         self._wait(task, self._numbers)
 
     def claim(self, task: EventWait) -> None:
-        """Do what :meth:`wait` does, for a wait to which the code comes back. It has its old place among the waits."""
+        """Do what :meth:`wait` does, for a wait to which the code comes back. It has its old place among the waits.
+
+        If there is no unused event, a wait that the code uses takes one from a wait that the code has not used.
+        """
         number, task.left_place = task.left_place, None
         if number is not None:
             self._wait(task, number)
+        if task._used and not task._done:
+            self._take_over(task)
 
     def offer(self, event: EventRaised) -> None:
         """Give an event to the oldest wait for its name. If there is no such wait, keep the event for a later wait."""
@@ -113,6 +122,17 @@ class ExternalEvents:
             self._unclaimed[one.number] = one.event
             insort(self._by_name.setdefault(key, deque()), one.number)
 
+    def _take_over(self, task: EventWait) -> None:
+        """Give a wait the oldest event of those that waits have which the code has only made. These wait again."""
+        given = self._given.get(task.name.casefold(), [])
+        found = min((one for one in given[:MAX_EXAMINED] if one.task.is_unused), default=None, key=itemgetter(0))
+        if found is None:
+            return
+        given.remove(found)
+        found.task.give_back(found.place)
+        self._give(found.number, task.place, task, found.event)
+        self.claim(found.task)
+
     def _next(self, waits: deque[tuple[int, EventWait]]) -> tuple[int, EventWait] | None:
         """Remove and return the wait that takes the next event, with its number.
 
@@ -141,7 +161,7 @@ class ExternalEvents:
         return found
 
     def _wait(self, task: EventWait, number: int) -> None:
-        key = task.name.casefold()
+        key, task.place = task.name.casefold(), number
         self._take_back(key)
         numbers = self._by_name.get(key)
         if numbers:

@@ -425,10 +425,19 @@ class WhenAll(_Combined[list[Any]]):
             self.complete(self._children, lambda children: [child.get_result() for child in children])
 
     def left_unfinished(self, child: Task[Any]) -> bool:
-        return not self._done and self.is_left_behind()
+        if self._done:
+            return self._failed is not None and self._failed is not child  # it has failed without this task
+        return self.is_left_behind()
 
     def unsettled(self, child: Task[Any]) -> None:
         self._open += 1
+
+    def take(self) -> None:  # of a group that has failed, the code learns only which task has failed
+        if self._failed is None:
+            super().take()
+            return
+        self._taken = True
+        self._failed.take()
 
     def look(self) -> None:
         super().look()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
-from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.events import Status, TimerFired
 from airflow_provider_taskhub.testing import Event, run
 from tests.engine.play import Play
 
@@ -253,6 +254,126 @@ def test_a_wait_that_was_given_to_no_group_takes_the_event_while_other_work_runs
     play.answer(None)
     play.take(play.raised("approve", 2))
     assert play.last.output == "[1,2]"
+
+
+async def _mails(ctx: OrchestrationContext, round: int) -> None:
+    """A reminder, which fails in the first round."""
+    await ctx.create_timer(HOUR)
+    if round == 0:
+        raise OSError("the mail server is down")
+
+
+async def fails_between(ctx: OrchestrationContext, done: int) -> str:
+    for round in range(3):
+        got = ctx.wait_for_external_event("approve")
+        try:
+            await _mails(ctx, round)
+        except OSError:
+            continue
+        return f"round {round}: {await got}"
+    return "nobody"
+
+
+async def fails_in_a_helper(ctx: OrchestrationContext, done: int) -> str:
+    async def turn(round: int) -> str:
+        got = ctx.wait_for_external_event("approve")
+        await _mails(ctx, round)
+        return f"round {round}: {await got}"
+
+    for round in range(3):
+        with suppress(OSError):
+            return await turn(round)
+    return "nobody"
+
+
+async def is_interrupted_between(ctx: OrchestrationContext, done: int) -> str:
+    for round in range(3):
+        got = ctx.wait_for_external_event("approve")
+        with suppress(TimeoutError):
+            async with ctx.timeout(HOUR):
+                await ctx.create_timer((9 if round == 0 else 0.5) * HOUR)
+                return f"round {round}: {await got}"
+    return "nobody"
+
+
+async def stands_in_a_branch_that_was_left(ctx: OrchestrationContext, done: int) -> str:
+    async def turn(round: int) -> str:
+        got = ctx.wait_for_external_event("approve")
+        await ctx.create_timer((9 if round == 0 else 0.5) * HOUR)
+        return f"round {round}: {await got}"
+
+    for round in range(3):
+        branch = ctx.branch(turn(round))
+        if await ctx.when_any([branch, ctx.create_timer(HOUR)]) is branch:
+            return await branch
+    return "nobody"
+
+
+async def was_in_a_group_that_failed(ctx: OrchestrationContext, done: int) -> str:
+    for round in range(3):
+        mail = ctx.branch(_mails(ctx, round))
+        with suppress(OSError):
+            answer, _ = await ctx.when_all([ctx.wait_for_external_event("approve"), mail])
+            return f"round {round}: {answer}"
+    return "nobody"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        fails_between,
+        fails_in_a_helper,
+        is_interrupted_between,
+        stands_in_a_branch_that_was_left,
+        was_in_a_group_that_failed,
+    ],
+)
+def test_an_event_that_comes_before_an_error_or_a_limit_is_for_the_next_round(function: Callable[..., Any]) -> None:
+    """The wait of the first round had the event already, and the code never learned of it."""
+    app = App("left")
+    app.orchestrator(name="work")(function)
+    at = [Event(name="approve", data="yes", after=timedelta(minutes=20))]
+    assert run("work", 0, app=app, events=at) == "round 1: yes"
+    play, fired = played(function), set[int]()
+    play.take(play.raised("approve", "yes"))
+    while play.last.status is Status.RUNNING:
+        timers = [
+            (one.event.fire_at, number)
+            for number, one in enumerate(play.outbound)
+            if isinstance(one.event, TimerFired) and number not in fired
+        ]
+        _, first = min(timers)
+        fired.add(first)
+        play.wait(hours=1)
+        play.take(play.done(play.outbound[first]))
+    assert play.last.output == '"round 1: yes"'
+
+
+def test_waits_that_the_code_has_only_made_give_their_events_in_order() -> None:
+    async def work(ctx: OrchestrationContext, done: int) -> Any:
+        first, second = (ctx.wait_for_external_event("approve") for _ in range(2))
+        await ctx.call_activity("slow")
+        third = ctx.wait_for_external_event("approve")
+        return [await third, await second, await first]
+
+    play = played(work)
+    play.take(play.raised("approve", 1), play.raised("approve", 2))
+    play.answer()
+    assert play.last.status is Status.RUNNING
+    play.take(play.raised("approve", 3))
+    assert play.last.output == "[1,2,3]"
+
+
+def test_an_event_whose_data_do_not_fit_the_wait_that_was_left_fits_the_next_one() -> None:
+    async def work(ctx: OrchestrationContext, done: int) -> Any:
+        ctx.wait_for_external_event("approve", int)
+        await ctx.call_activity("slow")
+        return await ctx.wait_for_external_event("approve", str)
+
+    play = played(work)
+    play.take(play.raised("approve", "yes"))
+    play.answer()
+    assert play.last.output == '"yes"'
 
 
 def test_the_instance_waits_for_no_event_whose_wait_was_left_behind() -> None:
