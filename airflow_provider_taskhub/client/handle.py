@@ -324,7 +324,8 @@ class InstanceHandle:
         """Suspend the instance: running activities continue, but nothing else begins before :meth:`resume`.
 
         The orchestrator does not run. Activities that it has called and that have not begun do not begin: their
-        messages go back to the queue. After a resume these activities begin within 30 seconds.
+        messages go back to the queue. After a resume these activities begin within 30 seconds. Child orchestrations go
+        on, as in DurableTask: suspend each of them too.
 
         An instance that has not begun yet first runs its orchestrator until it waits (its first episode), and is then
         suspended. The actions of this episode, for example calls of activities, are executed only after the resume,

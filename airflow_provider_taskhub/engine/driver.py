@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Generator, Iterator
 from contextlib import suppress
+from contextvars import Context, copy_context
 from types import CoroutineType, FrameType, GeneratorType, TracebackType
 from typing import Any
 
@@ -43,6 +44,7 @@ class Branch(CancellableTask[T_co], Group[T_co]):
     __slots__ = (
         "_awaited",
         "_body",
+        "_context",
         "_driver",
         "_is_cancelled",
         "_is_running",
@@ -92,6 +94,9 @@ class Branch(CancellableTask[T_co], Group[T_co]):
         :param body: the coroutine, which has not begun.
         """
         self._body = body
+        # Context variables are those of the code that starts the branch; the orchestrator function itself begins with
+        # none. So they are the same before and after each await, in each replay, and those of no other instance.
+        self._context = Context() if self.is_main else copy_context()
         self.step()
 
     def settled(self, child: Task[Any]) -> None:
@@ -141,7 +146,7 @@ class Branch(CancellableTask[T_co], Group[T_co]):
         self._awaited = None
         if body is not None:
             with suppress(BaseException):  # the code is not needed any more: an error of its `finally` is ignored
-                body.close()
+                self._context.run(body.close)
 
     def line(self) -> CallSite | str:
         """Return the line of user code at which the coroutine waits; a text if the line is unknown."""
@@ -171,15 +176,15 @@ class Branch(CancellableTask[T_co], Group[T_co]):
         if self._pending is not None:
             why, self._pending = self._pending, None
             self._leave()
-            return body.throw(CancelledError(why))
+            return self._context.run(body.throw, CancelledError(why))
         task = self._awaited
         if task is None:
-            return body.send(None)
+            return self._context.run(body.send, None)
         error = task.get_exception()  # this also decodes the result, which can fail
         if error is None:
-            return body.send(task.get_result())
+            return self._context.run(body.send, task.get_result())
         # Several awaits can raise the same error object. Without `with_traceback` its traceback would grow each time.
-        return body.throw(error.with_traceback(task.trace))
+        return self._context.run(body.throw, error.with_traceback(task.trace))
 
     def _await(self, yielded: Any) -> None:
         if not isinstance(yielded, Task):

@@ -233,7 +233,7 @@ class TaskHubTerminateOperator(_Reasoned):
 
 
 class TaskHubSuspendOperator(_Reasoned):
-    """Suspends an instance: its running activities continue, and nothing else begins before a resume.
+    """Suspends an instance: its running activities and its children continue, and nothing else begins before a resume.
 
     An instance that is suspended already stays as it is. An instance that has ended fails the task. Returns the
     instance's status.

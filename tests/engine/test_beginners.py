@@ -100,6 +100,10 @@ class Test_a_forgotten_await:
             lambda task: 3 in task,
             lambda task: sum([task]),
             lambda task: task.upper(),
+            lambda task: f"total: {task}",
+            lambda task: "total: " + str(task),
+            lambda task: "total: %s" % task,  # noqa: UP031
+            lambda task: "total: {}".format(task),  # noqa: UP032
         ],
     )
     def test_whose_task_is_used_as_a_value(self, use: Callable[[Any], Any]) -> None:
@@ -151,7 +155,7 @@ class Test_a_forgotten_await:
 
     def test_whose_task_is_shown(self) -> None:
         async def o(ctx: OrchestrationContext) -> Any:
-            return f"{ctx.call_activity(add, 1)}"
+            return f"{ctx.call_activity(add, 1)!r}"
 
         with pytest.warns(RuntimeWarning, match=f"never awaited activity 'add' at {HERE}"):
             matches(rf"<activity 'add' at {HERE}>", run(o, app=app))

@@ -62,7 +62,7 @@ def terminate(
 
 
 def suspend(instance_id: InstanceId, reason: Reason = "", hub: HubName = None, json: AsJson = False) -> None:
-    """Suspend an instance. Running activities continue. Nothing else begins until `resume`.
+    """Suspend an instance. Running activities continue, and so do its children. Nothing else begins until `resume`.
 
     Example: taskhub instances suspend flights-2013 --reason "the cluster is being moved"
     """
