@@ -11,7 +11,7 @@ from functools import wraps
 from inspect import iscoroutinefunction, isfunction
 from typing import Any, TypeVar, cast
 
-from airflow_provider_taskhub.engine.no_event_loop import is_orchestrator_code, user_line
+from airflow_provider_taskhub.engine.no_event_loop import is_orchestrator_code, noted, user_line
 from airflow_provider_taskhub.errors import OrchestrationError
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -35,13 +35,13 @@ def refused_in_orchestrators(function: _F, name: str) -> _F:
     @wraps(function)
     def direct(*args: Any, **kwargs: Any) -> Any:
         if is_orchestrator_code():
-            raise _refusal(function, name)
+            raise noted(_refusal(function, name))
         return function(*args, **kwargs)
 
     @wraps(function)
     async def direct_async(*args: Any, **kwargs: Any) -> Any:
         if is_orchestrator_code():
-            raise _refusal(function, name)
+            raise noted(_refusal(function, name))
         return await function(*args, **kwargs)
 
     return cast(_F, direct_async if iscoroutinefunction(function) else direct)

@@ -35,7 +35,7 @@ from airflow_provider_taskhub.engine.external_events import ExternalEvents
 from airflow_provider_taskhub.engine.failures import error_of, failure_of, message_of
 from airflow_provider_taskhub.engine.forgotten import Forgotten, Kind
 from airflow_provider_taskhub.engine.lifecycle import HAPPENINGS, Happening, Reaction, react_instance
-from airflow_provider_taskhub.engine.no_event_loop import reworded
+from airflow_provider_taskhub.engine.no_event_loop import reworded, take_noted
 from airflow_provider_taskhub.engine.open_actions import Answer, OpenAction, OpenActions, Scheduling
 from airflow_provider_taskhub.engine.pending_waits import CHILD_IDS, MAX_EXAMINED, MAX_NAMES, NEEDED_CHARACTERS, Awaits
 from airflow_provider_taskhub.engine.recorded import Recorded
@@ -432,10 +432,12 @@ class Generation:
     def _run(self, step: Callable[[], None]) -> None:
         if self._closed:
             return
+        take_noted()  # of another instance, whose code was closed
         try:
             step()
             main = self._driver.main
             if not self._driver.is_over:
+                self._tell_refused()
                 return
             if (error := main._error or self._driver.cleanup_error) is not None:
                 self._raise(error)
@@ -445,6 +447,7 @@ class Generation:
             self._raise(reworded(error))
 
     def _return(self, value: Any) -> None:
+        self._tell_refused()
         self._tell_forgotten()
         if not self.input_is_read and self.started.input not in (None, "null"):
             self._context.logger.warning(
@@ -466,6 +469,12 @@ class Generation:
         self._wants_generation = False
         self.result, self.failure = message_of(error), failure_of(error)
         self._move(Happening.FAILED)
+
+    def _tell_refused(self) -> None:
+        for error in take_noted():
+            if not self.replaying:
+                told = "orchestrator %r went on after an error that its code must not catch: %s"
+                self._context.logger.warning(told, self.definition.name, error)
 
     def _tell_forgotten(self) -> None:
         if not self.replaying:

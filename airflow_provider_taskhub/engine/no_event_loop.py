@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from asyncio.tasks import _enter_task, _leave_task
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
@@ -59,6 +60,9 @@ _HINTS = {
     "time": "use `ctx.current_utc_datetime`",
 }
 """What to use instead, by a part of the name of what was called."""
+MOST_NOTED = 5
+"""Maximum number of refused calls that are remembered."""
+_THREAD = threading.local()
 _RULE = (
     "An orchestrator runs on no event loop: it waits with ctx.when_all, ctx.when_any, ctx.create_timer, ctx.timeout "
     "and ctx.branch, and activities do everything else"
@@ -100,6 +104,26 @@ def refusal(called: str, where: CallSite | str | None) -> OrchestrationError:
     return OrchestrationError(
         f"{called} cannot be used in an orchestrator (at {place}). {advice(called)}", retryable=False
     )
+
+
+def noted(error: OrchestrationError) -> OrchestrationError:
+    """Remember an error that refuses a call, because orchestrator code may catch it and go on. :returns: the error."""
+    errors = _noted()
+    if len(errors) < MOST_NOTED:
+        errors.append(error)
+    return error
+
+
+def take_noted() -> list[OrchestrationError]:
+    """Return the errors that :func:`noted` has remembered in this thread, and forget them."""
+    errors = [*_noted()]
+    _noted().clear()
+    return errors
+
+
+def _noted() -> list[OrchestrationError]:
+    found: list[OrchestrationError] = _THREAD.__dict__.setdefault("noted", [])
+    return found
 
 
 def reworded(error: BaseException) -> BaseException:
@@ -214,7 +238,7 @@ def _refusing(name: str) -> Callable[..., Any]:
             if iscoroutine(arg):
                 arg.close()  # else Python warns that it was never awaited
         where, called = called_at(reversed([*_callers()]))
-        raise refusal(called or f"loop.{name}", where)
+        raise noted(refusal(called or f"loop.{name}", where))
 
     return refused
 

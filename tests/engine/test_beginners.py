@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import logging
@@ -70,6 +71,36 @@ def failure(code: Callable[[OrchestrationContext], Any], **options: Any) -> str:
 def matches(pattern: str, text: str) -> None:
     __tracebackhide__ = True
     assert re.search(pattern, text), text
+
+
+class Test_a_refused_call:
+    """The code catches the error and goes on: it is told, with the line."""
+
+    def told(self, function: Callable[..., Any]) -> str:
+        with pytest.warns(RuntimeWarning) as warned:
+            assert run(function, app=app) == "went on"
+        (text,) = [str(one.message) for one in warned]
+        return text
+
+    def test_of_asyncio(self) -> None:
+        async def o(ctx: OrchestrationContext) -> str:
+            with contextlib.suppress(Exception):
+                await asyncio.sleep(60)
+            await ctx.create_timer(timedelta(seconds=1))
+            return "went on"
+
+        matches(
+            rf"'o' went on after an error that its code must not catch: asyncio.sleep .* \(at {HERE}\)", self.told(o)
+        )
+
+    def test_of_an_activity_like_a_plain_function(self) -> None:
+        async def o(ctx: OrchestrationContext) -> str:
+            try:
+                return str(add(1))
+            except Exception:
+                return "went on"
+
+        matches(rf"must not catch: activity 'add' was called like a plain function .* at {HERE}", self.told(o))
 
 
 class Test_a_forgotten_await:
