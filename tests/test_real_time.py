@@ -42,6 +42,8 @@ ALLOWED: dict[str, dict[str, str]] = {
     "e2e/deadly_app.py": {"_run": WORK},
     "e2e/explore/app.py": {"_carry_out": WORK},
     "e2e/explore/driver.py": {"_give": PACE, "_kill": PACE, "_settle": POLL},
+    "e2e/hour.py": {"hour": PACE},
+    "e2e/hour_app.py": {"runs": WORK},
     "e2e/house_app.py": {"held": POLL, "kept": WORK, "tick": WORK},
     "e2e/publish_kills.py": {"kills": PACE},
     "e2e/publishing_app.py": {"load": WORK},
@@ -58,6 +60,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "e2e/storm.py": {"_kill": PACE, "still": MEASURE, "storm": PACE},
     "e2e/storm_app.py": {"kept": WORK, "tick": WORK},
     "e2e/telling_app.py": {"tells": POLL},
+    "engine/test_beginners.py": {"Test_a_refused_call.test_of_asyncio": "the sleep is refused"},
     "engine/test_asyncio.py": {
         "generator": "what an orchestrator must not do; it is refused",
         "sleep": "what an orchestrator must not do; it is refused",

@@ -157,6 +157,7 @@ def test_the_makefile_says_what_it_can() -> None:
         "simulate-programs",
         "crash",
         "day",
+        "hour",
         "storm",
         "still",
         "soak",

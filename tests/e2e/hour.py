@@ -105,8 +105,26 @@ class Found:
     allowed: int
 
 
-def counted(runs: Sequence[Run]) -> list[Found]:
-    """Count the attempts that ran at once, or began within a time, against every limit."""
+def unexplained(runs: Sequence[Run], gone: Mapping[str, float]) -> int:
+    """Return the largest number of attempts of a call of which none lost its worker before the next one began.
+
+    A worker that is killed may not have stored that the attempt has ended.
+
+    :param gone: when the workers were gone that were killed.
+    """
+    last, again = dict[str, Run](), Counter[str]()
+    for run in sorted(runs, key=lambda one: one.begun):
+        before = last.get(run.call)
+        again[run.call] += before is None or gone.get(before.worker, float("inf")) > run.begun
+        last[run.call] = run
+    return max(again.values(), default=0)
+
+
+def counted(runs: Sequence[Run], gone: Mapping[str, float]) -> list[Found]:
+    """Count the attempts that ran at once, or began within a time, against every limit.
+
+    :param gone: when the workers were gone that were killed.
+    """
 
     def of(*names: str) -> list[Run]:
         return [run for run in runs if run.name in names]
@@ -119,15 +137,13 @@ def counted(runs: Sequence[Run]) -> list[Found]:
         tenants[run.tenant].append(run)
     for run in of(*hour_app.NEEDS):
         workers[run.worker].append(run)
-    again = Counter(run.call for run in runs)
-    again.subtract(run.call for run in runs if run.killed)
     return [
         Found("load at once", most_at_once(of("load")), hour_app.LIMIT),
         Found("read and write at once", most_at_once(of("read", "write")), hour_app.SHARED),
         Found("bill at once for a tenant", largest(tenants), hour_app.TENANT),
         Found(f"mail begun within {hour_app.WITHIN:g} s", most_within(of("mail"), hour_app.WITHIN), hour_app.STARTS),
         Found("GiB at once in a worker", largest(workers, hour_app.NEEDS), MEMORY),
-        Found("attempts of a call that no kill explains", max(again.values(), default=0), 1),
+        Found("attempts of a call that no kill explains", unexplained(runs, gone), 1),
     ]
 
 
@@ -173,19 +189,22 @@ def _is_alive(pid: int) -> bool:
 class Hour:
     """What was done, and what was wrong with it.
 
+    :ivar gone: when the workers were gone that were killed.
     :ivar waits: by name of an activity and whether the priority is low, the seconds from the start of an instance to
         the beginning of each of its calls.
     """
 
     runs: Sequence[Run]
-    kills: int
+    gone: Mapping[str, float]
     lost: list[str] = field(default_factory=list)
     waits: dict[tuple[str, bool], list[float]] = field(default_factory=dict)
 
     @property
     def damage(self) -> list[str]:
         over = [
-            f"{one.what}: {one.most}, allowed {one.allowed}" for one in counted(self.runs) if one.most > one.allowed
+            f"{one.what}: {one.most}, allowed {one.allowed}"
+            for one in counted(self.runs, self.gone)
+            if one.most > one.allowed
         ]
         return [*self.lost, *over]
 
@@ -193,10 +212,10 @@ class Hour:
         """Yield lines for people."""
         killed = sum(run.killed for run in self.runs)
         yield (
-            f"{len(self.runs)} attempts of {len({run.call for run in self.runs})} activities, {self.kills} kills, "
+            f"{len(self.runs)} attempts of {len({run.call for run in self.runs})} activities, {len(self.gone)} kills, "
             f"{killed} attempts cut off, lost {len(self.lost)}"
         )
-        for one in counted(self.runs):
+        for one in counted(self.runs, self.gone):
             yield f"  {one.what}: at most {one.most} of {one.allowed}"
         for (name, low), seconds in sorted(self.waits.items()):
             middle, longest = sorted(seconds)[len(seconds) // 2], max(seconds)
@@ -247,7 +266,7 @@ async def hour(house: House, *, seconds: float, every: float = EVERY, kills: int
             calls.add(run.call)
             since, low = started[run.call.partition("/")[0]]
             waits[run.name, low].append(run.begun - since)
-    return Hour([*runs.values()], len(pair.gone), lost, dict(waits))
+    return Hour([*runs.values()], pair.gone, lost, dict(waits))
 
 
 async def _is_done(client: Client, name: str) -> list[str]:

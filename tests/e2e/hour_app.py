@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from uuid import uuid4
 
 from airflow_provider_taskhub.activity import activity_info
@@ -22,9 +20,8 @@ NEEDS = {"large": 3, "small": 1}
 """GiB that activities need."""
 
 
-@contextmanager
-def noted() -> Iterator[None]:
-    """Write a line when an attempt begins, and one when it ends. Both have the clock of this machine."""
+def runs(seconds: float) -> None:
+    """Run for so long. Write a line at the beginning, and one at the end. Both have the clock of this machine."""
     info, run = activity_info(), uuid4().hex
     line = {
         "run": run,
@@ -42,61 +39,53 @@ def noted() -> Iterator[None]:
         os.close(file)
 
     write(begun=time.monotonic())
-    yield
+    time.sleep(seconds)
     write(ended=time.monotonic())
 
 
 @app.activity(limit=LIMIT)
 def load(seconds: float) -> None:
-    with noted():
-        time.sleep(seconds)
+    runs(seconds)
 
 
 @app.activity(limit=SHARED, limit_name="database")
 def read(seconds: float) -> None:
-    with noted():
-        time.sleep(seconds)
+    runs(seconds)
 
 
 @app.activity(limit=SHARED, limit_name="database")
 def write(seconds: float) -> None:
-    with noted():
-        time.sleep(seconds)
+    runs(seconds)
 
 
 @app.activity(limit=TENANT, limit_key="tenant")
 def bill(seconds: float) -> None:
-    with noted():
-        time.sleep(seconds)
+    runs(seconds)
 
 
 @app.activity(rate="15/m")
 def mail(seconds: float) -> None:
-    with noted():
-        time.sleep(seconds)
+    runs(seconds)
 
 
 @app.activity(memory="3g")
 def large(seconds: float) -> None:
-    with noted():
-        time.sleep(seconds)
+    runs(seconds)
 
 
 @app.activity(memory="1g")
 def small(seconds: float) -> None:
-    with noted():
-        time.sleep(seconds)
+    runs(seconds)
 
 
 @app.activity
 def plain(seconds: float) -> None:
-    with noted():
-        time.sleep(seconds)
+    runs(seconds)
 
 
 @app.orchestrator
 async def mix(ctx: OrchestrationContext, number: int) -> int:
-    """One call of each, all at once. Every third instance sends a mail."""
+    """One call of each, all at once. Twenty of 120 instances, one after the other, send a mail: they have to wait."""
     tags, seconds = {"tenant": "abc"[number % 3]}, 0.5 + (number * 7 % 10) / 10
-    activities = [load, read, write, bill, large, small, plain, *([mail] if number % 3 == 0 else [])]
+    activities = [load, read, write, bill, large, small, plain, *([mail] if number % 120 < 20 else [])]
     return len(await ctx.when_all([ctx.call_activity(activity, seconds, tags=tags) for activity in activities]))
