@@ -115,12 +115,12 @@ class HubNames:
         return self.limited_prefix + _digest(activity)
 
     def limited_lanes(self, activity: str) -> tuple[str, ...]:
-        """Return the names of the lanes of an activity with a queue of its own. The last lane is that of low
+        """Return the names of the lanes of an activity with queues of its own. The last lane is that of low
         priority."""
         return self._lanes("activity", activity)
 
     def limited_queues(self, activity: str) -> tuple[str, ...]:
-        """Return the names of all queues of an activity with a queue of its own: the first one, and the lanes."""
+        """Return the names of all queues of an activity with queues of its own: the first one, and the lanes."""
         return self.limited(activity), *self.limited_lanes(activity)
 
     @property

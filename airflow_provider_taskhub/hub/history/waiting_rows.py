@@ -1,5 +1,5 @@
-"""Rows that wait in the hub's table of controls, each with a message: what instances and calls that wait have in
-common."""
+"""Rows of the hub's table of controls that keep a message until its turn comes: for an instance, or a call of an
+activity."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHARACTERS = 30_000
 
 
 def columns_of(instance: OrchestrationInstance, text: str) -> dict[str, Property | None]:
-    """Return the columns of a row that waits.
+    """Return the columns that keep a message.
 
     :param instance: the instance that the message is about.
     :param text: the message, as it stands in a queue.
@@ -36,7 +36,7 @@ def instance_of(columns: Mapping[str, object]) -> OrchestrationInstance:
 
 
 def text_of(columns: Mapping[str, object]) -> str:
-    """Return the message of a row; "": the message was not read."""
+    """Return the message of a row; "" if the query has not read the columns of the message."""
     texts = _texts(columns)
     return "".join(texts.get(f"Message{number}", "") for number in range(len(texts)))
 

@@ -98,9 +98,9 @@ class LaneReader(Reader):
             self._lanes.insert(0, self._first)
         self._lane, self.queues = self._lanes[0], tuple(lane.queue for lane in self._lanes)
         self._looked = float("-inf")
-        """Monotonic time of the answer of the last look at the first queue."""
+        """Monotonic time at which the store last answered a receive from the first queue."""
         self._claims = False
-        """Whether those that share the room may wait for this reader, although it has not waited for room."""
+        """Whether other readers, with which this one shares the room, may wait until this one has read a lane."""
         self._behind: int | None = None
         """The rank that is passed over if a message comes now."""
         self._passed = Counter[int]()

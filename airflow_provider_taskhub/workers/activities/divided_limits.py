@@ -218,10 +218,9 @@ class DividedLimits:
             of.waiting = False
         for call in found[:free]:
             await waiting_calls.send(hub.store, hub.names, call)
+            queue = waiting_calls.queue_of(hub.names, call)
             for reader in self._may_read:
-                reader.look(
-                    waiting_calls.queue_of(hub.names, call)
-                )  # the worker that has freed a place often has a free slot
+                reader.look(queue)  # the worker that has freed a place often has a free slot
 
     # looks
 

@@ -139,7 +139,7 @@ class CallLanes:
     def _is_first(self, known: _Open, queue: str, *, own: bool) -> bool:
         """Return whether the next call of an instance goes to its first queue.
 
-        :param own: whether only calls of one activity wait there.
+        :param own: True: the queue is that of one activity. False: it is that of all activities of a kind.
         """
         most, most_of_few = (FEWEST_OF_CALLER, FEWEST_OF_INSTANCES) if own else self._most
         of_caller = self._counts[known.partition, known.caller, queue]

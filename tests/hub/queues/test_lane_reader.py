@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
 from types import SimpleNamespace
 
 from airflow_provider_taskhub.engine.events import TaskScheduled
 from airflow_provider_taskhub.hub.formats.message_envelope import encode
-from airflow_provider_taskhub.hub.model import HubNames
 from airflow_provider_taskhub.hub.queues.lane_reader import LaneReader
-from airflow_provider_taskhub.hub.queues.reader import ReaderContext
 from airflow_provider_taskhub.storage.primitives import PutMessage
 from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from tests.hub.by_hand import NOW, held
-from tests.hub.queues.test_polling import Remote
+from tests.hub.queues.test_polling import Remote, context_of
 
 FIRST, LANES = "polled-first", ("polled-lane", "polled-low")
 CALL = encode(held(TaskScheduled(timestamp=NOW, event_id=1, name="load")).envelope)
@@ -39,13 +36,7 @@ def looks(*, waits_in: str, room: int) -> list[SimpleNamespace]:
                 told.append(SimpleNamespace(queue=reader.queue, waits=reader.waits_for_room, emptied=reader.emptied))
 
             reader = LaneReader(
-                ReaderContext(
-                    store=store,
-                    names=HubNames("Polled"),
-                    clock=clock,
-                    visibility=timedelta(seconds=30),
-                    max_polling=timedelta(seconds=30),
-                ),
+                context_of(store, clock),
                 first=FIRST,
                 lanes=LANES,
                 own=True,

@@ -100,15 +100,14 @@ class Stay:
         """Nobody waits for it."""
 
 
+def context_of(store: Remote, clock: VirtualClock) -> ReaderContext:
+    half = timedelta(seconds=30)
+    return ReaderContext(store=store, names=HubNames("Polled"), clock=clock, visibility=half, max_polling=half)
+
+
 def reader_of(store: Remote, clock: VirtualClock, *, room: int = 4) -> Reader:
     return Reader(
-        ReaderContext(
-            store=store,
-            names=HubNames("Polled"),
-            clock=clock,
-            visibility=timedelta(seconds=30),
-            max_polling=timedelta(seconds=30),
-        ),
+        context_of(store, clock),
         queue="polled-queue",
         carries=CONTROL_EVENTS,
         room=lambda: room,
