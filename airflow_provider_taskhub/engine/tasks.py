@@ -198,9 +198,6 @@ class Task(Generic[T_co]):
     def __str__(self) -> str:
         raise TypeError(self._not_awaited())
 
-    def __format__(self, spec: str) -> str:
-        raise TypeError(self._not_awaited())
-
     def __bool__(self) -> bool:
         self._tested = True
         return True

@@ -21,6 +21,7 @@ import pytest
 from airflow_provider_taskhub.app import App, OrchestrationContext, OrchestrationError, RetryPolicy
 from airflow_provider_taskhub.engine import context
 from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.no_event_loop import noted
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.testing import Event, run
@@ -92,6 +93,15 @@ class Test_a_refused_call:
         matches(
             rf"'o' went on after an error that its code must not catch: asyncio.sleep .* \(at {HERE}\)", self.told(o)
         )
+
+    def test_of_another_instance_whose_code_was_closed(self) -> None:
+        async def o(ctx: OrchestrationContext) -> str:
+            return "went on"
+
+        noted(OrchestrationError("refused in a finally block", retryable=False))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert run(o, app=app) == "went on"
 
     def test_of_an_activity_like_a_plain_function(self) -> None:
         async def o(ctx: OrchestrationContext) -> str:

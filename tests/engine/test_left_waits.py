@@ -366,14 +366,15 @@ def test_waits_that_the_code_has_only_made_give_their_events_in_order() -> None:
 
 def test_an_event_whose_data_do_not_fit_the_wait_that_was_left_fits_the_next_one() -> None:
     async def work(ctx: OrchestrationContext, done: int) -> Any:
-        ctx.wait_for_external_event("approve", int)
+        first = ctx.wait_for_external_event("approve", int)
         await ctx.call_activity("slow")
-        return await ctx.wait_for_external_event("approve", str)
+        return [await ctx.wait_for_external_event("approve", str), await first]
 
     play = played(work)
     play.take(play.raised("approve", "yes"))
     play.answer()
-    assert play.last.output == '"yes"'
+    play.take(play.raised("approve", 7))
+    assert play.last.output == '["yes",7]'
 
 
 def test_the_instance_waits_for_no_event_whose_wait_was_left_behind() -> None:
