@@ -8,6 +8,7 @@ compared: replay follows the time in the history.
 from __future__ import annotations
 
 import json
+from collections.abc import MutableMapping
 from typing import Any
 
 from airflow_provider_taskhub.codec import loads
@@ -24,19 +25,25 @@ from airflow_provider_taskhub.engine.identity import action_id
 _SHOWN = 200
 """Maximum characters of a value in the text of an error."""
 
+Changes = MutableMapping[tuple[str, ...], bool]
+"""The fields that only the code's records have (True), or only the recorded ones (False). The key has the name of the
+call and the path of the field."""
+
 
 def difference(
-    event: HistoryEvent, action: Action, instance: OrchestrationInstance, rewinds: int
+    event: HistoryEvent, action: Action, instance: OrchestrationInstance, rewinds: int, changes: Changes
 ) -> tuple[str, str] | None:
     """Return how a decision of replayed code differs from its row in the history; None if it does not differ.
 
     A record that only has more fields than the recorded one, or only fewer, does not differ: code that was deployed
-    while the instance ran may add fields. This holds for objects at any depth.
+    while the instance ran may add fields. This holds for objects at any depth. A field that is added in one call and
+    is missing in another call of the same name is a difference: the code has swapped the calls.
 
     :param event: the row of the decision, such as TaskScheduled.
     :param action: the decision of the code, with the same kind, number and name.
     :param instance: the instance, with its current execution id.
     :param rewinds: number of rewinds in the history.
+    :param changes: the changed fields of the earlier calls. Those of this call are added.
     :returns: what the row has, and what the code has decided, such as ``("the input 1", "the input 2")``.
     """
     if (
@@ -53,7 +60,8 @@ def difference(
     if event.input == action.input and event.input is not None:
         return None
     if event.input is not None:
-        if _is_same(_value(event, event.input), _value(event, action.input)):
+        name = (event.name.casefold(),)
+        if _is_same(_value(event, event.input), _value(event, action.input), name, changes):
             return None
         return _shown(event, event.input), _shown(event, action.input)
     # There was no input, or the row leaves out a long input. The hash of the input is a part of the identity.
@@ -90,14 +98,19 @@ def _value(event: HistoryEvent, text: str | None) -> Any:
     return value
 
 
-def _is_same(recorded: Any, decided: Any) -> bool:
+def _is_same(recorded: Any, decided: Any, path: tuple[str, ...], changes: Changes) -> bool:
     if isinstance(recorded, dict) and isinstance(decided, dict):
         common = recorded.keys() & decided.keys()
-        if len(common) < min(len(recorded), len(decided)):
+        is_new = len(decided) > len(common)
+        if is_new and len(recorded) > len(common):
             return False
-        return all(_is_same(recorded[key], decided[key]) for key in common)
+        changed = (recorded.keys() | decided.keys()) - common
+        if any(changes.setdefault((*path, key), is_new) is not is_new for key in changed):
+            return False
+        return all(_is_same(recorded[key], decided[key], (*path, key), changes) for key in common)
     if isinstance(recorded, list) and isinstance(decided, list):
-        return len(recorded) == len(decided) and all(map(_is_same, recorded, decided))
+        same = (_is_same(one, other, path, changes) for one, other in zip(recorded, decided, strict=True))
+        return len(recorded) == len(decided) and all(same)
     return bool(recorded == decided)
 
 

@@ -23,6 +23,7 @@ from airflow_provider_taskhub.engine.direct_calls import original
 from airflow_provider_taskhub.engine.events import EventType, ParentInstance
 from airflow_provider_taskhub.engine.identity import check_instance_id, check_new_instance_id, guid
 from airflow_provider_taskhub.engine.inputs import has_default
+from airflow_provider_taskhub.engine.no_event_loop import user_line
 from airflow_provider_taskhub.engine.references import Reference
 from airflow_provider_taskhub.engine.registry import Registry, result_annotation_of
 from airflow_provider_taskhub.engine.replay_safe_logger import LevelLogger, Log, LogLine, ReplaySafeLogger
@@ -625,9 +626,10 @@ def _name(declared: Callable[..., Any] | str, what: str, registry: Registry) -> 
         if what != "call_activity":
             kind, other, other_call, known, others = other, kind, "call_activity", others, known
         if not hasattr(declared, NAME):
+            where = user_line() or "an unknown line"
             raise InputError(
-                f"{what}: function {name!r} is not declared: put @app.{kind} on it. If it is declared and another "
-                "decorator stands above, that one must use functools.wraps"
+                f"{what}: function {name!r} is not declared (at {where}): put @app.{kind} on it. If it is declared and "
+                "another decorator stands above, that one must use functools.wraps"
             )
         inner = original(getattr(original(declared), "__wrapped__", None))
         if getattr(inner, NAME, None) == name and getattr(known.get(name), "function", declared) is inner:

@@ -10,7 +10,7 @@ The module ``generation`` decides what a result or an error of the main branch m
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
 from contextlib import suppress
 from contextvars import Context, copy_context
 from types import CoroutineType, FrameType, GeneratorType, TracebackType
@@ -18,7 +18,7 @@ from typing import Any
 
 from airflow_provider_taskhub.engine.actions import CallSite
 from airflow_provider_taskhub.engine.async_generators import AsyncGenerators
-from airflow_provider_taskhub.engine.no_event_loop import CancelledError, advice, called_at, reworded
+from airflow_provider_taskhub.engine.no_event_loop import CancelledError, advice, called_at, note_in, reworded
 from airflow_provider_taskhub.engine.signatures import T_co
 from airflow_provider_taskhub.engine.tasks import CancellableTask, Group, Task
 from airflow_provider_taskhub.errors import OrchestrationError, TaskFailedError
@@ -96,7 +96,7 @@ class Branch(CancellableTask[T_co], Group[T_co]):
         self._body = body
         # Context variables are those of the code that starts the branch; the orchestrator function itself begins with
         # none. So they are the same before and after each await, in each replay, and those of no other instance.
-        self._context = Context() if self.is_main else copy_context()
+        self._context = self._driver.context if self.is_main else copy_context()
         self.step()
 
     def settled(self, child: Task[Any]) -> None:
@@ -254,6 +254,8 @@ class Driver:
     :param owner: what stands for the generation (``Task.owner``).
     :ivar main: the orchestrator function itself.
     :ivar current: the branch whose code runs; the main branch if no code runs.
+    :ivar context: the context variables of the orchestrator function.
+    :ivar refused: errors that have refused a call. The code has perhaps caught them.
     :ivar is_closed: whether no code runs any more, because the driver was closed.
     :ivar cleanup_error: the first error of the clean-up of an async generator that was left early; else None.
     """
@@ -266,10 +268,12 @@ class Driver:
         "_ready",
         "_steps",
         "cleanup_error",
+        "context",
         "current",
         "is_closed",
         "main",
         "owner",
+        "refused",
     )
 
     def __init__(self, name: str, owner: object) -> None:
@@ -280,6 +284,9 @@ class Driver:
         self._cleanups: set[int] = set()
         self._steps = 0
         self.cleanup_error: BaseException | None = None
+        self.refused: list[OrchestrationError] = []
+        self.context = Context()
+        self.context.run(note_in, self.refused)
         self.is_closed = False
         self.main = self.current = Branch[Any](self)
         self._generators = AsyncGenerators(self._clean_up, lambda: self.current._is_running, lambda: self.is_closed)
@@ -288,6 +295,13 @@ class Driver:
     def is_over(self) -> bool:
         """Whether the orchestrator function and the clean-up of its async generators have ended."""
         return self.main._done and not self._cleanups
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call the orchestrator function.
+
+        :returns: a coroutine, a generator, or the result of a plain function.
+        """
+        return self.context.run(function, *arguments)
 
     def start(self, made: Any) -> None:
         """Run the orchestrator function for the first time, until it and its branches wait.

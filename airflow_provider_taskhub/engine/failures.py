@@ -89,7 +89,12 @@ def own_frames(frames: Sequence[_F]) -> Sequence[_F]:
         there are none of these either, all frames.
     """
     without_python = [frame for frame in frames if not _PYTHON.search(frame[0])]
-    return [frame for frame in without_python if not _INSTALLED.search(frame[0])] or without_python or frames
+    return [frame for frame in without_python if not is_installed(frame[0])] or without_python or frames
+
+
+def is_installed(file: str) -> bool:
+    """Return whether a file of Python code belongs to an installed package."""
+    return _INSTALLED.search(file) is not None
 
 
 def failure_of(error: BaseException) -> FailureDetails:

@@ -35,7 +35,7 @@ from airflow_provider_taskhub.engine.external_events import ExternalEvents
 from airflow_provider_taskhub.engine.failures import error_of, failure_of, message_of
 from airflow_provider_taskhub.engine.forgotten import Forgotten, Kind
 from airflow_provider_taskhub.engine.lifecycle import HAPPENINGS, Happening, Reaction, react_instance
-from airflow_provider_taskhub.engine.no_event_loop import reworded, take_noted
+from airflow_provider_taskhub.engine.no_event_loop import reworded
 from airflow_provider_taskhub.engine.open_actions import Answer, OpenAction, OpenActions, Scheduling
 from airflow_provider_taskhub.engine.pending_waits import CHILD_IDS, MAX_EXAMINED, MAX_NAMES, NEEDED_CHARACTERS, Awaits
 from airflow_provider_taskhub.engine.recorded import Recorded
@@ -423,16 +423,16 @@ class Generation:
     def _call(self) -> Any:
         definition = self.definition
         if not definition.takes_input:
-            return definition.function(self._context)
+            return self._driver.call(definition.function, self._context)
         what = f"input of orchestrator {definition.name!r}"
         text = self.started.input
         value = NO_INPUT if text is None else loads(text, what=what)
-        return definition.function(self._context, *definition.arguments(value, what=what, recorded=self.replaying))
+        arguments = definition.arguments(value, what=what, recorded=self.replaying)
+        return self._driver.call(definition.function, self._context, *arguments)
 
     def _run(self, step: Callable[[], None]) -> None:
         if self._closed:
             return
-        take_noted()  # of another instance, whose code was closed
         try:
             step()
             main = self._driver.main
@@ -471,10 +471,10 @@ class Generation:
         self._move(Happening.FAILED)
 
     def _tell_refused(self) -> None:
-        for error in take_noted():
-            if not self.replaying:
-                told = "orchestrator %r went on after an error that its code must not catch: %s"
-                self._context.logger.warning(told, self.definition.name, error)
+        for error in self._driver.refused if not self.replaying else ():
+            told = "orchestrator %r went on after an error that its code must not catch: %s"
+            self._context.logger.warning(told, self.definition.name, error)
+        self._driver.refused.clear()
 
     def _tell_forgotten(self) -> None:
         if not self.replaying:

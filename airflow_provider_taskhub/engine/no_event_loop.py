@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
 from asyncio.tasks import _enter_task, _leave_task
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from functools import wraps
 from inspect import iscoroutine
+from itertools import takewhile
 from traceback import walk_tb
 from types import FrameType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from airflow_provider_taskhub.engine.actions import CallSite
-from airflow_provider_taskhub.engine.failures import own_frames
+from airflow_provider_taskhub.engine.failures import is_installed, own_frames
 from airflow_provider_taskhub.errors import OrchestrationError
 
 CancelledError = asyncio.CancelledError
@@ -62,7 +63,7 @@ _HINTS = {
 """What to use instead, by a part of the name of what was called."""
 MOST_NOTED = 5
 """Maximum number of refused calls that are remembered."""
-_THREAD = threading.local()
+_NOTED: ContextVar[list[OrchestrationError] | None] = ContextVar("TaskHub: refused calls", default=None)
 _RULE = (
     "An orchestrator runs on no event loop: it waits with ctx.when_all, ctx.when_any, ctx.create_timer, ctx.timeout "
     "and ctx.branch, and activities do everything else"
@@ -75,23 +76,29 @@ def advice(called: str) -> str:
     :param called: name of the function, such as ``asyncio.sleep``; any text if it is unknown.
     """
     hints = (_HINTS[part] for part in called.split(".") if part in _HINTS)
-    hint = next(hints, None)
+    hint = _ACTIVITY if called.endswith(")") else next(hints, None)
     return f"{hint[0].upper()}{hint[1:]}. {_RULE}" if hint else _RULE
 
 
-def called_at(frames: Iterable[FrameType]) -> tuple[CallSite | None, str]:
+def called_at(frames: Iterable[FrameType], function: str = "") -> tuple[CallSite | None, str]:
     """Return the line of user code among the frames of a call, and the function of asyncio that it has called.
 
     :param frames: the frames, the outermost first.
-    :returns: None and "" for what is unknown.
+    :param function: the function that was called, if no frame is asyncio's.
+    :returns: None and "" for what is unknown. If another library has called the function, its name comes first, as in
+        ``aiohttp (asyncio.timeout)``.
     """
     stack = list(frames)
     others = [(frame.f_code.co_filename, frame) for frame in stack if not _is_library(frame)]
     if not others:
-        return None, ""
+        return None, function
     user = own_frames(others)[-1][1]
-    inner = next((frame for frame in stack[stack.index(user) + 1 :] if _is_library(frame)), None)
-    return CallSite.of(user), "" if inner is None else _name_of(inner)
+    calls = stack[stack.index(user) + 1 :]
+    inner = next((frame for frame in calls if _is_library(frame)), None)
+    called = function if inner is None else _name_of(inner)
+    between = takewhile(lambda frame: frame is not inner, calls)
+    by = next((_package_of(frame) for frame in between if is_installed(frame.f_code.co_filename)), _PACKAGE)
+    return CallSite.of(user), called if by == _PACKAGE or not called else f"{by} ({called})"
 
 
 def refusal(called: str, where: CallSite | str | None) -> OrchestrationError:
@@ -106,24 +113,17 @@ def refusal(called: str, where: CallSite | str | None) -> OrchestrationError:
     )
 
 
+def note_in(errors: list[OrchestrationError]) -> None:
+    """Let :func:`noted` add errors to a list, for all code that runs in the current context of contextvars."""
+    _NOTED.set(errors)
+
+
 def noted(error: OrchestrationError) -> OrchestrationError:
     """Remember an error that refuses a call, because orchestrator code may catch it and go on. :returns: the error."""
-    errors = _noted()
-    if len(errors) < MOST_NOTED:
+    errors = _NOTED.get()
+    if errors is not None and len(errors) < MOST_NOTED:
         errors.append(error)
     return error
-
-
-def take_noted() -> list[OrchestrationError]:
-    """Return the errors that :func:`noted` has remembered in this thread, and forget them."""
-    errors = [*_noted()]
-    _noted().clear()
-    return errors
-
-
-def _noted() -> list[OrchestrationError]:
-    found: list[OrchestrationError] = _THREAD.__dict__.setdefault("noted", [])
-    return found
 
 
 def reworded(error: BaseException) -> BaseException:
@@ -237,8 +237,8 @@ def _refusing(name: str) -> Callable[..., Any]:
         for arg in args:
             if iscoroutine(arg):
                 arg.close()  # else Python warns that it was never awaited
-        where, called = called_at(reversed([*_callers()]))
-        raise noted(refusal(called or f"loop.{name}", where))
+        where, called = called_at(reversed([*_callers()]), f"loop.{name}")
+        raise noted(refusal(called, where))
 
     return refused
 

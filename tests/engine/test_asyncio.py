@@ -8,7 +8,9 @@ import re
 from collections.abc import Callable, Generator
 from typing import Any
 
+import aiohttp
 import anyio
+import httpx
 import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
@@ -108,6 +110,15 @@ async def anyio_limit(ctx: OrchestrationContext) -> None:
         await step(ctx)
 
 
+async def http(ctx: OrchestrationContext) -> None:
+    async with aiohttp.ClientSession() as session:
+        await session.get("http://localhost")
+
+
+async def other_http(ctx: OrchestrationContext) -> None:
+    await httpx.AsyncClient().get("http://localhost")
+
+
 def generator(ctx: OrchestrationContext) -> Generator[Any, Any, None]:
     yield asyncio.sleep(1)
 
@@ -143,6 +154,8 @@ FORMS = [
     (anyio_sleep, "anyio.sleep", TIMER),
     (anyio_group, "anyio.create_task_group", TASKS),
     (anyio_limit, "anyio.fail_after", LIMIT),
+    (http, "aiohttp (loop.create_future)", ACTIVITY),
+    (other_http, "httpx (sniffio.current_async_library)", ACTIVITY),
     (generator, "asyncio.sleep", TIMER),
     (generator_gather, "asyncio.gather", TASKS),
     (plain, "asyncio.create_task", TASKS),

@@ -247,6 +247,20 @@ def test_records_inside_of_a_list_may_grow_too() -> None:
     assert play.replay(app_of(after), play.done(play.outbound[0])).status is Status.COMPLETED
 
 
+@pytest.mark.parametrize("fields", [({"a": 1}, {"a": 1, "b": 2}), ({"c": {"a": 1}}, {"c": {"a": 1, "b": 2}})])
+def test_calls_that_are_swapped_and_differ_only_by_a_field_are_found(fields: tuple[Any, Any]) -> None:
+    def calls(*inputs: Any) -> App:
+        async def work(ctx: OrchestrationContext) -> Any:
+            await ctx.when_all([ctx.call_activity("extract", each) for each in inputs])
+
+        return app_of(work)
+
+    play = Play(calls(*fields))
+    play.start("work")
+    again = play.replay(calls(*reversed(fields)), play.done(play.outbound[0]))
+    assert "but the code decided it with the input" in failure(again)
+
+
 def test_rows_of_a_dotnet_worker_are_not_compared() -> None:
     async def changed(ctx: OrchestrationContext) -> Any:
         await ctx.call_activity("extract", 2)
