@@ -89,7 +89,7 @@ def test_a_fixture_with_the_name_of_one_that_starts_a_process_starts_one_too() -
                 defined.add((node.name, str(file.relative_to(CHECKOUT / "tests"))))
     assert defined == {
         ("azurite", "azurite.py"),
-        ("azurite_place", "simulation/test_worker_deaths.py"),
+        ("azurite_place", "simulation/conftest.py"),
         ("browser", "browser/conftest.py"),
         ("embedded", "e2e/conftest.py"),
         ("emulator", "hub/partitions/conftest.py"),

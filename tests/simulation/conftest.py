@@ -11,11 +11,14 @@ from tests.simulation.crash import azurite_at
 from tests.simulation.world import MEMORY, Place
 
 
+@pytest.fixture(scope="module")
+def azurite_place() -> Iterator[Place]:
+    """Azurite under the world's clock."""
+    with still_azurite() as still:
+        yield azurite_at(lambda clock: still.store())
+
+
 @pytest.fixture(scope="module", params=["sqlite", "azurite"])
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest) -> Place:
     """Each store in turn, under the world's clock."""
-    if request.param == "sqlite":
-        yield MEMORY
-    else:
-        with still_azurite() as still:
-            yield azurite_at(lambda clock: still.store())
+    return MEMORY if request.param == "sqlite" else request.getfixturevalue("azurite_place")

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from tests.simulation.azurite_clock import still_azurite
-from tests.simulation.crash import azurite_at, go_through, main
+from tests.simulation.crash import go_through, main
 from tests.simulation.lives import DEATHS, Damage, Kind, Trouble, troubles, undisturbed
 from tests.simulation.scenarios import SCENARIOS, Scenario
 from tests.simulation.world import MEMORY, WHOLE, Place
@@ -70,12 +69,6 @@ def test_everything_else_that_goes_wrong_at_a_call_is_made_good(scenario: Scenar
 def test_a_child_is_started_again_under_its_id_whatever_overtakes_or_repeats_what() -> None:
     """Its next start is as little taken for the one before as what it is told meanwhile, though its worker died."""
     check(SCENARIOS["again"], (Kind.LOST, Kind.OVERTAKEN, Kind.BACKWARDS, Kind.LEFT), MEMORY)
-
-
-@pytest.fixture(scope="module")
-def azurite_place() -> Iterator[Place]:
-    with still_azurite() as still:
-        yield azurite_at(lambda clock: still.store())
 
 
 @pytest.mark.rows("K10", "K26", "K27", "K28", "K29", "K37")

@@ -47,12 +47,14 @@ class _Unrecorded:
     """A running activity that has no activity record in the store.
 
     :ivar life: the timeout around the run; the watch loop lets this timeout expire to cancel the activity.
+    :ivar asked: monotonic seconds of this worker when the watch loop last asked for the instance, or of the beginning.
     :ivar known: True once the instance was found in the store. If it is not found later, it was purged.
     :ivar purged: True if the instance was purged while the activity ran.
     :ivar asked_to_end: True once the watch loop has let ``life`` expire, so that it does so only once.
     """
 
     life: asyncio.Timeout
+    asked: float
     known: bool = False
     purged: bool = False
     asked_to_end: bool = False
@@ -224,9 +226,9 @@ class Activities:
     async def _unrecorded(self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition) -> None:
         try:
             async with asyncio.timeout(None) as life:
-                self._unrecorded_running[held] = plain = _Unrecorded(life)
-                self._watch.set()
                 begun = self._hub.clock.monotonic()
+                self._unrecorded_running[held] = plain = _Unrecorded(life, begun)
+                self._watch.set()
                 outcome = await self._run(held, event, definition)
                 cheap = self._hub.clock.monotonic() - begun < QUICK
         except TimeoutError:
@@ -247,16 +249,23 @@ class Activities:
     async def watch(self) -> None:
         """Cancel running activities without an activity record whose instance has ended. Runs until cancelled.
 
+        It asks for the instance of each activity once in every renewal interval, counted from the activity's beginning.
+        What is due soon after is asked with it, so that the loop wakes at most ten times in an interval.
+
         This loop does not watch activities with a record: their heartbeats find in the record that they are cancelled.
         """
-        outage = Outage(log, "instance_unreadable", self._hub.clock.monotonic)
+        clock, interval = self._hub.clock, self._times.renew.total_seconds()
+        outage = Outage(log, "instance_unreadable", clock.monotonic)
         while True:
             if not self._unrecorded_running:
                 self._watch.clear()
                 await self._watch.wait()
-            before = tuple(self._unrecorded_running.items())
-            await self._hub.clock.sleep(self._times.renew.total_seconds())
-            for held, plain in before:
+            first = min(plain.asked for plain in self._unrecorded_running.values())
+            await clock.sleep(max(0.0, first + interval - clock.monotonic()))
+            now = clock.monotonic()
+            due = [one for one in self._unrecorded_running.items() if now - one[1].asked >= 0.9 * interval]
+            for held, plain in due:
+                plain.asked = now
                 if held not in self._unrecorded_running or plain.asked_to_end:
                     continue
                 try:
