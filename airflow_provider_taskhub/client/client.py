@@ -18,6 +18,7 @@ from airflow_provider_taskhub.client.handle import InstanceHandle
 from airflow_provider_taskhub.client.listing import EtagPage, InstancePage
 from airflow_provider_taskhub.client.purging import PurgeResult
 from airflow_provider_taskhub.client.starting import Starter
+from airflow_provider_taskhub.client.suspension import SUSPENDED_WITHIN
 from airflow_provider_taskhub.client.termination import LONGEST_PAUSE
 from airflow_provider_taskhub.client.watching import Watches
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
@@ -337,13 +338,21 @@ class Client:
             reason, wait=wait, recurse=recurse, timeout=timeout, progress=progress
         )
 
-    async def suspend(self, instance_id: str, reason: str = "", *, by: str | None = None) -> InstanceState:
+    async def suspend(
+        self,
+        instance_id: str,
+        reason: str = "",
+        *,
+        by: str | None = None,
+        recurse: bool = False,
+        timeout: timedelta | None = SUSPENDED_WITHIN,
+    ) -> InstanceState:
         """Short for :meth:`InstanceHandle.suspend`. :param instance_id: the instance's id."""
-        return await self.instance(instance_id).suspend(reason, by=by)
+        return await self.instance(instance_id).suspend(reason, by=by, recurse=recurse, timeout=timeout)
 
-    async def resume(self, instance_id: str, reason: str = "") -> InstanceState:
+    async def resume(self, instance_id: str, reason: str = "", *, recurse: bool = False) -> InstanceState:
         """Short for :meth:`InstanceHandle.resume`. :param instance_id: the instance's id."""
-        return await self.instance(instance_id).resume(reason)
+        return await self.instance(instance_id).resume(reason, recurse=recurse)
 
     async def rewind(self, instance_id: str, reason: str = "", *, terminated: bool = False) -> InstanceState:
         """Short for :meth:`InstanceHandle.rewind`. :param instance_id: the instance's id."""

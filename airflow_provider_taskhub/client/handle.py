@@ -17,7 +17,14 @@ from airflow_provider_taskhub import codec, tracing
 from airflow_provider_taskhub.client.connection import Connection
 from airflow_provider_taskhub.client.families import descendants
 from airflow_provider_taskhub.client.starting import Starter
-from airflow_provider_taskhub.client.termination import FIRST_PAUSE, LONGEST_PAUSE, children_of_failed, nothing_runs
+from airflow_provider_taskhub.client.suspension import SUSPENDED_WITHIN, open_children, until_suspended
+from airflow_provider_taskhub.client.termination import (
+    CHILDREN_AT_ONCE,
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    children_of_failed,
+    nothing_runs,
+)
 from airflow_provider_taskhub.client.watching import Watches
 from airflow_provider_taskhub.clock import Deadline
 from airflow_provider_taskhub.concurrency import gather_bounded
@@ -320,12 +327,19 @@ class InstanceHandle:
         await nothing_runs(self, deadline, progress or (lambda child: None), recurse=children)
         return ended
 
-    async def suspend(self, reason: str = "", *, by: str | None = None) -> InstanceState:
+    async def suspend(
+        self,
+        reason: str = "",
+        *,
+        by: str | None = None,
+        recurse: bool = False,
+        timeout: timedelta | None = SUSPENDED_WITHIN,
+    ) -> InstanceState:
         """Suspend the instance: running activities continue, but nothing else begins before :meth:`resume`.
 
         The orchestrator does not run. Activities that it has called and that have not begun do not begin: their
         messages go back to the queue. After a resume these activities begin within 30 seconds. Child orchestrations go
-        on, as in DurableTask: suspend each of them too.
+        on, as in DurableTask, but with ``recurse``.
 
         An instance that has not begun yet first runs its orchestrator until it waits (its first episode), and is then
         suspended. The actions of this episode, for example calls of activities, are executed only after the resume,
@@ -334,10 +348,15 @@ class InstanceHandle:
         :param reason: this text is the instance's output until the instance ends, as in DurableTask.
         :param by: the name of the person or program that suspends the instance, to show to people. None: ``user@host``
             of this process.
+        :param recurse: True: also suspend every child that has not ended, and the children of these children, but no
+            child that was started with the tag for fire and forget. The call returns when all of them are suspended.
+        :param timeout: with ``recurse``, the longest time that the call may take; None: no limit.
         :returns: the state before the suspension.
         :raises InstanceNotFound: if there is no such instance.
         :raises InvalidStateError: if the instance has ended.
         :raises InputError: if the reason or ``by`` cannot be stored.
+        :raises TimeoutError: with ``recurse``, if an instance is not suspended after ``timeout``. What was requested
+            until then stays requested. The call can be repeated.
         """
         check_text(reason, "the reason")
         suspended_by = f"{this_user()}@{gethostname()}" if by is None else by
@@ -347,14 +366,27 @@ class InstanceHandle:
             reason=reason,
             taskhub_by=suspended_by,
         )
-        return await _send_suspension(self.hub, await self._existing(), event, "suspended")
+        deadline = Deadline(self.hub.clock, timeout)
+        state = await _send_suspension(self.hub, await self._existing(), event, "suspended")
+        if not recurse:
+            return state
 
-    async def resume(self, reason: str = "") -> InstanceState:
+        async def suspend(child: InstanceHandle) -> None:
+            with suppress(InstanceNotFound, InvalidStateError):  # it has ended, or was purged
+                await child.suspend(reason, by=suspended_by, recurse=True, timeout=deadline.left())
+
+        await until_suspended(self, deadline)
+        await gather_bounded(suspend, await open_children(self, deadline), limit=CHILDREN_AT_ONCE)
+        return state
+
+    async def resume(self, reason: str = "", *, recurse: bool = False) -> InstanceState:
         """Let a suspended instance continue with all events that arrived during the suspension.
 
         The call does not change an instance that is not suspended.
 
         :param reason: this text is the instance's output until the instance ends, as in DurableTask.
+        :param recurse: True: also resume every child that has not ended, and the children of these children, whoever
+            suspended them.
         :returns: the state before the instance continues.
         :raises InstanceNotFound: if there is no such instance.
         :raises InvalidStateError: if the instance has ended.
@@ -362,7 +394,15 @@ class InstanceHandle:
         """
         check_text(reason, "the reason")
         event = ExecutionResumed(timestamp=self.hub.clock.utc_now(), reason=reason)
-        return await _send_suspension(self.hub, await self._existing(), event, "resumed")
+        state = await _send_suspension(self.hub, await self._existing(), event, "resumed")
+
+        async def resume(child: InstanceHandle) -> None:
+            with suppress(InstanceNotFound, InvalidStateError):  # it has ended, or was purged
+                await child.resume(reason, recurse=True)
+
+        if recurse:
+            await gather_bounded(resume, await open_children(self), limit=CHILDREN_AT_ONCE)
+        return state
 
     async def rewind(self, reason: str = "", *, terminated: bool = False) -> InstanceState:
         """Let a failed instance continue from before its failure: the activities and children that failed run again.

@@ -233,16 +233,18 @@ class TaskHubTerminateOperator(_Reasoned):
 
 
 class TaskHubSuspendOperator(_Reasoned):
-    """Suspends an instance: its running activities and its children continue, and nothing else begins before a resume.
+    """Suspends an instance: its running activities continue, and nothing else begins before a resume.
 
     An instance that is suspended already stays as it is. An instance that has ended fails the task. Returns the
-    instance's status.
+    instance's status. The children of the instance go on, but with ``recurse``.
 
     :param instance_id: the id of the instance; templated.
     :param reason: why, for people; templated.
     :param wait: True: the task succeeds when the instance is suspended, or has ended meanwhile. The wait reads the
         instance from time to time: if somebody resumes it between two readings, the task goes on waiting, so set an
         ``execution_timeout``. False: the task succeeds when the request is stored.
+    :param recurse: True: also suspend the children that have not ended, and their children. The task then takes up to a
+        minute more in its worker, and fails if they are not suspended by then. False: the children go on.
     :param deferrable: True: a wait longer than a few seconds goes on in the triggerer, without a worker slot. False: it
         goes on in the Airflow worker, and needs no triggerer. None: the environment variable
         ``AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE`` if it is set, else True.
@@ -253,15 +255,25 @@ class TaskHubSuspendOperator(_Reasoned):
     :raises InputError: while the DAG file is parsed, if an argument cannot be right.
     """
 
+    def __init__(self, *, recurse: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.recurse = recurse
+        check_flag(self._where(), "recurse", recurse)
+
     async def _act(self, client: Client, context: Context) -> str:
         from airflow_provider_taskhub.engine.events import Status
 
         state = await client.get(self.instance_id, payloads=False)
-        if state is not None and state.status is Status.SUSPENDED:
+        if state is not None and state.status is Status.SUSPENDED and not self.recurse:
             self.log.info("instance %s is suspended already", self.instance_id)
             return str(state.status)
         task = context["ti"]
-        state = await client.suspend(self.instance_id, self._why(context), by=f"Airflow: {task.dag_id}.{task.task_id}")
+        state = await client.suspend(
+            self.instance_id,
+            self._why(context),
+            by=f"Airflow: {task.dag_id}.{task.task_id}",
+            recurse=self.recurse,
+        )
         return await self._until(client, state, (str(Status.SUSPENDED),)) if self.wait else str(state.status)
 
 
@@ -275,6 +287,7 @@ class TaskHubResumeOperator(_Reasoned):
     :param reason: why, for people; templated.
     :param wait: True: the task succeeds when the instance is not suspended any more. False: the task succeeds when the
         request is stored.
+    :param recurse: True: also resume the children that have not ended, and their children.
     :param deferrable: True: a wait longer than a few seconds goes on in the triggerer, without a worker slot. False: it
         goes on in the Airflow worker, and needs no triggerer. None: the environment variable
         ``AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE`` if it is set, else True.
@@ -285,7 +298,12 @@ class TaskHubResumeOperator(_Reasoned):
     :raises InputError: while the DAG file is parsed, if an argument cannot be right.
     """
 
+    def __init__(self, *, recurse: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.recurse = recurse
+        check_flag(self._where(), "recurse", recurse)
+
     async def _act(self, client: Client, context: Context) -> str:
         # The request is sent even if the instance is not suspended: a suspension may just be on its way.
-        state = await client.resume(self.instance_id, self._why(context))
+        state = await client.resume(self.instance_id, self._why(context), recurse=self.recurse)
         return await self._until(client, state, _OPEN) if self.wait else str(state.status)

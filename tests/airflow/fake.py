@@ -337,11 +337,15 @@ class FakeClient(Fake):
         self._open(instance_id)
         hub.events.append((instance_id, name, data))
 
-    async def suspend(self, instance_id: str, reason: str = "", *, by: str | None = None) -> InstanceState:
-        return self._change("suspend", self._open(instance_id), Status.SUSPENDED, f"{reason} by {by}")
+    async def suspend(
+        self, instance_id: str, reason: str = "", *, by: str | None = None, recurse: bool = False
+    ) -> InstanceState:
+        why = f"{reason} by {by}{' with its children' if recurse else ''}"
+        return self._change("suspend", self._open(instance_id), Status.SUSPENDED, why)
 
-    async def resume(self, instance_id: str, reason: str = "") -> InstanceState:
-        return self._change("resume", self._open(instance_id), Status.RUNNING, reason)
+    async def resume(self, instance_id: str, reason: str = "", *, recurse: bool = False) -> InstanceState:
+        why = f"{reason}{' with its children' if recurse else ''}"
+        return self._change("resume", self._open(instance_id), Status.RUNNING, why)
 
     def _change(self, name: str, state: InstanceState, status: Status, reason: str) -> InstanceState:
         hub = self._count(name)

@@ -287,6 +287,13 @@ def test_a_suspension_is_sent_once(hub: FakeHub) -> None:
     assert hub.instances["i"].status is Status.RUNNING
 
 
+def test_children_are_suspended_although_their_parent_is_already_and_resumed_with_it(hub: FakeHub) -> None:
+    hub.put("i", Status.SUSPENDED)
+    assert task(TaskHubSuspendOperator, recurse=True).run(Ti()) == "Suspended"
+    assert task(TaskHubResumeOperator, recurse=True).run(Ti()) == "Running"
+    assert [why.endswith(" with its children") for _, why in hub.reasons] == [True, True]
+
+
 @pytest.mark.parametrize(
     ("kind", "before", "after"),
     [

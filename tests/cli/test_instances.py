@@ -431,6 +431,15 @@ def test_terminate_says_on_standard_error_what_it_waits_for(path: Path, monkeypa
     assert taskhub("terminate", "lost").output == "lost: asked to end\n"
 
 
+def test_a_suspend_with_children_says_why_they_are_not_suspended() -> None:
+    as_json("start", "flights", "--id", "lost")
+    result = taskhub("suspend", "lost", "--recurse", "--timeout", "0.1")
+    assert result.exit_code == Exit.TIMEOUT
+    assert "instance 'lost' is Pending and not suspended yet" in result.stderr
+    assert "`taskhub instances show lost`, then suspend it again" in result.stderr
+    assert taskhub("resume", "lost", "--recurse").output == "lost: asked to resume with its children\n"
+
+
 def test_terminate_names_the_child_that_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_provider_taskhub.cli.watching.LOOK", 0.01)
     told = Told(monkeypatch, status=Status.TERMINATED)

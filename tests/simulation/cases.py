@@ -105,6 +105,8 @@ class Command(Strict):
     cut: str | None = None
     """The store answers a worker nothing for ``seconds``; "*": it answers nobody."""
 
+    recurse: bool = False
+    """Suspend or resume the children too."""
     id: str | None = None
     count: int = 1
     """Start so many instances: ``<id>-1`` and so on."""
@@ -335,9 +337,9 @@ async def _carried_out(world: World, command: Command) -> None:
             for instance_id in ids:
                 await client.start(program, instance_id=instance_id, **options)
         case Command(suspend=str(instance_id)):
-            await client.suspend(instance_id, "paused")
+            await client.suspend(instance_id, "paused", recurse=command.recurse)
         case Command(resume=str(instance_id)):
-            await client.resume(instance_id)
+            await client.resume(instance_id, recurse=command.recurse)
         case Command(terminate=str(instance_id)):
             await client.terminate(instance_id, "stopped", wait=True, timeout=timedelta(minutes=10))
         case Command(rewind=str(instance_id)):

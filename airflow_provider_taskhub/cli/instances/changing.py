@@ -17,6 +17,7 @@ from airflow_provider_taskhub.cli.options import AsJson, HubName, with_client
 from airflow_provider_taskhub.cli.output import as_json, console
 from airflow_provider_taskhub.cli.watching import terminated
 from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.client.suspension import SUSPENDED_WITHIN
 from airflow_provider_taskhub.hub.model import (
     InstanceState,
 )
@@ -61,28 +62,47 @@ def terminate(
     console.print(f"{instance_id}: {state.status if state.status.is_final else 'asked to end'}", soft_wrap=True)
 
 
-def suspend(instance_id: InstanceId, reason: Reason = "", hub: HubName = None, json: AsJson = False) -> None:
-    """Suspend an instance. Running activities continue, and so do its children. Nothing else begins until `resume`.
+def suspend(
+    instance_id: InstanceId,
+    reason: Reason = "",
+    recurse: Annotated[
+        bool, typer.Option("--recurse", help="Also suspend its children and theirs, and wait until all are suspended.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0.0, help="With --recurse, wait at most so many seconds. Exit status 6 after that.")
+    ] = SUSPENDED_WITHIN.total_seconds(),
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Suspend an instance. Running activities continue, and nothing else begins until `resume`.
 
-    Example: taskhub instances suspend flights-2013 --reason "the cluster is being moved"
+    Its children go on, but with --recurse.
+
+    Example: taskhub instances suspend flights-2013 --recurse --reason "the cluster is being moved"
     """
 
     async def work(client: Client) -> InstanceState:
-        return await client.suspend(instance_id, reason)
+        return await client.suspend(instance_id, reason, recurse=recurse, timeout=timedelta(seconds=timeout))
 
-    _report(with_client(hub, work), "asked to suspend", json=json)
+    _report(with_client(hub, work), "suspended with its children" if recurse else "asked to suspend", json=json)
 
 
-def resume(instance_id: InstanceId, reason: Reason = "", hub: HubName = None, json: AsJson = False) -> None:
+def resume(
+    instance_id: InstanceId,
+    reason: Reason = "",
+    recurse: Annotated[bool, typer.Option("--recurse", help="Also resume its children, and theirs.")] = False,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
     """Resume a suspended instance. The instance also processes the messages that arrived during the suspension.
 
     Example: taskhub instances resume flights-2013
     """
 
     async def work(client: Client) -> InstanceState:
-        return await client.resume(instance_id, reason)
+        return await client.resume(instance_id, reason, recurse=recurse)
 
-    _report(with_client(hub, work), "asked to resume", json=json)
+    _report(with_client(hub, work), f"asked to resume{' with its children' if recurse else ''}", json=json)
 
 
 def rewind(
