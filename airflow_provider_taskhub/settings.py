@@ -137,6 +137,9 @@ class SparkSettings(BaseModel):
     :param conf: Spark's configuration, such as ``spark.executor.memory``. With Spark Connect it is set in each session,
         so it may have only what a running session can change, such as ``spark.sql.shuffle.partitions``. ``repr`` masks
         the values, because one may be the key of a storage account.
+    :param conn_id: id of an Airflow connection of the type Spark or Spark Connect, which gives ``master`` and some of
+        ``conf``. The worker needs Airflow for it, and has the connection as the variable ``AIRFLOW_CONN_...``. None: no
+        connection.
     """
 
     # An error of pydantic would otherwise show the address with its token.
@@ -144,6 +147,13 @@ class SparkSettings(BaseModel):
 
     master: str = "local[*]"
     conf: dict[str, str] = Field(default_factory=dict)
+    conn_id: str | None = None
+
+    @model_validator(mode="after")
+    def _check_conn_id(self) -> Self:
+        if self.conn_id is not None and "master" in self.model_fields_set:
+            raise ValueError(f"conn_id is {self.conn_id!r} and master is given too: remove one of the two")
+        return self
 
     @field_validator("master")
     @classmethod
@@ -158,6 +168,7 @@ class SparkSettings(BaseModel):
         server = connect_server(self.master)
         yield "master", server.address if server else self.master
         yield "conf", dict.fromkeys(self.conf, MASK)
+        yield "conn_id", self.conn_id
 
 
 class Settings(BaseSettings):

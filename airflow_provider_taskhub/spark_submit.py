@@ -25,15 +25,13 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_provider_taskhub.activity import cancelled, check_cancelled, progress, save_state, saved_state
 from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.errors import ConfigurationError, InputError, TaskHubError
 from airflow_provider_taskhub.near_names import did_you_mean
-
-if TYPE_CHECKING:
-    from airflow.sdk import Connection
+from airflow_provider_taskhub.spark_connection import airflow_connection
 
 __all__ = ["app", "spark_submit"]
 
@@ -103,7 +101,7 @@ def _operator(arguments: Mapping[str, Any]) -> Any:
     if not arguments.get("application"):
         raise InputError("spark_submit: give the argument 'application', the path of a .py or .jar file")
     given = dict(arguments)
-    connection = _connection(given.setdefault("conn_id", "spark_default"))
+    connection = airflow_connection(given.setdefault("conn_id", "spark_default"), "spark_submit")
     mode = given.get("deploy_mode") or connection.extra_dejson.get("deploy-mode")
     if mode not in (None, "client", "cluster"):
         raise InputError(f"spark_submit: 'deploy_mode' is {mode!r}: give 'client' or 'cluster'")
@@ -112,20 +110,6 @@ def _operator(arguments: Mapping[str, Any]) -> Any:
         master = f"{connection.conn_type} {connection.host}"
         given = {polled: True for kind, polled in _POLLED.items() if kind in master} | given
     return SparkSubmitOperator(task_id="spark_submit", durable=True, **given)
-
-
-def _connection(conn_id: str) -> Connection:
-    from airflow.sdk import BaseHook
-    from airflow.sdk.exceptions import AirflowException
-
-    try:
-        connection: Connection = BaseHook.get_connection(conn_id)
-    except (AirflowException, ImportError, AttributeError) as error:
-        raise ConfigurationError(
-            f"spark_submit: this worker has no Airflow connection {conn_id!r}: set AIRFLOW_CONN_{conn_id.upper()} "
-            f'in its environment, such as \'{{"conn_type": "spark", "host": "spark://HOST", "port": 7077}}\' ({error})'
-        ) from None
-    return connection
 
 
 def _find(program: str) -> None:

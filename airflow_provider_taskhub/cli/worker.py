@@ -13,10 +13,12 @@ import typer
 
 from airflow_provider_taskhub import telemetry
 from airflow_provider_taskhub.cli.options import HubName, settings_of
-from airflow_provider_taskhub.cli.output import run
+from airflow_provider_taskhub.cli.output import Exit, fail, run
 from airflow_provider_taskhub.cli.program import fix_hash_seed
+from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR
 from airflow_provider_taskhub.settings import Settings
+from airflow_provider_taskhub.spark_connection import with_spark_of_connection
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.workers.host import Host
@@ -107,6 +109,10 @@ def worker(
         memory=memory,
         drain_timeout=drain_timeout,
     )
+    try:
+        settings = with_spark_of_connection(settings)
+    except ConfigurationError as error:
+        fail(str(error), Exit.USAGE)
     options = Options(
         apps=tuple(app),
         name=name,
