@@ -100,7 +100,6 @@ def worker(
             raise typer.BadParameter(f"{wanted!r} is not a role: use {ORCHESTRATOR} or {ACTIVITY}", param_hint="--role")
     if health_host and health_port is None:
         raise typer.BadParameter("give a port too, such as --health-port 8080", param_hint="--health-host")
-    telemetry.configure(as_json=log_json, verbose=verbose)
     settings = settings_of(
         hub=hub,
         activities=activities,
@@ -113,6 +112,7 @@ def worker(
         settings = with_spark_of_connection(settings)
     except ConfigurationError as error:
         fail(str(error), Exit.USAGE)
+    telemetry.configure(as_json=log_json, verbose=verbose)  # after Airflow, which sets up logging when it is imported
     options = Options(
         apps=tuple(app),
         name=name,
