@@ -25,25 +25,25 @@ from airflow_provider_taskhub.engine.identity import action_id
 _SHOWN = 200
 """Maximum characters of a value in the text of an error."""
 
-Changes = MutableMapping[tuple[str, ...], bool]
-"""The fields that only the code's records have (True), or only the recorded ones (False). The key has the name of the
-call and the path of the field."""
+Changed = MutableMapping[tuple[str, ...], tuple[set[str], set[str]]]
+"""The inputs of the calls whose records have other fields than the recorded ones: the recorded inputs, and those of the
+code. The key has the kind and the name of the call, and the receiver of an event."""
 
 
 def difference(
-    event: HistoryEvent, action: Action, instance: OrchestrationInstance, rewinds: int, changes: Changes
+    event: HistoryEvent, action: Action, instance: OrchestrationInstance, rewinds: int, changed: Changed
 ) -> tuple[str, str] | None:
     """Return how a decision of replayed code differs from its row in the history; None if it does not differ.
 
     A record that only has more fields than the recorded one, or only fewer, does not differ: code that was deployed
-    while the instance ran may add fields. This holds for objects at any depth. A field that is added in one call and
-    is missing in another call of the same name is a difference: the code has swapped the calls.
+    while the instance ran may add fields. This holds for objects at any depth. But if the input of the code is that of
+    another call of the same name, and the recorded one too, the code has swapped the calls, which is a difference.
 
     :param event: the row of the decision, such as TaskScheduled.
     :param action: the decision of the code, with the same kind, number and name.
     :param instance: the instance, with its current execution id.
     :param rewinds: number of rewinds in the history.
-    :param changes: the changed fields of the earlier calls. Those of this call are added.
+    :param changed: the earlier calls whose fields differ. This call is added if its fields differ.
     :returns: what the row has, and what the code has decided, such as ``("the input 1", "the input 2")``.
     """
     if (
@@ -60,10 +60,15 @@ def difference(
     if event.input == action.input and event.input is not None:
         return None
     if event.input is not None:
-        name = (event.name.casefold(),)
-        if _is_same(_value(event, event.input), _value(event, action.input), name, changes):
-            return None
-        return _shown(event, event.input), _shown(event, action.input)
+        recorded, decided = _value(event, event.input), _value(event, action.input)
+        if not _is_same(recorded, decided):
+            return _shown(event, event.input), _shown(event, action.input)
+        receiver = event.instance_id if isinstance(event, EventSent) else ""
+        names = (event.event_type.name, event.name.casefold(), receiver)
+        if recorded != decided and _is_swapped(recorded, decided, changed.setdefault(names, (set(), set()))):
+            other = "which the history has for an earlier call of this name: the two calls were swapped"
+            return _shown(event, event.input), f"{_shown(event, action.input)}, {other}"
+        return None
     # There was no input, or the row leaves out a long input. The hash of the input is a part of the identity.
     none = (None, "null")
     if _has_input(event, action, instance, rewinds, none if action.input in none else (action.input,)):
@@ -98,20 +103,23 @@ def _value(event: HistoryEvent, text: str | None) -> Any:
     return value
 
 
-def _is_same(recorded: Any, decided: Any, path: tuple[str, ...], changes: Changes) -> bool:
+def _is_same(recorded: Any, decided: Any) -> bool:
     if isinstance(recorded, dict) and isinstance(decided, dict):
         common = recorded.keys() & decided.keys()
-        is_new = len(decided) > len(common)
-        if is_new and len(recorded) > len(common):
+        if len(common) < min(len(recorded), len(decided)):
             return False
-        changed = (recorded.keys() | decided.keys()) - common
-        if any(changes.setdefault((*path, key), is_new) is not is_new for key in changed):
-            return False
-        return all(_is_same(recorded[key], decided[key], (*path, key), changes) for key in common)
+        return all(_is_same(recorded[key], decided[key]) for key in common)
     if isinstance(recorded, list) and isinstance(decided, list):
-        same = (_is_same(one, other, path, changes) for one, other in zip(recorded, decided, strict=True))
-        return len(recorded) == len(decided) and all(same)
+        return len(recorded) == len(decided) and all(map(_is_same, recorded, decided))
     return bool(recorded == decided)
+
+
+def _is_swapped(recorded: Any, decided: Any, earlier: tuple[set[str], set[str]]) -> bool:
+    """Return whether earlier calls had both inputs of a call, the other way round. The inputs are added to theirs."""
+    inputs = [json.dumps(value, sort_keys=True) for value in (recorded, decided)]
+    for known, text in zip(earlier, inputs, strict=True):
+        known.add(text)
+    return inputs[1] in earlier[0] and inputs[0] in earlier[1]
 
 
 def _shown(event: HistoryEvent, text: str | None) -> str:

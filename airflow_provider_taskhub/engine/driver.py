@@ -96,7 +96,11 @@ class Branch(CancellableTask[T_co], Group[T_co]):
         self._body = body
         # Context variables are those of the code that starts the branch; the orchestrator function itself begins with
         # none. So they are the same before and after each await, in each replay, and those of no other instance.
-        self._context = self._driver.context if self.is_main else copy_context()
+        driver = self._driver
+        if self.is_main:
+            self._context = driver.context
+        else:  # no code runs if the end of the orchestrator function closes an async generator
+            self._context = copy_context() if driver.current._is_running else driver.context.copy()
         self.step()
 
     def settled(self, child: Task[Any]) -> None:

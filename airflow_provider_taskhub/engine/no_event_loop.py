@@ -61,6 +61,8 @@ _HINTS = {
     "time": "use `ctx.current_utc_datetime`",
 }
 """What to use instead, by a part of the name of what was called."""
+_INNER = frozenset(("create_future", "time", "call_later", "call_at", "create_connection", "getaddrinfo"))
+"""Functions that libraries call for a purpose of their own, so that their hints would mislead."""
 MOST_NOTED = 5
 """Maximum number of refused calls that are remembered."""
 _NOTED: ContextVar[list[OrchestrationError] | None] = ContextVar("TaskHub: refused calls", default=None)
@@ -75,8 +77,9 @@ def advice(called: str) -> str:
 
     :param called: name of the function, such as ``asyncio.sleep``; any text if it is unknown.
     """
-    hints = (_HINTS[part] for part in called.split(".") if part in _HINTS)
-    hint = _ACTIVITY if called.endswith(")") else next(hints, None)
+    by_library, parts = called.endswith(")"), called.rstrip(")").rpartition("(")[2].split(".")
+    hints = (_HINTS[part] for part in parts if part in _HINTS and not (by_library and part in _INNER))
+    hint = next(hints, _ACTIVITY if by_library else None)
     return f"{hint[0].upper()}{hint[1:]}. {_RULE}" if hint else _RULE
 
 

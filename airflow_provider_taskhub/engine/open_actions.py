@@ -83,13 +83,13 @@ class OpenActions:
     :ivar unrecorded: actions that the history does not have yet, by number.
     """
 
-    __slots__ = ("_allowed_again", "_changes", "_open", "unrecorded")
+    __slots__ = ("_allowed_again", "_changed", "_open", "unrecorded")
 
     def __init__(self) -> None:
         self.unrecorded: dict[int, Action] = {}
         self._open: dict[int, OpenAction] = {}
         self._allowed_again: set[int] = set()
-        self._changes: dict[tuple[str, ...], bool] = {}
+        self._changed: dict[tuple[str, ...], tuple[set[str], set[str]]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -127,7 +127,7 @@ class OpenActions:
             raise NonDeterminismError(
                 f"the history has {_named(event)}, but the code decided {action} at {action.where}. {ADVICE}"
             )
-        different = difference(event, action, instance, rewinds, self._changes)
+        different = difference(event, action, instance, rewinds, self._changed)
         if different is not None:
             recorded, decided = different
             raise NonDeterminismError(

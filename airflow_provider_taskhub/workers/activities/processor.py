@@ -249,8 +249,8 @@ class Activities:
     async def watch(self) -> None:
         """Cancel running activities without an activity record whose instance has ended. Runs until cancelled.
 
-        It asks for the instance of each activity once in every renewal interval, counted from the activity's beginning.
-        What is due soon after is asked with it, so that the loop wakes at most ten times in an interval.
+        It asks for the instance of each activity about once in every renewal interval, counted from the activity's
+        beginning. What is due soon after is asked with it, so that the loop wakes at most ten times in an interval.
 
         This loop does not watch activities with a record: their heartbeats find in the record that they are cancelled.
         """
@@ -261,7 +261,7 @@ class Activities:
                 self._watch.clear()
                 await self._watch.wait()
             first = min(plain.asked for plain in self._unrecorded_running.values())
-            await clock.sleep(max(0.0, first + interval - clock.monotonic()))
+            await clock.sleep(max(0.1 * interval, first + interval - clock.monotonic()))
             now = clock.monotonic()
             due = [one for one in self._unrecorded_running.items() if now - one[1].asked >= 0.9 * interval]
             for held, plain in due:

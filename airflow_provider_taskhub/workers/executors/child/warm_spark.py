@@ -97,7 +97,7 @@ class WarmSpark:
                 "wheel of TaskHub"
             ) from error
         _check_standalone(start.master)
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_PYTHON", start.conf.get("spark.pyspark.python", sys.executable))
         settings = SparkConf(loadDefaults=False)
         settings.setMaster(start.master).setAppName(start.name)
         for key, value in {
@@ -204,7 +204,7 @@ def _check_standalone(master: str) -> None:
             reasons.append(f"{place}: {error}")
     raise ConfigurationError(
         f"the Spark master {master} does not answer ({'; '.join(reasons)}). Check that it runs, and that "
-        "TASKHUB_SPARK__MASTER is spark://HOST:PORT as the master's own page shows it"
+        "the setting of the worker, or its Airflow connection, is spark://HOST:PORT as the master's own page shows it"
     )
 
 
