@@ -17,14 +17,8 @@ from airflow_provider_taskhub import codec, tracing
 from airflow_provider_taskhub.client.connection import Connection
 from airflow_provider_taskhub.client.families import descendants
 from airflow_provider_taskhub.client.starting import Starter
-from airflow_provider_taskhub.client.suspension import SUSPENDED_WITHIN, open_children, until_suspended
-from airflow_provider_taskhub.client.termination import (
-    CHILDREN_AT_ONCE,
-    FIRST_PAUSE,
-    LONGEST_PAUSE,
-    children_of_failed,
-    nothing_runs,
-)
+from airflow_provider_taskhub.client.suspension import SUSPENDED_WITHIN, resume_children, suspend_children
+from airflow_provider_taskhub.client.termination import FIRST_PAUSE, LONGEST_PAUSE, children_of_failed, nothing_runs
 from airflow_provider_taskhub.client.watching import Watches
 from airflow_provider_taskhub.clock import Deadline
 from airflow_provider_taskhub.concurrency import gather_bounded
@@ -339,7 +333,7 @@ class InstanceHandle:
 
         The orchestrator does not run. Activities that it has called and that have not begun do not begin: their
         messages go back to the queue. After a resume these activities begin within 30 seconds. Child orchestrations go
-        on, as in DurableTask, but with ``recurse``.
+        on, as in DurableTask, unless ``recurse`` is set.
 
         An instance that has not begun yet first runs its orchestrator until it waits (its first episode), and is then
         suspended. The actions of this episode, for example calls of activities, are executed only after the resume,
@@ -348,8 +342,8 @@ class InstanceHandle:
         :param reason: this text is the instance's output until the instance ends, as in DurableTask.
         :param by: the name of the person or program that suspends the instance, to show to people. None: ``user@host``
             of this process.
-        :param recurse: True: also suspend every child that has not ended, and the children of these children, but no
-            child that was started with the tag for fire and forget. The call returns when all of them are suspended.
+        :param recurse: True: also suspend every child that has not ended, and the children of these children, except
+            those that were started with the tag for fire and forget. The call returns when all of them are suspended.
         :param timeout: with ``recurse``, the longest time that the call may take; None: no limit.
         :returns: the state before the suspension.
         :raises InstanceNotFound: if there is no such instance.
@@ -366,17 +360,14 @@ class InstanceHandle:
             reason=reason,
             taskhub_by=suspended_by,
         )
-        deadline = Deadline(self.hub.clock, timeout)
         state = await _send_suspension(self.hub, await self._existing(), event, "suspended")
-        if not recurse:
-            return state
 
         async def suspend(child: InstanceHandle) -> None:
             with suppress(InstanceNotFound, InvalidStateError):  # it has ended, or was purged
-                await child.suspend(reason, by=suspended_by, recurse=True, timeout=deadline.left())
+                await child.suspend(reason, by=suspended_by)
 
-        await until_suspended(self, deadline)
-        await gather_bounded(suspend, await open_children(self, deadline), limit=CHILDREN_AT_ONCE)
+        if recurse:
+            await suspend_children(self, suspend, timeout)
         return state
 
     async def resume(self, reason: str = "", *, recurse: bool = False) -> InstanceState:
@@ -398,10 +389,10 @@ class InstanceHandle:
 
         async def resume(child: InstanceHandle) -> None:
             with suppress(InstanceNotFound, InvalidStateError):  # it has ended, or was purged
-                await child.resume(reason, recurse=True)
+                await child.resume(reason)
 
         if recurse:
-            await gather_bounded(resume, await open_children(self), limit=CHILDREN_AT_ONCE)
+            await resume_children(self, resume)
         return state
 
     async def rewind(self, reason: str = "", *, terminated: bool = False) -> InstanceState:

@@ -1,61 +1,95 @@
-"""Finds the children of an instance that is to be suspended or resumed with its children."""
+"""Suspends and resumes the children of an instance, the children of these, and so on, one level after the other."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from airflow_provider_taskhub.client.termination import (
-    CHILDREN_AT_ONCE,
-    FIRST_PAUSE,
-    LONGEST_PAUSE,
-    child_row,
-)
+from airflow_provider_taskhub.client.termination import CHILDREN_AT_ONCE, FIRST_PAUSE, LONGEST_PAUSE
 from airflow_provider_taskhub.clock import Deadline
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine import children
 from airflow_provider_taskhub.engine.identity import same_start
+from airflow_provider_taskhub.hub.model import InstanceState
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.client.handle import InstanceHandle
 
 SUSPENDED_WITHIN = timedelta(minutes=1)
-"""How long a suspend with ``recurse`` waits by default until the instance and its children are suspended."""
+"""How long a suspend with ``recurse`` takes at most, unless its caller says otherwise."""
 
 
-async def until_suspended(instance: InstanceHandle, deadline: Deadline) -> None:
-    """Wait until the row of an instance says that it is suspended or has ended. Then it starts no more children.
+async def suspend_children(
+    instance: InstanceHandle, suspend: Callable[[InstanceHandle], Awaitable[None]], timeout: timedelta | None
+) -> None:
+    """Suspend the descendants of an instance for which a suspension is stored, and wait until all are suspended.
 
-    :raises TimeoutError: if this is not so at the deadline.
+    An instance that is suspended starts no more children. So its children are looked for after that.
+
+    :param suspend: stores the suspension of one instance; does nothing if the instance has ended.
+    :param timeout: the longest time that this may take; None: no limit.
+    :raises TimeoutError: if one of the instances is not suspended after ``timeout``.
     """
+    deadline = Deadline(instance.hub.clock, timeout)
+
+    async def suspended(one: InstanceHandle) -> None:
+        await _until(one, lambda row: row is None or row.is_held or row.status.is_final, deadline)
+
+    async def started(one: tuple[InstanceHandle, children.Child]) -> InstanceHandle:
+        handle, child = one
+        await _until(handle, lambda row: row is not None and _is_run_of(row, child), deadline)
+        await suspend(handle)
+        return handle
+
+    level: Sequence[InstanceHandle] = (instance,)
+    while level:
+        await gather_bounded(suspended, level, limit=CHILDREN_AT_ONCE)
+        level = await gather_bounded(started, await _children(level), limit=CHILDREN_AT_ONCE)
+
+
+async def resume_children(instance: InstanceHandle, resume: Callable[[InstanceHandle], Awaitable[None]]) -> None:
+    """Resume the descendants of an instance that have begun and not ended.
+
+    :param resume: stores the resumption of one instance; does nothing if the instance has ended.
+    """
+
+    async def resumed(one: tuple[InstanceHandle, children.Child]) -> InstanceHandle | None:
+        handle, child = one
+        row = await handle.get(payloads=False)
+        if row is None or row.status.is_final or not _is_run_of(row, child):
+            return None
+        await resume(handle)
+        return handle
+
+    level: Sequence[InstanceHandle] = (instance,)
+    while level:
+        found = await gather_bounded(resumed, await _children(level), limit=CHILDREN_AT_ONCE)
+        level = [handle for handle in found if handle is not None]
+
+
+async def _children(level: Sequence[InstanceHandle]) -> list[tuple[InstanceHandle, children.Child]]:
+    """Return the children that have not answered their parents, except those with the tag for fire and forget."""
+    histories = await gather_bounded(lambda one: one.readable_history(), level, limit=CHILDREN_AT_ONCE)
+    return [
+        (parent.other(child.instance_id), child)
+        for parent, (history, _) in zip(level, histories, strict=True)
+        for child in children.unfinished(history)
+    ]
+
+
+def _is_run_of(row: InstanceState, child: children.Child) -> bool:
+    return child.execution_id is None or same_start(row.execution_id, child.execution_id)
+
+
+async def _until(instance: InstanceHandle, reached: Callable[[InstanceState | None], bool], deadline: Deadline) -> None:
     pause = FIRST_PAUSE
-    while (row := await instance.get(payloads=False)) is not None and not row.is_held and not row.status.is_final:
+    while not reached(row := await instance.get(payloads=False)):
+        state = "has not begun" if row is None else f"is {row.status}"
         deadline.check(
-            f"instance {instance.id!r} is {row.status} and not suspended yet, so it may still start children, and its "
-            "children are not all suspended. Its suspension is stored, and a worker carries it out: see what the "
-            f"instance waits for with `taskhub instances show {instance.id}`, then suspend it again"
+            f"instance {instance.id!r} {state} and is not suspended yet, so not all children are suspended. What was "
+            f"requested stays requested. See what it waits for with `taskhub instances show {instance.id}`, then "
+            "suspend the instance with its children again"
         )
         await instance.hub.clock.sleep(deadline.shorten(pause))
         pause = min(LONGEST_PAUSE, pause * 2)
-
-
-async def open_children(instance: InstanceHandle, deadline: Deadline | None = None) -> list[InstanceHandle]:
-    """Return the children of an instance that have not ended, but those with the tag for fire and forget.
-
-    :param deadline: until when to wait for the row of a child that has not started yet; None: such a child is left out.
-    :raises TimeoutError: if the row of a child is missing at the deadline.
-    """
-    hub = instance.hub
-    history, _ = await instance.readable_history()
-
-    async def found(child: children.Child) -> InstanceHandle | None:
-        handle = instance.other(child.instance_id)
-        row = await (hub.instance(handle.id) if deadline is None else child_row(handle, deadline))
-        if row is None or row.status.is_final:
-            return None
-        if child.execution_id is not None and not same_start(row.execution_id, child.execution_id):
-            return None
-        return handle
-
-    handles = await gather_bounded(found, children.unfinished(history), limit=CHILDREN_AT_ONCE)
-    return [handle for handle in handles if handle is not None]

@@ -101,7 +101,7 @@ async def _family(
     for event in children.unfinished(history):
         progress(event.instance_id)
         child = instance.other(event.instance_id)
-        row = await child_row(child, deadline)
+        row = await _child_row(child, deadline)
         if row is None or not (event.execution_id is None or same_start(row.execution_id, event.execution_id)):
             continue
         row = await child.wait(timeout=deadline.left())
@@ -125,7 +125,7 @@ def _may_have_open_calls(history: Sequence[HistoryEvent]) -> bool:
     return not whole or bool(calls - answers)
 
 
-async def child_row(child: InstanceHandle, deadline: Deadline) -> InstanceState | None:
+async def _child_row(child: InstanceHandle, deadline: Deadline) -> InstanceState | None:
     """Return the row of a child that may not have started yet.
 
     :returns: None if no row appeared within :data:`CHILD_APPEARS` seconds. The child was purged, or never started.

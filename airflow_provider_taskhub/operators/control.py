@@ -236,7 +236,7 @@ class TaskHubSuspendOperator(_Reasoned):
     """Suspends an instance: its running activities continue, and nothing else begins before a resume.
 
     An instance that is suspended already stays as it is. An instance that has ended fails the task. Returns the
-    instance's status. The children of the instance go on, but with ``recurse``.
+    instance's status. The children of the instance go on, unless ``recurse`` is set.
 
     :param instance_id: the id of the instance; templated.
     :param reason: why, for people; templated.
@@ -244,7 +244,8 @@ class TaskHubSuspendOperator(_Reasoned):
         instance from time to time: if somebody resumes it between two readings, the task goes on waiting, so set an
         ``execution_timeout``. False: the task succeeds when the request is stored.
     :param recurse: True: also suspend the children that have not ended, and their children. The task then takes up to a
-        minute more in its worker, and fails if they are not suspended by then. False: the children go on.
+        minute more in its worker, or as long as its ``execution_timeout``, and fails if they are not suspended by then.
+        False: the children go on.
     :param deferrable: True: a wait longer than a few seconds goes on in the triggerer, without a worker slot. False: it
         goes on in the Airflow worker, and needs no triggerer. None: the environment variable
         ``AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE`` if it is set, else True.
@@ -261,6 +262,7 @@ class TaskHubSuspendOperator(_Reasoned):
         check_flag(self._where(), "recurse", recurse)
 
     async def _act(self, client: Client, context: Context) -> str:
+        from airflow_provider_taskhub.client.suspension import SUSPENDED_WITHIN
         from airflow_provider_taskhub.engine.events import Status
 
         state = await client.get(self.instance_id, payloads=False)
@@ -273,6 +275,7 @@ class TaskHubSuspendOperator(_Reasoned):
             self._why(context),
             by=f"Airflow: {task.dag_id}.{task.task_id}",
             recurse=self.recurse,
+            timeout=self.execution_timeout or SUSPENDED_WITHIN,
         )
         return await self._until(client, state, (str(Status.SUSPENDED),)) if self.wait else str(state.status)
 

@@ -338,7 +338,13 @@ class FakeClient(Fake):
         hub.events.append((instance_id, name, data))
 
     async def suspend(
-        self, instance_id: str, reason: str = "", *, by: str | None = None, recurse: bool = False
+        self,
+        instance_id: str,
+        reason: str = "",
+        *,
+        by: str | None = None,
+        recurse: bool = False,
+        timeout: object = None,
     ) -> InstanceState:
         why = f"{reason} by {by}{' with its children' if recurse else ''}"
         return self._change("suspend", self._open(instance_id), Status.SUSPENDED, why)

@@ -435,8 +435,8 @@ def test_a_suspend_with_children_says_why_they_are_not_suspended() -> None:
     as_json("start", "flights", "--id", "lost")
     result = taskhub("suspend", "lost", "--recurse", "--timeout", "0.1")
     assert result.exit_code == Exit.TIMEOUT
-    assert "instance 'lost' is Pending and not suspended yet" in result.stderr
-    assert "`taskhub instances show lost`, then suspend it again" in result.stderr
+    assert "instance 'lost' is Pending and is not suspended yet" in result.stderr
+    assert "`taskhub instances show lost`, then suspend the instance with its children again" in result.stderr
     assert taskhub("resume", "lost", "--recurse").output == "lost: asked to resume with its children\n"
 
 

@@ -76,7 +76,7 @@ def suspend(
 ) -> None:
     """Suspend an instance. Running activities continue, and nothing else begins until `resume`.
 
-    Its children go on, but with --recurse.
+    Its children go on, unless --recurse is given.
 
     Example: taskhub instances suspend flights-2013 --recurse --reason "the cluster is being moved"
     """

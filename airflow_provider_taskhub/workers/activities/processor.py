@@ -257,7 +257,7 @@ class Activities:
         clock, interval = self._hub.clock, self._times.renew.total_seconds()
         outage = Outage(log, "instance_unreadable", clock.monotonic)
         while True:
-            if not self._unrecorded_running:
+            while not self._unrecorded_running:
                 self._watch.clear()
                 await self._watch.wait()
             first = min(plain.asked for plain in self._unrecorded_running.values())
