@@ -16,6 +16,16 @@ HERE = Path(__file__).parent
 KINDS = {"K": "task hub", "T": "table partitioning", "E": "event processor", "D": "workflow engine"}
 
 DEVIATIONS = {
+    "D01": "starts, rewinds and purges write too, and so does the worker of an activity into its record",
+    "D02": "starts, rewinds and purges write too, as in DurableTask; all other requests only put a message",
+    "D03": "starts, rewinds and purges write too, as in DurableTask; pause, resume, stop and events are messages",
+    "D13": "a worker counts for all of its instances: messages put, messages deleted, messages in quarantine",
+    "D18": "bound to a partition for life, and to its worker until the partition moves; inside, to no thread",
+    "D24": "between machines on Azure Storage, whose queues tell nobody of a message, at the next poll",
+    "D29": "no event for the final clean-up: what an instance had in memory is freed with the checkpoint of its end",
+    "D30": "no event pauses or retries an attempt: a suspension holds its instance, and a retry is a new call",
+    "D33": "no code listens inside of a worker: who waits outside is told by hints in the store",
+    "D36": "the one state that is left is called running",
     "E67": "strictly one after another by instance, not by partition: a slow instance holds up nobody else",
     "E80": "no callback takes errors, their records do; those that are a partition's name it",
     "E81": "shown on the embedded store: Azurite tells tables by case, which Azure does not",

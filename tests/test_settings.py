@@ -91,6 +91,14 @@ def test_a_time_that_cannot_be_is_refused_by_its_name(
     assert "give a duration such as PT30S" in str(caught.value)
 
 
+@pytest.mark.rows("D17")
+@pytest.mark.parametrize("value", [0, -1])
+@pytest.mark.parametrize("name", ["orchestrations", "activities", "spark_activities"])
+def test_a_worker_that_does_nothing_at_once_is_refused(name: str, value: int) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name} is {value}: Input should be greater than or equal to 1"):
+        load_settings(**{name: value})
+
+
 @pytest.mark.parametrize("value", ["0g", "-1g", "16", "much", "2000t"])
 def test_memory_is_an_amount(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     assert load_settings().worker_memory == memory_of_machine()

@@ -31,6 +31,7 @@ from airflow_provider_taskhub.engine.events import (
     ExecutionSuspended,
     ExecutionTerminated,
     FailureDetails,
+    GenericEvent,
     HistoryEvent,
     OrchestrationInstance,
     OrchestratorCompleted,
@@ -421,7 +422,7 @@ class Test_events:
 class Test_discarded:
     """What is not for this decision is recorded as stale, and nothing changes."""
 
-    @pytest.mark.rows("D57", "D60", "D66")
+    @pytest.mark.rows("D16", "D57", "D60", "D66")
     def test_duplicate_stray_and_late_messages_are_discarded_with_a_reason(self) -> None:
         play = Play(app)
         play.start("two_events", tags={"a": "b"})
@@ -441,7 +442,23 @@ class Test_discarded:
         assert late.history == ()
         assert {reason for _, reason in late.stale} == {"the orchestration is Completed already"}
 
-    @pytest.mark.rows("K27")
+    @pytest.mark.rows("D31")
+    def test_an_event_that_is_handled_need_not_change_the_state(self) -> None:
+        play = Play(app)
+        play.start("two_events")
+        states = {"before": play.last.status}
+        for name, event in (
+            ("raised", play.raised("go", 1)),
+            ("resumed", ExecutionResumed(timestamp=START)),
+            ("rewound", GenericEvent(timestamp=START)),
+        ):
+            states[name] = play.take(event).status
+            assert len(play.last.history) == 3, "it is stored between the borders of its episode"
+        assert set(states.values()) == {Status.RUNNING}
+        play.take(ExecutionSuspended(timestamp=START))
+        assert play.last.status is Status.SUSPENDED, "another one does"
+
+    @pytest.mark.rows("D12", "K27")
     def test_a_second_answer_changes_nothing(self) -> None:
         own = App("own")
 

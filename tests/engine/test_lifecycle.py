@@ -141,3 +141,50 @@ def test_rows_of_an_activity(
 
 def test_an_attempts_states_are_those_of_its_record() -> None:
     assert {str(state) for state in ActivityState} - {"queued"} == {str(state) for state in RecordState} - {"unknown"}
+
+
+@pytest.mark.rows("D29")
+def test_an_instance_has_an_event_for_each_part_of_its_life_but_for_the_final_clean_up() -> None:
+    """Not as D29 says, on purpose: no event cleans up. What an instance had is freed with the checkpoint of its end."""
+    parts = {
+        "start": (Status.PENDING, Happening.STARTED, Status.RUNNING),
+        "progress": (Status.RUNNING, Happening.ANSWERED, Status.RUNNING),
+        "pause": (Status.RUNNING, Happening.SUSPENDED, Status.SUSPENDED),
+        "stop": (Status.RUNNING, Happening.TERMINATED, Status.TERMINATED),
+        "success": (Status.RUNNING, Happening.RETURNED, Status.COMPLETED),
+        "failure": (Status.RUNNING, Happening.FAILED, Status.FAILED),
+    }
+    for part, (state, happening, after) in parts.items():
+        assert react_instance(state, happening).state is after, part
+    others = set(Happening) - {happening for _, happening, _ in parts.values()}
+    assert others == {Happening.RAISED, Happening.RESUMED, Happening.REWOUND, Happening.CONTINUED}
+
+
+@pytest.mark.rows("D30")
+def test_an_attempt_has_an_event_for_each_part_of_its_life_but_for_a_pause_and_a_retry() -> None:
+    """Not as D30 says, on purpose: a suspension holds an instance, and its running activities go on.
+
+    A retry is decided by the instance, as a timer and then a new call, which is queued as the first one was.
+    """
+    parts = {
+        "dispatch": (A.QUEUED, {AH.CLAIMED}, A.RUNNING),
+        "waited too long": (A.QUEUED, {AH.EXPIRED}, A.FAILED),
+        "running": (A.RUNNING, {AH.BEAT}, A.RUNNING),
+        "timeout": (A.RUNNING, {AH.TIMED_OUT}, A.FAILED),
+        "failover": (A.RUNNING, {AH.CRASHED, AH.SILENT}, A.LOST),
+        "kill": (A.RUNNING, {AH.CANCEL}, A.CANCELLING),
+        "killed": (A.CANCELLING, {AH.CONFIRMED}, A.CANCELLED),
+        "success": (A.RUNNING, {AH.SUCCEEDED}, A.COMPLETED),
+        "failure": (A.RUNNING, {AH.FAILED}, A.FAILED),
+    }
+    for part, (state, happenings, after) in parts.items():
+        assert {react_activity(state, happening).state for happening in happenings} == {after}, part
+    assert set().union(*(happenings for _, happenings, _ in parts.values())) == set(ActivityHappening)
+
+
+@pytest.mark.rows("D36")
+def test_an_attempt_runs_from_its_dispatch_on() -> None:
+    """Not as D36 says, on purpose: the one state that is left is called running, and not dispatched."""
+    assert react_activity(A.QUEUED, AH.CLAIMED) == (AR.RUN, A.RUNNING)
+    assert react_activity(A.RUNNING, AH.BEAT).state is A.RUNNING
+    assert [state for state in A if not state.is_final] == [A.QUEUED, A.RUNNING, A.CANCELLING]

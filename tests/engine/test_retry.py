@@ -18,6 +18,7 @@ from airflow_provider_taskhub.engine.events import (
     GenericEvent,
     HistoryEvent,
     SubOrchestrationInstanceFailed,
+    TaskScheduled,
     TimerCreated,
     TimerFired,
 )
@@ -123,6 +124,19 @@ def test_the_activitys_own_policy_is_the_default() -> None:
     play.answer(5)
     play.take(play.raised("go"))
     assert play.last.output == "[5,null]"
+
+
+@pytest.mark.rows("D35")
+def test_each_retry_is_a_new_attempt_after_its_interval_and_there_are_no_more_than_the_policy_says() -> None:
+    policy = RetryPolicy(max_attempts=3, first_retry_interval=timedelta(seconds=4), backoff_coefficient=2)
+    play = Play(app_with(policy))
+    play.start("work")
+    fail_until(play, 3)
+    attempts = [event for event in play.past if isinstance(event, TaskScheduled)]
+    assert [(event.timestamp - START).total_seconds() for event in attempts] == [0, 4, 12]
+    assert len({event.event_id for event in attempts}) == len({event.taskhub_action_id for event in attempts}) == 3
+    play.take(play.raised("go"))
+    assert play.last.output == '["broken 2",null]', "it was not tried a fourth time"
 
 
 @pytest.mark.rows("K49")

@@ -8,19 +8,22 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext, when_all
 from airflow_provider_taskhub.hub.change_hints import fingerprint
 from airflow_provider_taskhub.hub.model import WATCHER, Member
+from airflow_provider_taskhub.hub.partitions.metrics import LeaseMetrics
 from airflow_provider_taskhub.settings import AZURE_LEASE
 from airflow_provider_taskhub.storage.azure.store import AzureStore
-from airflow_provider_taskhub.storage.primitives import Compare
+from airflow_provider_taskhub.storage.primitives import Compare, PutMessage
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.tags import WATCH_TAG
 from airflow_provider_taskhub.virtual_time import START, VirtualClock, run
+from airflow_provider_taskhub.workers.health import Health, respond
 from airflow_provider_taskhub.workers.orchestrations.call_lanes import OF_CALLER
 from tests.hub.in_process_worker import House, house
 
@@ -186,6 +189,28 @@ def test_being_watched_costs_one_operation_more(kind: str) -> None:
     assert sum((spent - Counter(ONE)).values()) == 1
 
 
+@pytest.mark.rows("D13")
+@pytest.mark.parametrize("kind", STORES)
+def test_a_worker_counts_the_messages_that_are_put_done_and_kept_for_people(kind: str) -> None:
+    """Not as D13 says, on purpose: a worker counts for all of its instances, and not for each of them."""
+
+    async def play(hub: House, clock: VirtualClock) -> list[str]:
+        await ended(hub, clock, "chain", 3)
+        text = "this is no message"
+        await hub.client.hub.store.execute(PutMessage(queue=hub.client.hub.names.control(0), text=text))
+        await clock.sleep(60.0)
+        owner = SimpleNamespace(supervisor=None, metrics=LeaseMetrics(), tenures=[], requests=Counter())
+        health = Health(backend=hub.backend, owner=cast(Any, owner), started=0.0)
+        return (await respond(health, "GET /metrics?waiting=no HTTP/1.1"))[1].splitlines()
+
+    told = in_virtual_time(kind, play, Book())
+    requests = "taskhub_storage_requests_total"
+    assert f'{requests}{{kind="queue.put",part="work"}} 5.0' in told, "a start, three calls, and nonsense"
+    assert f'{requests}{{kind="queue.delete",part="work"}} 5.0' in told
+    assert "taskhub_messages_quarantined_total 1.0" in told
+
+
+@pytest.mark.rows("D33")
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize(("awaited", "hints"), [("i", 2), ("another", 0)])
 def test_being_awaited_by_a_sensor_costs_one_operation_for_each_change(kind: str, awaited: str, hints: int) -> None:

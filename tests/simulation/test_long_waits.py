@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.app import App, RetryPolicy
 from airflow_provider_taskhub.engine.context import OrchestrationContext
-from airflow_provider_taskhub.engine.events import Status, TimerCreated, TimerFired
+from airflow_provider_taskhub.engine.events import Status, TaskFailed, TimerCreated, TimerFired
 from airflow_provider_taskhub.errors import Unavailable
+from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.settings import LeaseTimes
 from airflow_provider_taskhub.storage.faults import Call, Fault
-from tests.simulation.world import World, simulate
+from tests.simulation.world import PLAYED, World, simulate
 
 
 def app_of(ran: Counter[str]) -> App:
@@ -115,3 +117,82 @@ def test_a_timer_of_weeks_fires_once_and_never_early(days: float) -> None:
     assert all(
         event.fire_at - event.timestamp <= timedelta(days=6) for event in history if isinstance(event, TimerCreated)
     ), "no message hides longer than a queue allows"
+
+
+@pytest.mark.rows("D08", "D10")
+@pytest.mark.parametrize("kind", ["retry", "limit"])
+@pytest.mark.parametrize("away", [10.0, 100.0])
+def test_a_delay_goes_on_while_no_worker_is_there(kind: str, away: float) -> None:
+    """The retry, or the end of the limit, is due a minute after it was decided, and at once if that minute is over."""
+    app, tries = App("delays"), list[float]()
+
+    @app.activity
+    def shaky() -> None:
+        tries.append(asyncio.get_running_loop().time())
+        if len(tries) == 1:
+            raise ValueError("once")
+
+    @app.orchestrator
+    async def retry(ctx: OrchestrationContext) -> None:
+        minute = RetryPolicy(max_attempts=2, first_retry_interval=timedelta(minutes=1))
+        await ctx.call_activity(shaky, retry=minute)
+
+    @app.orchestrator
+    async def limit(ctx: OrchestrationContext) -> None:
+        with suppress(TimeoutError):
+            async with ctx.timeout(60):
+                await ctx.wait_for_external_event("never")
+
+    async def play() -> float:
+        async with World(app, partitions=1) as world:
+            first = await world.join("first")
+            began = world.clock.monotonic()
+            await world.client.start(kind, instance_id="one")
+            await world.clock.sleep(3.0)
+            await first.bury()
+            await world.clock.sleep(away)
+            await world.join("second")
+            await world.wait("one")
+            return round(world.clock.monotonic() - began, 6)
+
+    there = 3.0 + away + PLAYED.take.total_seconds() + 2 * PLAYED.scan.total_seconds()
+    assert 60.0 <= simulate(play) < max(60.0, there) + 2.0
+    assert len(tries) == (2 if kind == "retry" else 0)
+
+
+@pytest.mark.rows("D34")
+@pytest.mark.parametrize("record", [True, False])
+def test_a_timeout_may_warn_first_and_fails_an_activity_as_timed_out(record: bool) -> None:
+    """The limit of the orchestrator warns, and the activity goes on. Its own timeout comes as the executor tells it."""
+    app = App("timeouts")
+
+    @app.activity(record=record)
+    async def slow() -> None:
+        await asyncio.sleep(5.0)
+        raise TimeoutError("activity 'slow' ran longer than its timeout of 5 s and was stopped")
+
+    @app.orchestrator
+    async def warns(ctx: OrchestrationContext) -> None:
+        task = ctx.call_activity(slow)
+        try:
+            async with ctx.timeout(2):
+                await task
+        except TimeoutError:
+            ctx.set_custom_status("late")
+        await task
+
+    async def play() -> tuple[Any, ...]:
+        async with World(app, partitions=1) as world:
+            await world.join("only")
+            await world.client.start("warns", instance_id="one")
+            await world.clock.sleep(3.0)
+            warned = await world.client.get("one")
+            ended = await world.wait("one")
+            one = world.client.instance("one")
+            failed = [event.failure for event in await one.history() if isinstance(event, TaskFailed)]
+            return warned, ended, failed, [attempt.state for attempt in await one.activities()]
+
+    warned, ended, (failure,), records = simulate(play)
+    assert (warned.status, warned.custom_status, ended.status) == (Status.RUNNING, '"late"', Status.FAILED)
+    assert (failure.error_type, "longer than its timeout" in ended.output) == ("TimeoutError", True)
+    assert records == ([RecordState.FAILED] if record else [])

@@ -528,7 +528,7 @@ async def _status(hub: World, instance_id: str) -> Status | None:
     return row.status if row is not None else None
 
 
-@pytest.mark.rows("K44")
+@pytest.mark.rows("D20", "K44")
 @pytest.mark.parametrize("policy", list(StartPolicy))
 def test_of_forty_starts_at_once_exactly_one_starts(policy: StartPolicy, place: Place) -> None:
     async def play() -> Any:
@@ -784,7 +784,7 @@ def test_an_undecodable_message_is_kept_with_its_bytes_and_stops_nothing(text: s
     assert all(item.cause for item in kept)
 
 
-@pytest.mark.rows("K42", "K35")
+@pytest.mark.rows("D26", "K42", "K35")
 def test_a_message_that_breaks_every_episode_is_counted_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failures are counted in the message, so that every worker that tries adds to them."""
     from airflow_provider_taskhub.workers.orchestrations import triage
@@ -834,7 +834,7 @@ def sent_event(hub: World, name: str, value: str) -> OutboundMessage:
     )
 
 
-@pytest.mark.rows("K27")
+@pytest.mark.rows("D12", "K27")
 @pytest.mark.parametrize("evicted", [False, True])
 def test_an_event_that_comes_again_after_its_generation_is_delivered_once(evicted: bool) -> None:
     """Taken by one episode, and the generation ended with a later one: the row that named its message is gone."""
@@ -857,7 +857,7 @@ def test_an_event_that_comes_again_after_its_generation_is_delivered_once(evicte
     assert simulate(play) == "[0,1,2,3]"
 
 
-@pytest.mark.rows("K27")
+@pytest.mark.rows("D12", "K27")
 def test_an_event_put_twice_and_received_in_one_batch_is_delivered_once() -> None:
     """The answer to a put was lost: two messages of one action lie side by side."""
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskhub.app import App, OrchestrationContext
+from airflow_provider_taskhub.app import App, OrchestrationContext, RetryPolicy
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.identity import run_name
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE
-from airflow_provider_taskhub.storage.faults import Call, Fault, lost, unsent
+from airflow_provider_taskhub.storage.faults import Call, Fault, lost, refused, unsent
 from airflow_provider_taskhub.storage.primitives import Transact, UpdateMessage
 from airflow_provider_taskhub.workers.orchestrations.sessions import LONGEST_WAIT
-from tests.simulation.world import Place, World, simulate
+from tests.simulation.world import RARE_RENEWALS, Place, World, simulate
 
 SLOW = EMBEDDED_LEASE.model_copy(update={"visibility": timedelta(seconds=15)})
 """What a dead worker held comes back after its partition was taken."""
@@ -36,7 +36,7 @@ async def another(hub: World) -> Client:
     return await Client.over(hub.store, hub.settings, clock=hub.clock)
 
 
-@pytest.mark.rows("K16")
+@pytest.mark.rows("D07", "K16")
 @pytest.mark.parametrize("suspended", [False, True], ids=["running", "suspended"])
 @pytest.mark.parametrize("behind", [False, True], ids=["served", "behind"])
 def test_two_senders_within_a_second(place: Place, suspended: bool, behind: bool) -> None:
@@ -134,7 +134,7 @@ async def raise_in_turn_from(hub: World, first: int, end: int) -> None:
         await hub.client.raise_event("i", "e", number)
 
 
-@pytest.mark.rows("K16", "K27")
+@pytest.mark.rows("D27", "K16", "K27")
 @pytest.mark.parametrize("fault", [lost, unsent], ids=["answer lost", "not sent"])
 def test_an_event_that_comes_again_after_its_episode_failed(place: Place, fault: Callable[[], Fault]) -> None:
     """It is hidden for a second, and the events that its sender sends meanwhile wait for it."""
@@ -164,7 +164,34 @@ def test_an_event_that_comes_again_after_its_episode_failed(place: Place, fault:
     assert simulate(play) == ("[0,1,2]", True)
 
 
-@pytest.mark.rows("K16", "K27")
+@pytest.mark.rows("D11", "D27")
+def test_an_event_that_goes_back_to_its_queue_after_a_failure_comes_before_later_ones() -> None:
+    """For two minutes the store takes no history. Each episode fails and gives its event back, and others come."""
+
+    async def play() -> Any:
+        async with World(app, partitions=1, lease=RARE_RENEWALS) as hub:
+            until = 0.0
+
+            def plan(call: Call) -> Fault | None:
+                what = call.what
+                writes = isinstance(what, Transact) and what.table == hub.client.hub.names.history
+                return refused() if writes and hub.clock.monotonic() < until else None
+
+            await hub.join("only", plan=plan)
+            await hub.client.start("collect", 4, instance_id="i")
+            await hub.settle()
+            until = hub.clock.monotonic() + 120.0
+            await hub.client.raise_event("i", "e", 0)
+            while not hub.said("episode_failed"):
+                await hub.clock.sleep(1.0)
+            for number, client in ((1, hub.client), (2, await another(hub)), (3, hub.client)):
+                await client.raise_event("i", "e", number)
+            return (await hub.wait("i")).output, hub.clock.monotonic() >= until, hub.defects()
+
+    assert simulate(play) == ("[0,1,2,3]", True, [])
+
+
+@pytest.mark.rows("D15", "K16", "K27")
 def test_an_event_that_a_dead_worker_held() -> None:
     """It is hidden until its visibility timeout is over. The next worker has received the later ones before."""
 
@@ -277,3 +304,37 @@ def test_events_of_one_checkpoint_that_the_store_puts_backwards() -> None:
             return (await hub.wait("i")).output, hub.steps > 0, hub.said("event_out_of_turn")
 
     assert simulate(play) == ("[0,1,2,3]", True, [])
+
+
+@app.activity
+def fails() -> None:
+    raise ValueError("not yet")
+
+
+@app.orchestrator
+async def waits(ctx: OrchestrationContext) -> Any:
+    """Has a timer of an hour open, and a retry that is due in an hour."""
+    hourly = RetryPolicy(max_attempts=2, first_retry_interval=timedelta(hours=1))
+    open_tasks = [ctx.create_timer(timedelta(hours=1)), ctx.call_activity(fails, retry=hourly)]
+    told = ctx.wait_for_external_event("e")
+    return await told if await ctx.when_any([told, *open_tasks]) is told else "late"
+
+
+@pytest.mark.rows("D09")
+def test_an_event_does_not_wait_behind_those_that_are_due_later(place: Place) -> None:
+    """Timers, retries and starts of an hour are in front of it in the queue: more of them than one receive brings."""
+
+    async def play() -> Any:
+        async with World(app, partitions=1, place=place, lease=RARE_RENEWALS) as hub:
+            await hub.join("only")
+            for number in range(40):
+                due = hub.clock.utc_now() + timedelta(hours=1)
+                await hub.client.start("collect", 0, instance_id=f"later-{number}", start_at=due.datetime())
+            await hub.client.start("waits", instance_id="i")
+            await hub.clock.sleep(5.0)
+            hidden = await hub.queued()
+            began = hub.clock.monotonic()
+            await hub.client.raise_event("i", "e", "told")
+            return hidden, (await hub.wait("i")).output, hub.clock.monotonic() - began < 5.0
+
+    assert simulate(play) == (42, '"told"', True)

@@ -241,7 +241,7 @@ def test_what_no_worker_alive_has_the_code_of_is_terminated_at_once(begun: bool)
     assert simulate(main) == (Status.TERMINATED, "enough", True)
 
 
-@pytest.mark.rows("K46")
+@pytest.mark.rows("D16", "K46")
 @pytest.mark.parametrize("final", FINAL)
 def test_what_has_ended_is_neither_suspended_nor_resumed(final: str) -> None:
     async def drive(world: World) -> Any:
@@ -874,7 +874,7 @@ def test_an_event_between_the_row_and_the_message_of_a_start_waits_for_it() -> N
     assert play(drive) == "2"
 
 
-@pytest.mark.rows("K36", "K35")
+@pytest.mark.rows("D16", "K36", "K35")
 def test_an_event_that_comes_after_the_end_is_discarded_in_minutes() -> None:
     async def drive(world: World) -> Any:
         await world.client.start("chain", 1, instance_id="one")

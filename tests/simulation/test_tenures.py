@@ -275,7 +275,7 @@ def test_a_lease_is_released_before_its_slow_receiver_is_closed(place: Place) ->
     assert not closed
 
 
-@pytest.mark.rows("E67", "K24")
+@pytest.mark.rows("D19", "E67", "K24")
 def test_what_is_of_one_instance_is_processed_strictly_one_after_another(place: Place) -> None:
     """Not as E67 says, on purpose: one after another by instance, not by partition.
 
@@ -416,7 +416,7 @@ def test_reading_begins_with_what_is_in_the_queue_and_goes_on_from_the_checkpoin
     assert 0 <= again <= 2, "only the step under way of each is run again"
 
 
-@pytest.mark.rows("E72", "K10")
+@pytest.mark.rows("D05", "E72", "K10")
 def test_a_checkpoint_of_who_has_lost_the_lease_is_refused_as_lost(place: Place) -> None:
     async def play() -> tuple[list[Any], int, str | None]:
         async with world(place) as hub:
@@ -453,7 +453,7 @@ def test_a_checkpoint_of_who_has_lost_the_lease_is_refused_as_lost(place: Place)
     assert output == "2"
 
 
-@pytest.mark.rows("T21", "K41")
+@pytest.mark.rows("D05", "T21", "K41")
 def test_the_row_of_an_instance_is_not_ended_by_who_has_lost_the_lease(place: Place) -> None:
     """A terminate before the start writes a row without a checkpoint: it looks at the lease's age, too."""
 
@@ -493,7 +493,7 @@ def test_the_row_of_an_instance_is_not_ended_by_who_has_lost_the_lease(place: Pl
     assert simulate(play) == (Status.PENDING, Status.TERMINATED, {"two"})
 
 
-@pytest.mark.rows("E73", "E56", "K10", "T89")
+@pytest.mark.rows("D05", "E73", "E56", "K10", "T89")
 def test_a_checkpoint_never_moves_backwards(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even of an owner whose check came too early: its late write finds another sentinel, and changes nothing.
 

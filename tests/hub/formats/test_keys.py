@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,6 +71,15 @@ def test_hashes_match_further_known_values(text: str, value: int) -> None:
 def test_every_id_has_one_partition(instance_id: str, partitions: int) -> None:
     assert 0 <= partition_of(instance_id, partitions) < partitions
     assert partition_of(instance_id, 1) == 0
+
+
+@pytest.mark.rows("D25")
+@pytest.mark.parametrize("step", [1, 4, 16])
+@pytest.mark.parametrize("partitions", [4, 16])
+def test_ids_that_count_in_steps_are_spread_over_all_partitions(partitions: int, step: int) -> None:
+    found = Counter(partition_of(f"run-{number}", partitions) for number in range(0, 1000 * step, step))
+    share = 1000 / partitions
+    assert all(0.5 * share < found[partition] < 1.5 * share for partition in range(partitions)), found
 
 
 @pytest.mark.rows("K52", "K53")

@@ -105,7 +105,7 @@ def test_a_batch_of_a_cold_instance_is_one_read_of_its_history_and_one_episode()
     assert (stage.live, stage.replayed) == ([0, 1, 2, 3, 4], [0, 1])
 
 
-@pytest.mark.rows("K17")
+@pytest.mark.rows("D23", "K17")
 def test_who_waits_for_its_history_keeps_nobody_waiting() -> None:
     async def scene(stage: Stage) -> list[int]:
         async with stage.worker(partitions=1) as hub:

@@ -271,6 +271,23 @@ def test_starts_in_turn_do_not_wait_for_the_back_off_of_quiet_partitions(partiti
     assert rate <= 2 * POLLS_WHILE_BUSY
 
 
+@pytest.mark.rows("D24")
+@pytest.mark.parametrize(("told", "longest"), [(True, 0.05), (False, 30.0)], ids=["told", "polled"])
+def test_a_start_begins_at_once_where_the_store_tells_of_it_and_else_at_the_next_poll(
+    told: bool, longest: float
+) -> None:
+    """Not as D24 says, on purpose: Azure Storage tells no other machine of a message, so that machine polls."""
+
+    async def scenario() -> list[float]:
+        clock = VirtualClock()
+        async with Remote(clock, told=told) as store:
+            return (await starts_in_turn(store, clock, 3, 1, rest=300.0))[0]
+
+    latencies = run(scenario())
+    assert max(latencies[1:]) <= longest + 0.5 * (not told)
+    assert told or min(latencies[1:]) > 0.5, "the queue had been quiet for minutes"
+
+
 def test_a_start_that_the_store_has_told_of_is_no_reason_to_look_into_the_other_queues() -> None:
     """Forty queues, sixty starts in turn: ten looks for each of the
     hundred at most, as their back-offs begin."""

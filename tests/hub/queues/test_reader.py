@@ -173,7 +173,7 @@ def test_a_queue_is_starved_when_it_waits_for_room_and_for_nothing_else() -> Non
     play(work, limit=5)
 
 
-@pytest.mark.rows("K14", "K15")
+@pytest.mark.rows("D14", "K14", "K15")
 def test_the_buffer_is_bounded_and_room_comes_with_what_is_taken() -> None:
     async def work(desk: Desk) -> None:
         for _ in range(12):
@@ -571,7 +571,7 @@ def test_what_is_given_back_is_there_at_once_or_after_its_delay() -> None:
     play(work)
 
 
-@pytest.mark.rows("K16", "K58")
+@pytest.mark.rows("D11", "K16", "K58")
 def test_what_is_given_back_keeps_its_place() -> None:
     """It comes again behind others, or to another worker, and the queue's times have whole seconds."""
 

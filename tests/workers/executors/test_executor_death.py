@@ -130,6 +130,7 @@ async def test_nothing_of_a_dead_executor_is_left_when_its_outcome_is_told(
     assert not any(alive(pid) for pid in pids)
 
 
+@pytest.mark.rows("D34")
 async def test_a_timeout_asks_first(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
     outcome = await pool.run(request("meet", [str(tmp_path), "m"], timeout=SOON))
     assert outcome.failure is not None
@@ -139,6 +140,7 @@ async def test_a_timeout_asks_first(pool: ExecutorPool, tmp_path: pathlib.Path) 
     assert (await pool.run(request("greet", "x"))).executor == "plain-1.1", "nobody had to be killed"
 
 
+@pytest.mark.rows("D34")
 async def test_a_timeout_kills_who_does_not_listen(make_pool: PoolMaker, tmp_path: pathlib.Path) -> None:
     pool = await make_pool(times=ExecutorTimes(grace=SOON))
     neighbour = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "n"])))

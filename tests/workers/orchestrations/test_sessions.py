@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from airflow_provider_taskhub.engine.events import EventRaised, ExecutionResumed, ExecutionSuspended, TaskCompleted
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.queues.reader import ControlReader
+from airflow_provider_taskhub.workers.dispatch import Dispatcher
 from airflow_provider_taskhub.workers.orchestrations.sessions import (
     LONGEST_WAIT,
     MAX_BATCH,
@@ -87,7 +88,7 @@ def test_what_one_process_has_sent_is_in_its_order_whatever_its_places_are() -> 
     assert next_batch([third, other, second, first, nobodys])[0] == [first, other, second, third, nobodys]
 
 
-@pytest.mark.rows("K16")
+@pytest.mark.rows("D07", "K16")
 def test_what_names_no_process_is_in_the_order_of_the_queue() -> None:
     """Two .NET clients count apart too, and their messages do not say which of them sent one."""
     queue = [sent(None, number, place=place) for place, number in enumerate((7, 1, 8, 2), 1)]
@@ -148,7 +149,7 @@ def test_a_batch_is_bounded_and_loses_nothing(begin: list[Delivery]) -> None:
     assert len(batch) == MAX_BATCH
 
 
-@pytest.mark.rows("K19", "K24")
+@pytest.mark.rows("D19", "K19", "K24")
 async def test_messages_for_an_instance_in_memory_wait_for_its_episode() -> None:
     sessions: Sessions[str] = Sessions()
     mine = reader()
@@ -185,6 +186,82 @@ async def test_an_episode_of_a_former_tenure_is_waited_for() -> None:
     session, batch = await new
     await settled
     assert (session.reader, batch) == (after, [message])
+
+
+@pytest.mark.rows("D21")
+async def test_all_that_waits_for_one_instance_is_handled_before_the_next_one() -> None:
+    sessions: Sessions[str] = Sessions()
+    mine = reader()
+    for number in range(3):
+        for name in ("first", "second"):
+            sessions.deliver(mine, held(raised(str(number)), instance_id=name), now=0.0)
+    turns = []
+    for _ in range(2):
+        session, batch = await sessions.next()
+        turns.append((session.instance_id, [message.message.event.name for message in batch]))  # type: ignore[attr-defined]
+        sessions.done(session, now=0.0)
+    assert turns == [("first", ["0", "1", "2"]), ("second", ["0", "1", "2"])]
+
+
+@pytest.mark.rows("D22")
+async def test_an_instance_with_endless_events_lets_others_have_their_turn_after_each_batch() -> None:
+    sessions: Sessions[str] = Sessions()
+    mine = reader()
+
+    def flood() -> None:
+        for _ in range(2 * MAX_BATCH):
+            sessions.deliver(mine, held(raised(), instance_id="endless"), now=0.0)
+
+    flood()
+    for name in ("a", "b"):
+        sessions.deliver(mine, held(raised(), instance_id=name), now=0.0)
+    turns = []
+    for _ in range(6):
+        session, batch = await sessions.next()
+        turns.append((session.instance_id, len(batch)))
+        flood()
+        sessions.done(session, now=0.0)
+    assert turns == [("endless", MAX_BATCH), ("a", 1), ("b", 1), *[("endless", MAX_BATCH)] * 3]
+
+
+class Stage:
+    """Processes the episodes of sessions, each in three steps of the event loop. :ivar most: so many at once."""
+
+    def __init__(self, sessions: Sessions[str]) -> None:
+        self._sessions = sessions
+        self.running = self.most = 0
+        self.ended: list[str] = []
+
+    async def next(self) -> tuple[Session[str], list[Delivery]]:
+        return await self._sessions.next()
+
+    async def process(self, item: tuple[Session[str], list[Delivery]]) -> None:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self.running -= 1
+        self.ended.append(item[0].instance_id)
+        self._sessions.done(item[0], now=0.0)
+
+
+@pytest.mark.rows("D17", "D25")
+@pytest.mark.parametrize("limit", [1, 4])
+async def test_a_fixed_number_of_episodes_at_once_handles_any_number_of_instances_whatever_their_ids(
+    limit: int,
+) -> None:
+    """All ids have the same remainder: no place in the worker is bound to some of them, so none is idle."""
+    sessions: Sessions[str] = Sessions()
+    names = [str(number) for number in range(0, 400, 4)]
+    stage = Stage(sessions)
+    running, partition = asyncio.create_task(Dispatcher("episodes", stage, limit).run()), reader()
+    for name in names:
+        sessions.deliver(partition, held(raised(), instance_id=name), now=0.0)
+    for _ in range(20 * len(names)):
+        await asyncio.sleep(0)
+    running.cancel()
+    assert sorted(stage.ended) == sorted(names)
+    assert stage.most == limit
 
 
 async def test_who_has_begun_goes_on_before_others_begin_but_not_for_ever() -> None:
