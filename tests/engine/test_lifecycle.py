@@ -139,6 +139,31 @@ def test_rows_of_an_activity(
     assert react_activity(state, happening) == (reaction, after)
 
 
+@pytest.mark.rows("D67")
+def test_an_attempt_that_runs_ends_by_its_executor_or_with_it() -> None:
+    """Not as D67 says, on purpose: an end also comes to what no executor has, or to what its executor has taken along.
+
+    While an attempt runs, nothing but its own outcome completes it or makes it fail, and a cancel only asks.
+    """
+    ends = {
+        (state, happening): move.state
+        for state, row in ACTIVITY.items()
+        for happening, move in row.items()
+        if not state.is_final and move.state.is_final and move.state is not A.LOST
+    }
+    assert ends == {
+        (A.QUEUED, AH.EXPIRED): A.FAILED,
+        (A.QUEUED, AH.CANCEL): A.CANCELLED,
+        (A.RUNNING, AH.SUCCEEDED): A.COMPLETED,
+        (A.RUNNING, AH.FAILED): A.FAILED,
+        (A.RUNNING, AH.TIMED_OUT): A.FAILED,
+        **{
+            (A.CANCELLING, happening): A.CANCELLED
+            for happening in (AH.SUCCEEDED, AH.FAILED, AH.TIMED_OUT, AH.CRASHED, AH.SILENT, AH.CONFIRMED)
+        },
+    }
+
+
 def test_an_attempts_states_are_those_of_its_record() -> None:
     assert {str(state) for state in ActivityState} - {"queued"} == {str(state) for state in RecordState} - {"unknown"}
 

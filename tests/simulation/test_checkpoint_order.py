@@ -44,7 +44,7 @@ def rows(operation: Transact) -> Iterator[Any]:
             yield decode_event(row.entity)
 
 
-@pytest.mark.rows("K25")
+@pytest.mark.rows("D71", "K25")
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=str)
 def test_messages_go_before_the_history_that_asked_for_them_and_deletes_after_the_row(scenario: Scenario) -> None:
     tape, history, instances = taped(scenario)

@@ -41,7 +41,7 @@ def test_partitions_that_rest_where_nothing_can_be_run_are_caught(monkeypatch: p
         simulate(4, 0.2, differ=True)
 
 
-@pytest.mark.rows("T17", "T88", "E59", "K33")
+@pytest.mark.rows("T17", "T88", "E59", "K33", "D96")
 @pytest.mark.long
 def test_wall_clocks_decide_nothing() -> None:
     """The same world with every wall clock right: everything happens at the same moments to the same hosts."""

@@ -197,6 +197,7 @@ def watched(outage: Any, lease: LeaseTimes, *, same: bool, after: float, seconds
     assert len(diary.steps) == round(60.0 / STEP)
 
 
+@pytest.mark.rows("D100")
 @pytest.mark.parametrize("seconds", [29.0, 45.0])
 @pytest.mark.parametrize("after", [0.1, 0.8])
 @pytest.mark.parametrize("same", [False, True], ids=["another worker", "same worker"])
@@ -220,6 +221,7 @@ def test_a_worker_never_takes_over_an_attempt_that_runs_in_the_same_worker() -> 
     watched(unrenewed, AZURE_LEASE, same=True, after=0.5, seconds=90.0)
 
 
+@pytest.mark.rows("D101", "D103")
 @pytest.mark.parametrize("lease", [AZURE_LEASE, EMBEDDED_LEASE], ids=["azure", "embedded"])
 @pytest.mark.parametrize("outage", [hangs, refuses])
 def test_an_attempt_whose_worker_alone_is_cut_off_stands_still_before_another_worker_runs_it(

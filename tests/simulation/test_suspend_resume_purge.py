@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -148,6 +149,41 @@ def test_a_suspended_instance_keeps_what_comes_and_decides_nothing() -> None:
         return held.status, held.output, still, state.status, state.output
 
     assert play(drive) == (Status.SUSPENDED, "hold on", Status.SUSPENDED, Status.COMPLETED, "[0,1,2,3]")
+
+
+@pytest.mark.rows("D61")
+@pytest.mark.parametrize("order", ["suspend", "terminate"])
+@pytest.mark.parametrize("length", [1, 2], ids=["nothing is left", "more is left"])
+def test_what_is_to_pause_or_stop_begins_nothing_and_pauses_or_stops_at_once(length: int, order: str) -> None:
+    """Not as D61 says, on purpose: it does so though nothing is left to do, and a paused one ends after the resume."""
+    begun = Counter[int]()
+
+    async def step(number: int) -> int:
+        begun[number] += 1
+        await asyncio.sleep(5.0)
+        return number + 1
+
+    async def main() -> Any:
+        async with World(app_of(Effects()), functions={"step": step}) as world:
+            await world.join("one")
+            await world.client.start("plod", length, instance_id="one")
+            await world.clock.sleep(2.0)
+            await (world.client.suspend if order == "suspend" else world.client.terminate)("one", "so it is")
+            await world.clock.sleep(1.0)
+            soon = await status(world)
+            await world.clock.sleep(60.0)
+            late, few = await status(world), sum(begun.values())
+            if order == "suspend":
+                await world.client.resume("one")
+            await world.wait("one")
+            return soon, late, few, (await world.ended()).states["one"][:2]
+
+    soon, late, few, ended = simulate(main)
+    paused = order == "suspend"
+    assert soon is late is (Status.SUSPENDED if paused else Status.TERMINATED)
+    assert few == 1
+    assert ended == (("Completed", str(length)) if paused else ("Terminated", "so it is"))
+    assert sum(begun.values()) == (length if paused else 1)
 
 
 @pytest.mark.rows("K46")

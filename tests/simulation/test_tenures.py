@@ -416,7 +416,7 @@ def test_reading_begins_with_what_is_in_the_queue_and_goes_on_from_the_checkpoin
     assert 0 <= again <= 2, "only the step under way of each is run again"
 
 
-@pytest.mark.rows("D05", "E72", "K10")
+@pytest.mark.rows("D05", "D101", "E72", "K10")
 def test_a_checkpoint_of_who_has_lost_the_lease_is_refused_as_lost(place: Place) -> None:
     async def play() -> tuple[list[Any], int, str | None]:
         async with world(place) as hub:

@@ -262,6 +262,7 @@ def test_a_parent_learns_that_no_store_takes_what_its_child_came_to(
     play(place, drive)
 
 
+@pytest.mark.rows("D108")
 def test_a_start_that_no_store_takes_whatever_becomes_of_it_is_kept_at_once(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +271,8 @@ def test_a_start_that_no_store_takes_whatever_becomes_of_it_is_kept_at_once(
 
     async def drive(world: World) -> None:
         await world.client.start("child", 1, instance_id="one", version="x" * 40_000)
+        await world.client.start("child", 1, instance_id="two")
+        assert (await world.wait("two", SOON)).status is Status.COMPLETED, "the rest goes on"
         await world.clock.sleep(SOON.total_seconds())
         (kept,) = await world.client.admin.quarantined()
         assert "'Version': 80000 bytes" in kept.cause

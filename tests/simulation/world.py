@@ -109,6 +109,13 @@ def seen_in_spark(fraction: float, message: str) -> None:
     listener(ActivityProgress(executor="spark-1.1", fraction=fraction, message=message, observed=True))
 
 
+def tells(fraction: float) -> None:
+    """Report progress of the calling attempt, as ``progress`` does in an executor."""
+    listener = _listener.get()
+    assert listener is not None
+    listener(ActivityProgress(executor="plain-1.1", fraction=fraction))
+
+
 async def saves(state: str) -> None:
     """Save a state of the calling attempt, as ``save_state`` does in an executor."""
     listener, stored = _listener.get(), asyncio.Event()

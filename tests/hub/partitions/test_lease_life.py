@@ -246,6 +246,57 @@ async def test_one_renewal_in_each_give_up_limit_is_enough() -> None:
 
 
 @scenario
+@pytest.mark.rows("D90")
+async def test_a_taking_over_that_fails_is_tried_again_after_a_scan() -> None:
+    """Of the claims of a dead worker's partitions the first three tries are not carried out."""
+    async with Cluster(2) as cluster:
+        faults, tries = Faults(cluster.store), dict[str, list[float]]()
+        a, b = await cluster.join("a"), await cluster.join("b", store=faults)  # type: ignore[arg-type]
+        await cluster.settle()
+        orphan = NAMES.control(*a.held)
+
+        async def refuse(name: str, arguments: tuple[object, ...]) -> None:
+            if writes_a_lease(name, arguments):
+                operation = arguments[0]
+                assert isinstance(operation, Transact)
+                times = tries.setdefault(operation.rows[0].entity.row_key, [])
+                times.append(now())
+                if operation.rows[0].entity.row_key == orphan and len(times) <= 3:
+                    raise Unavailable("connection refused", maybe_done=False)
+
+        await cluster.crash(a)
+        faults.before = refuse
+        await cluster.settle(TAKE + 5 * SCAN * JITTER)
+        gaps = [later - earlier for earlier, later in itertools.pairwise(tries[orphan])]
+        assert len(b.held) == 2
+        assert [round(gap) for gap in gaps[:3]] == pytest.approx([SCAN] * 3, abs=SCAN * (JITTER - 1) + 0.5)
+
+
+@scenario
+@pytest.mark.rows("D102")
+async def test_a_short_interruption_moves_no_partition_and_a_long_one_does() -> None:
+    """A worker is cut off for as long as one renewal may fail, and later for longer than the take time."""
+    async with Cluster() as cluster:
+        faults, cut = Faults(cluster.store), [False]
+
+        async def maybe(_: str, __: tuple[object, ...]) -> None:
+            if cut[0]:
+                raise Unavailable("connection refused", maybe_done=False)
+
+        faults.before = maybe
+        a, b = await cluster.join("a", store=faults), await cluster.join("b")  # type: ignore[arg-type]
+        await cluster.settle()
+        before = len(a.events), len(b.events)
+        for seconds in (0.9 * (GIVE_UP - RENEW), TAKE + 3 * SCAN):
+            await asyncio.sleep(30)
+            assert (len(a.events), len(b.events)) == before, seconds
+            cut[0] = True
+            await asyncio.sleep(seconds)
+            cut[0] = False
+        assert len(b.held) == 4
+
+
+@scenario
 @pytest.mark.rows("T81", "T80")
 async def test_scans_return_to_their_pace_when_throttling_ends() -> None:
     async with Cluster() as cluster:

@@ -403,7 +403,7 @@ async def test_a_partition_whose_queue_is_not_polled_is_reported_and_taken_back(
 
 
 @scenario
-@pytest.mark.rows("E77", "E76", "E54", "K06")
+@pytest.mark.rows("E77", "E76", "E54", "K06", "D105")
 async def test_each_change_of_owner_is_one_record_that_says_why() -> None:
     structlog.reset_defaults()
     with capture_logs() as logs:
@@ -427,13 +427,15 @@ async def test_each_change_of_owner_is_one_record_that_says_why() -> None:
     assert told.count((b_id, c_id, "expired")) == 4
     assert len(told) == 12
     assert {entry["reason"] for entry in changes if entry["change"] == "released"} == {"the worker stops"}
+    silent = [entry["silent"] for entry in changes if entry["change"] == "expired"]
+    assert all(TAKE <= seconds <= TAKE + CYCLE for seconds in silent), "for how long it was without an owner"
     epochs = {number: [e["epoch"] for e in changes if e["partition"] == number] for number in range(4)}
     assert all(found == list(range(1, len(found) + 1)) for found in epochs.values())
     assert not [entry for entry in logs if entry["log_level"] in ("error", "warning")]
 
 
 @participant
-@pytest.mark.rows("E78")
+@pytest.mark.rows("E78", "D105")
 async def test_figures_count_what_happened() -> None:
     async with Cluster() as cluster:
         a = await cluster.join("a")

@@ -183,7 +183,7 @@ async def test_who_renews_seldom_is_silent_only_by_its_own_times() -> None:
 
 
 @participant
-@pytest.mark.rows("T27", "E59", "T88")
+@pytest.mark.rows("T27", "E59", "T88", "D96")
 async def test_a_newcomer_watches_a_silent_row_for_the_full_take_time() -> None:
     async with Cluster() as cluster:
         a = await cluster.join("a")
@@ -267,7 +267,7 @@ async def test_who_is_back_after_its_neighbours_have_taken_over_gets_its_own_fro
 
 
 @participant
-@pytest.mark.rows("E50", "E24", "K07")
+@pytest.mark.rows("E50", "E24", "K07", "D93")
 async def test_a_death_that_all_can_prove_moves_each_orphan_once() -> None:
     """Whoever looks first takes its own share and leaves the others theirs."""
     async with Cluster(12) as cluster:
@@ -304,7 +304,7 @@ async def test_an_heir_that_cannot_prove_the_death_delays_nobody_for_long() -> N
 
 
 @participant
-@pytest.mark.rows("T16", "T17", "T20", "T21", "T40", "E25", "E62", "T89")
+@pytest.mark.rows("T16", "T17", "T20", "T21", "T40", "E25", "E62", "T89", "D101")
 async def test_a_paused_worker_stops_by_its_own_check_and_comes_back() -> None:
     async with Cluster() as cluster:
         a, b = await cluster.join("a"), await cluster.join("b")
@@ -535,7 +535,7 @@ def changes_a_lease(name: str, arguments: tuple[object, ...]) -> bool:
 
 
 @participant
-@pytest.mark.rows("T14", "T15")
+@pytest.mark.rows("T14", "T15", "D103")
 async def test_who_hears_no_answer_gives_up_and_leaves_its_partitions_to_others() -> None:
     """All that it writes is carried out. It would keep its rows fresh for ever by claiming them again and again."""
     async with Cluster() as cluster:
@@ -822,7 +822,7 @@ async def test_errors_without_a_partition_are_reported_as_those_with_one_are() -
 
 
 @participant
-@pytest.mark.rows("T17", "T88", "K33")
+@pytest.mark.rows("T17", "T88", "K33", "D96")
 @pytest.mark.long
 async def test_wall_clocks_hours_apart_and_drifting_clocks_change_nothing() -> None:
     async with Cluster() as cluster:

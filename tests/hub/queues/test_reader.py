@@ -173,7 +173,7 @@ def test_a_queue_is_starved_when_it_waits_for_room_and_for_nothing_else() -> Non
     play(work, limit=5)
 
 
-@pytest.mark.rows("D14", "K14", "K15")
+@pytest.mark.rows("D107", "D14", "D92", "K14", "K15")
 def test_the_buffer_is_bounded_and_room_comes_with_what_is_taken() -> None:
     async def work(desk: Desk) -> None:
         for _ in range(12):
