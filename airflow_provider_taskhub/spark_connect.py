@@ -90,7 +90,7 @@ class ConnectServer:
         if session != self._named(name):
             raise ConfigurationError(
                 f"the Spark Connect session {session} is not one of {self.address} with user {self.user!r}, which this "
-                "worker uses: give all workers of a hub the same TASKHUB_SPARK__MASTER"
+                "worker uses: give all workers of a hub the same TASKHUB_SPARK__MASTER, or connection"
             )
         own = (f"user_id={quote(self.user, safe='')}", f"session_id={name}")
         return f"{self.address}/;{';'.join((*self.parameters, *own))}"

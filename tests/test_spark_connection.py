@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
 from typing import Any
 
 import pytest
+import structlog
 from typer.testing import CliRunner
 
+from airflow_provider_taskhub import telemetry
 from airflow_provider_taskhub.cli.main import app as cli
 from airflow_provider_taskhub.cli.output import Exit
 from airflow_provider_taskhub.errors import ConfigurationError
@@ -34,6 +38,7 @@ def spark_of(monkeypatch: pytest.MonkeyPatch, connection: str | dict[str, Any]) 
             "k8s://https://h:6443",
             {"spark.kubernetes.namespace": "jobs"},
         ),
+        ({"conn_type": "spark", "host": "yarn", "port": 8032}, "yarn", {}),
         ({"conn_type": "spark_connect", "host": "h", "port": 15002}, "sc://h:15002", {}),
         (
             {
@@ -62,6 +67,25 @@ def test_own_configuration_comes_before_that_of_the_connection(monkeypatch: pyte
     assert spark.conf == {"spark.yarn.queue": "day", "spark.executor.memory": "2g"}
 
 
+def test_the_path_of_a_keytab_is_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TASKHUB_SPARK__CONF", json.dumps({"spark.kerberos.keytab": "/keys/lake"}))
+    spark = spark_of(monkeypatch, {"conn_type": "spark", "host": "yarn", "extra": {"principal": "p", "keytab": "aGV5"}})
+    assert spark.conf == {"spark.kerberos.principal": "p", "spark.kerberos.keytab": "/keys/lake"}
+
+
+def test_a_worker_that_has_read_a_connection_logs_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = logging.getLogger()
+    before = root.handlers, root.level
+    configured = structlog.get_config()
+    try:
+        root.handlers, root.level = [logging.StreamHandler(sys.stdout)], logging.INFO
+        telemetry.configure()
+        assert (root.level, [one.stream for one in root.handlers]) == (logging.WARNING, [sys.stderr])
+    finally:
+        root.handlers, root.level = before
+        structlog.configure(**configured)
+
+
 def test_the_token_of_a_connection_is_in_no_repr(monkeypatch: pytest.MonkeyPatch) -> None:
     spark = spark_of(monkeypatch, {"conn_type": "spark_connect", "host": "h", "password": "hidden-word"})
     assert "hidden-word" in spark.master
@@ -72,7 +96,17 @@ def test_the_token_of_a_connection_is_in_no_repr(monkeypatch: pytest.MonkeyPatch
     ("connection", "text"),
     [
         ({"conn_type": "http", "host": "h"}, "the type of this connection is 'http': name one of the type spark or"),
-        ({"conn_type": "spark"}, "this connection has no host: set it to the address of Spark"),
+        ({"conn_type": "spark"}, "the host of this connection is '': set it to the host of Spark"),
+        ({"conn_type": "spark", "host": "lake"}, "its host is 'lake', without a port: give the port of the master, or"),
+        (
+            {"conn_type": "spark", "host": "yarn", "extra": {"keytab": "hidden-word"}},
+            "it has a keytab, which is",
+        ),
+        ({"conn_type": "spark", "host": "yarn", "extra": "[1]"}, "the extra of this connection is no JSON object"),
+        (
+            {"conn_type": "spark_connect", "host": "sc://h/;token=hidden-word"},
+            "the host of this connection is 'sc://h/",
+        ),
         (
             {"conn_type": "spark", "host": "yarn", "extra": {"deploy-mode": "cluster"}},
             "its deploy-mode is 'cluster', but the driver runs in the worker: use a connection of the",
@@ -94,7 +128,7 @@ def test_a_connection_that_cannot_be_used_is_refused(
 
 def test_a_connection_that_is_missing_is_named_with_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TASKHUB_SPARK__CONN_ID", "lake")
-    with pytest.raises(ConfigurationError, match="no Airflow connection 'lake': set AIRFLOW_CONN_LAKE"):
+    with pytest.raises(ConfigurationError, match="'lake', or cannot read it: set AIRFLOW_CONN_LAKE"):
         with_spark_of_connection(load_settings())
 
 

@@ -109,7 +109,8 @@ def worker(
         drain_timeout=drain_timeout,
     )
     try:
-        settings = with_spark_of_connection(settings)
+        if ACTIVITY in roles:
+            settings = with_spark_of_connection(settings)
     except ConfigurationError as error:
         fail(str(error), Exit.USAGE)
     telemetry.configure(as_json=log_json, verbose=verbose)  # after Airflow, which sets up logging when it is imported

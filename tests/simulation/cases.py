@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from airflow_provider_taskhub.app import (
     App,
@@ -38,15 +38,30 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Step(Strict):
-    """A step of a program. Exactly one of the first fields says what it does."""
+class OneThing(Strict):
+    """A table of which exactly one of some keys is given."""
+
+    KINDS: ClassVar[tuple[str, ...]]
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        given = [name for name in self.KINDS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of {', '.join(self.KINDS)}, and not {given}")
+        return self
+
+
+class Step(OneThing):
+    """A step of a program."""
+
+    KINDS = ("call", "timer", "event", "child", "all", "any", "branch", "again", "say", "fail")
 
     call: str | None = None
     """Call an activity. Its value is this name."""
     timer: float | None = None
     """Wait so many seconds. The value is "due"."""
     event: str | None = None
-    """Wait for an event. The value is the event's data."""
+    """Wait for an event. The value is the event's data; "due" if it has none."""
     child: str | None = None
     """Run a program as a child, whose id is ``<parent>.<program>``."""
     all: list[Step] | None = None
@@ -55,7 +70,7 @@ class Step(Strict):
     branch: list[Step] | None = None
     """A branch with its own steps."""
     again: list[Step] | None = None
-    """Continue as new with these steps, and with the values so far."""
+    """Continue as new with these steps, and with the values so far. It is the last step."""
     say: str | None = None
     """Set the custom status."""
     fail: str | None = None
@@ -79,8 +94,24 @@ class Step(Strict):
     """The code catches a failure. The value is "failed"."""
 
 
-class Command(Strict):
-    """What is done at a second of the world. Exactly one of the first fields says what."""
+class Command(OneThing):
+    """What is done at a second of the world."""
+
+    KINDS = (
+        "start",
+        "suspend",
+        "resume",
+        "terminate",
+        "rewind",
+        "restart",
+        "purge",
+        "send",
+        "see",
+        "join",
+        "kill",
+        "drain",
+        "cut",
+    )
 
     at: float
     start: str | None = None

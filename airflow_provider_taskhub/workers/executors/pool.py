@@ -255,7 +255,7 @@ class ExecutorPool:
         if self._left is None:
             raise ExecutorError(
                 f"an earlier attempt ran on {sessions[-1]}, and this worker does not use Spark Connect: give all "
-                "workers of a hub the same TASKHUB_SPARK__MASTER"
+                "workers of a hub the same TASKHUB_SPARK__MASTER, or connection"
             )
         await self._left.end(sessions)
 

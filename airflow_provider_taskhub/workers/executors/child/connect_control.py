@@ -48,8 +48,9 @@ def explained(server: ConnectServer) -> Iterator[None]:
         detail = masked(" ".join(lines))[:600]
         raise ServerError(
             f"the Spark Connect server {server.address} did not accept a call within {DEADLINE:g} s "
-            f"({type(error).__name__}: {detail}). Check that it runs, that TASKHUB_SPARK__MASTER has its address, port "
-            f"and token, and that it fits PySpark {pyspark.__version__} of this worker"
+            f"({type(error).__name__}: {detail}). Check that it runs, that TASKHUB_SPARK__MASTER, or the Airflow "
+            "connection of the worker, has its address, port and token, and that it fits PySpark "
+            f"{pyspark.__version__} of this worker"
         ) from error
 
 
