@@ -46,6 +46,8 @@ MAX_PROPERTIES = 252
 """Most properties in one table row; the keys and ``Timestamp`` do not count."""
 MAX_KEY_CHARACTERS = 512
 """Largest PartitionKey or RowKey, in UTF-16 code units of two bytes."""
+AZURE_CONNECTIONS = 128
+"""Maximum number of requests to Azure Storage that a process has under way. Others wait for a connection."""
 MAX_RECEIVE = 32
 """Most messages that one receive or peek can return."""
 

@@ -22,6 +22,7 @@ from airflow_provider_taskhub.hub.queues.message_blobs import MessageBlobs
 from airflow_provider_taskhub.hub.queues.reader import ControlReader, ReaderContext
 from airflow_provider_taskhub.memory import memory_text
 from airflow_provider_taskhub.settings import Settings
+from airflow_provider_taskhub.storage.primitives import AZURE_CONNECTIONS
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.worker_pools import DEFAULT_POOL
 from airflow_provider_taskhub.workers.activities.activity_limits import shared_limits
@@ -261,6 +262,7 @@ class Backend:
             for limits in {id(one): one for one in self._limits.values()}.values():
                 limits.start(self.supervisor)
             self._warn_of_needs()
+            self._warn_of_connections()
             self.supervisor.keep("memory", self.readers.memory.run)
             for station in self._stations:
                 name, items = station.source.name, station.source.items
@@ -284,6 +286,14 @@ class Backend:
         ]
         if needs:
             log.warning("activities_exceed_memory", activities=", ".join(needs), memory=memory_text(self.memory))
+
+    def _warn_of_connections(self) -> None:
+        """Log that this worker may do much more at once than it has connections to Azure Storage."""
+        settings = self._settings
+        spark = settings.activities if settings.spark_activities is None else settings.spark_activities
+        at_once = settings.orchestrations + settings.activities + spark
+        if not settings.embedded and at_once > 2 * AZURE_CONNECTIONS:
+            log.warning("more_work_than_connections", at_once=at_once, connections=AZURE_CONNECTIONS)
 
     async def drain(self, timeout: float) -> None:
         """Stop taking work items, give back those whose activity has not begun, and wait for the running activities.

@@ -286,6 +286,22 @@ def test_an_outage_of_the_store_takes_no_turn_away() -> None:
 # too much for a worker
 
 
+@pytest.mark.rows("D28")
+@pytest.mark.parametrize(
+    ("connection", "activities", "warnings"), [("azure", 100, 1), ("azure", 20, 0), (None, 100, 0)]
+)
+def test_more_work_at_once_than_the_store_has_connections_is_warned_of(
+    connection: str | None, activities: int, warnings: int
+) -> None:
+    async def main() -> None:
+        async with World(Use().app, connection=connection, activities=activities) as world:
+            await world.join("a")
+            said = world.said("more_work_than_connections")
+            assert [one["at_once"] for one in said] == [300] * warnings
+
+    simulate(main)
+
+
 def test_a_need_above_the_memory_of_all_workers_fails_by_name() -> None:
     use = Use(train="64g", light=None)
 

@@ -39,12 +39,12 @@ from airflow_provider_taskhub.storage.azure.rest.refusals import refusals_of
 from airflow_provider_taskhub.storage.azure.rest.resend import persistently
 from airflow_provider_taskhub.storage.azure.rest.service_errors import error_of, refusal, seconds_of, unanswered
 from airflow_provider_taskhub.storage.azure.rest.tokens import Tokens
+from airflow_provider_taskhub.storage.primitives import AZURE_CONNECTIONS
 
 T = TypeVar("T")
 API_VERSION = "2020-12-06"
 """Version of Azure Storage's API. It is the oldest version that accepts tokens for tables, so that all services and the
 emulator know it."""
-CONNECTIONS = 128
 KEEP_ALIVE = 3.0
 """Seconds after which the store closes an idle connection. The emulator closes an idle connection after 5 s, and a
 request that is sent at that moment would be lost."""
@@ -156,7 +156,7 @@ class Wire:
                 self.tokens = await opened.enter_async_context(self.tokens or Tokens())
             self._session = await opened.enter_async_context(
                 aiohttp.ClientSession(
-                    connector=aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=KEEP_ALIVE),
+                    connector=aiohttp.TCPConnector(limit=AZURE_CONNECTIONS, keepalive_timeout=KEEP_ALIVE),
                     trust_env=False,  # searching for proxies takes a third of a request's time
                     auto_decompress=False,
                     cookie_jar=aiohttp.DummyCookieJar(),
