@@ -11,7 +11,20 @@ from tests.simulation.cases import FOLDER, load, play
 from tests.simulation.world import MEMORY, WHOLE, Place
 
 FILES = sorted(FOLDER.glob("*.toml"))
-KINDS = {"start", "pause", "stop", "cancel", "timeout", "retry", "recover", "repeat", "backfill", "failover"}
+KINDS = {
+    "start",
+    "suspend",
+    "terminate",
+    "cancel",
+    "timeout",
+    "retry",
+    "rewind",
+    "restart",
+    "continue",
+    "purge",
+    "backfill",
+    "failover",
+}
 each_file = pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
 
 

@@ -19,7 +19,7 @@ from airflow_provider_taskhub.engine.events import FailureDetails, Orchestration
 from airflow_provider_taskhub.hub.history import places
 from airflow_provider_taskhub.hub.history.places import Limit, LimitKind, LimitState
 from airflow_provider_taskhub.hub.model import ActivityRecord, HubNames, Member, RecordState, WorkerIdentity
-from airflow_provider_taskhub.settings import EMBEDDED_LEASE
+from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.faults import Call, Fault, unsent
 from airflow_provider_taskhub.workers.activities.activity_limits import ActivityLimits
 from airflow_provider_taskhub.workers.activities.limits import ActivityLimit
@@ -34,14 +34,14 @@ STARTS, MINUTE = 3, 60
 class Calls:
     """An app whose activities note when they begin, and how many run at once."""
 
-    def __init__(self, *, limit: int | None = None, rate: str | None = f"{STARTS}/m") -> None:
+    def __init__(self, *, limit: int | None = None, rate: str | None = f"{STARTS}/m", key: str | None = None) -> None:
         self.begins: list[float] = []
         self.ran: Counter[int] = Counter()
         self.inside: set[tuple[int, int]] = set()
         self.most = 0
         self.app = app = App("calls")
 
-        @app.activity(limit=limit, rate=rate)
+        @app.activity(limit=limit, rate=rate, limit_key=key)
         async def ask(what: tuple[int, float]) -> int:
             return await self.work(*what)
 
@@ -111,6 +111,31 @@ def test_the_rate_holds_while_workers_die_and_join(seed: int) -> None:
             calls.check(5, MINUTE)
             assert len(calls.ran) == 32
             await world.settle()
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("key", [None, "tenant"])
+@pytest.mark.parametrize("lease", [EMBEDDED_LEASE, AZURE_LEASE], ids=["embedded", "azure"])
+def test_calls_begin_although_no_worker_lives_as_long_as_the_time_of_the_rate(
+    lease: LeaseTimes, key: str | None
+) -> None:
+    """A worker that joins learns from the store how old the places of the dead are."""
+    calls = Calls(key=key)
+
+    async def main() -> None:
+        async with World(calls.app, lease=lease) as world:
+            machines = [await world.join(f"w{number}") for number in range(2)]
+            await world.client.start("asks", [0, STARTS + 1, 0.5], instance_id="i")
+            for number in range(2, 40):
+                await world.clock.sleep(15)
+                if len(calls.ran) > STARTS:
+                    break
+                await machines[number % 2].bury()
+                machines[number % 2] = await world.join(f"w{number}")
+            calls.check(STARTS, MINUTE)
+            assert len(calls.ran) == STARTS + 1
+            assert max(calls.begins) < MINUTE + lease.take.total_seconds() + 30
 
     simulate(main)
 

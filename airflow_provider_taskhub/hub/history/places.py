@@ -147,6 +147,8 @@ class LimitState:
     :param kind: what the limit counts.
     :param declared: the number that the code of an activity or the newest start says; 0: there is no such limit yet.
     :param seconds: the time of a rate; 0: it is no rate.
+    :param declared_at: when the newest worker with this limit, or the newest start, has written ``declared``, by the
+        clock of the storage service; None: it is not known.
     :param ordered: the number that an administrator has ordered instead; None: there is no order.
     :param by: who gave this order; "" if there is none.
     :param places: the places that have a row, by their numbers.
@@ -162,6 +164,7 @@ class LimitState:
     kind: LimitKind
     declared: int
     seconds: int = 0
+    declared_at: Timestamp | None = None
     ordered: int | None = None
     by: str = ""
     places: Mapping[int, Place] = field(default_factory=dict)
@@ -270,7 +273,8 @@ async def state_of(store: Store, names: HubNames, limit: Limit) -> LimitState:
 
 
 def _state(kind: LimitKind, name: str, key: str, rows: list[Entity]) -> LimitState:
-    columns = next((row.properties for row in rows if row.row_key == _DECLARED), {})
+    own = next((row for row in rows if row.row_key == _DECLARED), None)
+    columns = {} if own is None else own.properties
     declared, ordered, by = columns.get("Limit"), columns.get("Ordered"), columns.get("By")
     seconds, divided = columns.get("Seconds"), columns.get("Key")
     places = {int(row.row_key): _decoded(key, int(row.row_key), row) for row in rows if row.row_key.isdecimal()}
@@ -280,6 +284,7 @@ def _state(kind: LimitKind, name: str, key: str, rows: list[Entity]) -> LimitSta
         partition_key=key,
         declared=declared if isinstance(declared, int) else 0,
         seconds=seconds if isinstance(seconds, int) else 0,
+        declared_at=None if own is None else own.timestamp,
         key_tag=divided if isinstance(divided, str) else "",
         ordered=ordered if isinstance(ordered, int) and ordered > 0 else None,
         by=by if isinstance(by, str) and ordered else "",

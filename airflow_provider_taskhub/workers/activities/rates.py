@@ -5,17 +5,21 @@ After that the attempt begins within a moment, or its executor refuses it and th
 the rate has passed since the end of this moment, the worker frees the place. So at most as many attempts begin within
 any such time as there are places.
 
-A worker that dies frees nothing. Another worker frees a place that it has seen unchanged for the time of the rate and
-the take time of records. An attempt that begins later than a part of the take time after its place was written writes
-the place again. Each worker measures with its own clock.
+A worker that dies frees nothing. Another worker frees a place that has been unchanged for the time of the rate and the
+take time of records. An attempt that begins later than a part of the take time after its place was written writes the
+place again. Each worker measures with its own clock, from the moment when it sees the place. What was before, it learns
+from the storage service: each worker writes the row of the limit when it begins, so the times of the two rows say how
+old the place was then. So places become free also if no worker lives as long as the time of the rate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import structlog
 
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.errors import StorageError
 from airflow_provider_taskhub.hub.history import places as rows
@@ -52,7 +56,7 @@ class ActivityRate(HubPlaces):
         self._written: dict[int, float] = {}
         """For each of these places: the monotonic time at which this worker has begun to write its row."""
         self._seen: dict[int, tuple[str, float]] = {}
-        """For each place that another worker has taken: the ETag of its row, and since when this worker has seen it."""
+        """For each place that another worker has taken: the ETag of its row, and since when it has been unchanged."""
 
     def _own(self, record: ActivityRecord, found: LimitState) -> Sequence[Place]:
         """A repeated attempt begins once more, so it takes another place. A place with which no attempt has begun is
@@ -135,20 +139,31 @@ class ActivityRate(HubPlaces):
         self._seen = {number: seen for number, seen in self._seen.items() if number in held}
         # What was taken since the read began is this worker's, whatever the row said.
         places = [place for number, place in held.items() if number in known or number not in self._begun]
-        over = [place for place in places if self._is_over(place, now)]
+        declared_at = await self._declared_at(found, places)
+        over = [place for place in places if self._is_over(place, now, declared_at)]
         self._change -= sum(await gather_bounded(self._freed, over, limit=AT_ONCE))
         self._count(found, before)
         return bool(self._seen)
 
-    def _is_over(self, place: Place, now: float) -> bool:
+    async def _declared_at(self, found: LimitState, places: Sequence[Place]) -> Timestamp | None:
+        """Return when the row of the limit was written. The places of a value have their own rows, without that one."""
+        others = any(place.row and self._seen.get(place.number, ("",))[0] != place.row.etag for place in places)
+        if found.declared_at is None and self.limit.value is not None and others:
+            whole = replace(self.limit, value=None)
+            return (await rows.state_of(self._hub.store, self._hub.names, whole)).declared_at
+        return found.declared_at
+
+    def _is_over(self, place: Place, now: float, declared_at: Timestamp | None) -> bool:
         if place.number in self._begun and place.worker == self._me:
             return now >= self._begun[place.number] + self._seconds
         self._forget(place.number)
         assert place.row is not None
         etag, since = self._seen.get(place.number, ("", 0.0))
         if etag != place.row.etag:
-            self._seen[place.number] = place.row.etag, now
-            return False
+            since = now
+        if declared_at is not None and place.row.timestamp is not None:
+            since = min(since, now - (declared_at - place.row.timestamp).total_seconds())
+        self._seen[place.number] = place.row.etag, since
         return now - since >= self._seconds + self._times.take.total_seconds()
 
     def _forget(self, number: int) -> None:
