@@ -15,6 +15,8 @@ from datetime import timedelta
 from itertools import count
 from typing import Any
 
+import psutil
+
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE
@@ -168,9 +170,9 @@ class Pair:
         """One of them dies, and another is started under its name."""
         at = self._dice.randrange(2)
         dead, key = self._workers[at]
+        executors = [child.pid for child in psutil.Process(dead.process.pid).children(recursive=True)]
         dead.kill()
-        pids = {run.pid for run in runs_of(self._house.effects()).values() if run.worker == key}
-        until(f"the processes of {dead.name} are gone", lambda: not any(map(_is_alive, pids)))
+        until(f"the processes of {dead.name} are gone", lambda: not any(map(_is_alive, executors)))
         self.gone[key] = time.monotonic()
         dead.log.rename(dead.log.with_suffix(f".{len(self.gone)}"))
         self._house.workers.remove(dead)
