@@ -29,7 +29,7 @@ from airflow_provider_taskhub.errors import (
     SubOrchestrationFailedError,
     TaskFailedError,
 )
-from airflow_provider_taskhub.instance_limit import LONGEST_NAME
+from airflow_provider_taskhub.instance_limit import LONGEST_NAME, MOST
 from airflow_provider_taskhub.memory import memory_of
 from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.worker_pools import DEFAULT_POOL, POOL_FORM, is_pool
@@ -172,15 +172,16 @@ class App:
         :param name: the name by which the activity is called; None: the function's name.
         :param retry: how often and when a failed call is repeated, unless the call names its own policy; None: never.
         :param timeout: time limit of each attempt, from the moment when an executor takes it; None: no limit.
-        :param queue_timeout: time limit of the wait for a free slot; None: no limit.
+        :param queue_timeout: time limit of the wait for a free slot, a place of its limit and memory. It is looked at
+            when the turn of the activity comes: then the activity fails instead of beginning. None: no limit.
         :param record: True: the worker writes a row in the hub for each attempt, and the row decides which worker runs
             the attempt. Then no other worker repeats the attempt while the worker that runs it lives. The rows cost
             some storage requests.
         :param standalone: True: also declare an orchestrator of the same name, which runs only this activity and
             returns its result. Then the activity can be started by itself, for example with ``@task.activity``.
-        :param limit: how many attempts of the activity may run at once, on all workers of the hub together. The others
-            wait in the hub and take no slot of a worker. Each attempt has a record, as with ``record=True``. None: as
-            many as the workers have slots.
+        :param limit: how many attempts of the activity may run at once, on all workers of the hub together: at most
+            10,000. The others wait in the hub and take no slot of a worker. Each attempt has a record, as with
+            ``record=True``. None: as many as the workers have slots.
         :param rate: how many attempts may begin within a time, on all workers together: ``"5/s"``, ``"10/m"`` or
             ``"100/h"``, at most 100. The others wait as with ``limit``. None: no rate.
         :param limit_name: activities with the same name share one ``limit`` and one ``rate``. None: the activity's own.
@@ -334,8 +335,11 @@ class App:
         for label, value in (("timeout", timeout), ("queue_timeout", queue_timeout)):
             if value is not None and not (isinstance(value, timedelta) and value > timedelta(0)):
                 raise ConfigurationError(f"{what}: {label} is {value!r}; give a timedelta above 0, or None")
-        if limit is not None and (type(limit) is not int or limit < 1):
-            raise ConfigurationError(f"{what}: limit is {limit!r}; give a whole number from 1 on, or None")
+        if limit is not None and (type(limit) is not int or not 1 <= limit <= MOST):
+            raise ConfigurationError(
+                f"{what}: limit is {limit!r}; give a whole number from 1 to {MOST:,}, or leave `limit` out: without it "
+                "there is none"
+            )
         try:
             of_rate = None if rate is None else Rate.of(rate)
         except ValueError as error:

@@ -15,7 +15,7 @@ LONGEST_NAME = 200
 MOST_PRIORITY = 100_000
 """The highest priority: about eleven years."""
 MOST = 10_000
-"""Most instances that a limit can let run at once. The hub has a row for each."""
+"""Most instances, or attempts of activities, that a limit can let run at once. The hub has a row for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

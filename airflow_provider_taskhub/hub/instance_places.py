@@ -19,6 +19,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 import structlog
 
@@ -81,10 +82,10 @@ class InstancePlaces:
                     )
                 await hub.store.execute(places.declared(hub.names, wanted))
                 found = replace(found, declared=wanted.places)
-            free = found.free
-            if not free or await waiting_instances.first(hub.store, hub.names, limit.name, 1):
+            free = next(found.free(), None)
+            if free is None or await waiting_instances.first(hub.store, hub.names, limit.name, 1):
                 break
-            if await self._give(free[0], waiting):
+            if await self._give(free, waiting):
                 return True
         await self._store(limit.name, waiting)
         log.info("instance_waits_for_place", instance_id=waiting.instance.instance_id, limit=limit.name)
@@ -120,7 +121,7 @@ class InstancePlaces:
             if not waiting:
                 return False
             found = await places.state_of(hub.store, hub.names, wanted)
-            free = found.free
+            free = [*islice(found.free(), len(waiting))]
             progress = False
             for one in waiting:
                 if _place_of(found, one.instance) is None:  # it has one if a worker died before it deleted the row

@@ -54,7 +54,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             await store.execute(own_queues.declared(NAMES, "load", "load"))
             for name in "abc":
                 await store.execute(PutMessage(queue=NAMES.limited("load"), text=name))
-            _, second = (await places.state_of(store, NAMES, limit)).free
+            _, second = (await places.state_of(store, NAMES, limit)).free()
             await store.execute(places.taken(NAMES, second, record))
 
     asyncio.run(make())

@@ -225,8 +225,11 @@ def _generator_activity(app: App) -> None:
         (lambda app: app.activity(name="a", timeout=30)(lambda: None), "timeout is 30; give a timedelta"),
         (lambda app: app.activity(name="a", queue_timeout=timedelta(0))(lambda: None), "queue_timeout is "),
         *(
-            (lambda app, limit=limit: app.activity(name="a", limit=limit)(lambda: None), f"limit is {limit!r}; give a")
-            for limit in (0, -1, True, 1.5, "2")
+            (
+                lambda app, limit=limit: app.activity(name="a", limit=limit)(lambda: None),
+                f"limit is {limit!r}; give a whole number from 1 to 10,000, or leave",
+            )
+            for limit in (0, -1, True, 1.5, "2", 10_001)
         ),
         *(
             (lambda app, rate=rate: app.activity(name="a", rate=rate)(lambda: None), f"rate is {rate!r}; {text}")

@@ -17,7 +17,7 @@ this instance has ended (:mod:`airflow_provider_taskhub.hub.instance_places`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from enum import StrEnum
 
@@ -193,12 +193,24 @@ class LimitState:
         return own + tuple(place for value in sorted(self.values) for place in self.values[value])
 
     @property
-    def free(self) -> list[Place]:
-        """The free places, the one with the lowest number first. Places above the limit, which may still be held,
-        count."""
+    def room(self) -> int:
+        """How many places are free. Places above the limit, which may still be held, count as held."""
+        return max(0, self.limit - len(self.holders))
+
+    def free(self, first: int = 0) -> Iterator[Place]:
+        """Find the free places, one after the other. The cost grows with the held places, not with the limit.
+
+        If places above the limit are held, only as many as :attr:`room` says are found, those with the lowest numbers.
+
+        :param first: how many of them are passed over and come last.
+        """
         key = self.partition_key or Limit(name=self.name, places=self.limit, kind=self.kind).key
-        known = [self.places.get(number) or Place(key=key, number=number) for number in range(self.limit)]
-        return [place for place in known if not place.held][: max(0, self.limit - len(self.holders))]
+        held, room = [number for number, place in sorted(self.places.items()) if place.held], self.room
+        for index in range(room):
+            number = (first + index) % room
+            for other in held:
+                number += other <= number
+            yield self.places.get(number) or Place(key=key, number=number)
 
     @property
     def full_values(self) -> list[str]:
@@ -210,7 +222,7 @@ class LimitState:
         """Whether no place is free. Of a divided limit: whether no place of some value is free."""
         if self.key_tag:
             return bool(self.full_values)
-        return not self.free
+        return not self.room
 
 
 async def states(store: Store, names: HubNames) -> dict[tuple[LimitKind, str], LimitState]:

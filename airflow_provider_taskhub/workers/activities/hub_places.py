@@ -68,7 +68,7 @@ class HubPlaces(ABC):
 
     async def _take(self, record: ActivityRecord, others_first: bool) -> bool:
         before, found = self._change, await self._state()
-        for place in self._own(record, found) or ([] if others_first else self._free(found)):
+        for place in self._own(record, found) or ([] if others_first else found.free(self._first)):
             try:
                 await self._hub.store.execute(rows.taken(self._hub.names, place, record))
             except LOST:  # another worker was faster
@@ -143,12 +143,6 @@ class HubPlaces(ABC):
     @abstractmethod
     async def _confirms(self, record: ActivityRecord, place: Place) -> bool:
         """Return True if a place is that of an attempt which begins now."""
-
-    def _free(self, found: LimitState) -> list[Place]:
-        """Return the free places in the order in which this worker tries them."""
-        free = found.free
-        first = self._first % len(free) if free else 0
-        return free[first:] + free[:first]
 
     def _count(self, found: LimitState, before: int) -> None:
         """Count the free places.
