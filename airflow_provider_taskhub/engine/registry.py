@@ -92,7 +92,7 @@ class ActivityDefinition:
     :param spark: whether the first parameter of the function is the SparkSession.
     :param record: whether each attempt has an activity record, which decides which worker runs the attempt.
     :param timeout: time limit of one attempt, from the moment when an executor takes it; None: no limit.
-    :param queue_timeout: time limit of the wait for a free slot of a worker; None: no limit.
+    :param queue_timeout: time limit of the wait for its turn to begin, looked at when the turn comes; None: no limit.
     :param retry: retry policy for calls that give no policy; None: no retry.
     :param parameter: name of the parameter that takes the input; None if the function takes no input.
     :param app: name of the activity's app.

@@ -143,7 +143,7 @@ class Activities:
             await self._move_to_own(held, event.name if event.name in self._limited else None)
         elif (overdue := self._overdue(held, definition)) is not None:
             fate = (await self._begins.permit(held)).fate
-            if fate in (Fate.SUSPENDED, Fate.NOTHING):  # it has not waited for a slot
+            if fate in (Fate.SUSPENDED, Fate.NOTHING):  # it has not waited for its turn
                 await self._begins.refuse(held, event, fate)
             else:
                 await self._responses.respond(held, event, ActivityOutcome(failure=overdue))
@@ -190,7 +190,9 @@ class Activities:
         self._reader.release([held])
 
     def _overdue(self, held: Delivery, definition: ActivityDefinition) -> FailureDetails | None:
-        """Return a failure if an activity waited for a slot longer than its ``queue_timeout``; None otherwise.
+        """Return a failure if an activity waited to begin longer than its ``queue_timeout``; None otherwise.
+
+        This is asked when the turn of the activity has come: nothing ends a wait earlier.
 
         The times of insertion and of receipt are the storage service's own, so no clocks of two machines are compared.
         Only the first delivery is checked, because a later delivery may follow an attempt that was lost.
@@ -201,10 +203,7 @@ class Activities:
         waited = held.received(self._times.visibility) - (held.envelope.waiting_since or held.inserted)
         if waited <= limit:
             return None
-        return FailureDetails(
-            error_type="QueueTimeout",
-            error_message=f"activity {definition.name!r} waited {waited} for a free slot: its queue_timeout is {limit}",
-        )
+        return expired(definition, waited)
 
     async def _wait_for_function(self, held: Delivery, event: TaskScheduled) -> None:
         """Give back a work item whose activity this worker does not have.
@@ -309,3 +308,18 @@ class Activities:
                 return outcome
             warn_of_crash(request, outcome)
             attempt += 1
+
+
+def expired(definition: ActivityDefinition, waited: timedelta) -> FailureDetails:
+    """Return the failure of an activity that waited to begin longer than its ``queue_timeout``.
+
+    :param waited: how long it waited.
+    """
+    of = "limit" if definition.limit is not None else "rate"
+    needs = [f"a place of its {of} {definition.limit_name!r}"] if definition.limited else []
+    needs += [] if definition.memory is None else ["memory"]
+    return FailureDetails(
+        error_type="QueueTimeout",
+        error_message=f"activity {definition.name!r} waited {waited} for {' or '.join([*needs, 'a free slot'])}, "
+        f"longer than its queue_timeout of {definition.queue_timeout}",
+    )
