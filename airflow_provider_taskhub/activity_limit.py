@@ -44,10 +44,12 @@ class Rate:
             shorter = [
                 f"{starts * unit // seconds}/{name}"
                 for name, unit in UNITS.items()
-                if unit < seconds and 1 <= starts * unit // seconds <= MOST_STARTS
+                if unit < seconds and starts * unit % seconds == 0 and starts * unit // seconds <= MOST_STARTS
             ]
-            other = f": give fewer in a shorter time, such as {shorter[-1]!r}" if shorter else ""
-            raise ValueError(f"a rate has at most {MOST_STARTS} starts{other}")
+            other = f", or in a shorter unit {shorter[-1]!r}" if shorter else ""
+            raise ValueError(
+                f"the maximum is {MOST_STARTS} in each unit: give '{MOST_STARTS}/{found[2]}' at most{other}"
+            )
         return cls(starts=starts, seconds=seconds)
 
 

@@ -29,9 +29,10 @@ from airflow_provider_taskhub.errors import (
     SubOrchestrationFailedError,
     TaskFailedError,
 )
-from airflow_provider_taskhub.instance_limit import LONGEST_NAME, MOST
+from airflow_provider_taskhub.instance_limit import MOST, NAME_FORM, is_limit_name
 from airflow_provider_taskhub.memory import memory_of
 from airflow_provider_taskhub.no_input import NO_INPUT
+from airflow_provider_taskhub.tags import is_own
 from airflow_provider_taskhub.worker_pools import DEFAULT_POOL, POOL_FORM, is_pool
 
 __all__ = [
@@ -176,7 +177,7 @@ class App:
             when the turn of the activity comes: then the activity fails instead of beginning. None: no limit.
         :param record: True: the worker writes a row in the hub for each attempt, and the row decides which worker runs
             the attempt. Then no other worker repeats the attempt while the worker that runs it lives. The rows cost
-            some storage requests.
+            some storage requests. With ``limit`` or ``rate``, each attempt has such a row in any case.
         :param standalone: True: also declare an orchestrator of the same name, which runs only this activity and
             returns its result. Then the activity can be started by itself, for example with ``@task.activity``.
         :param limit: how many attempts of the activity may run at once, on all workers of the hub together: at most
@@ -345,12 +346,19 @@ class App:
         except ValueError as error:
             raise ConfigurationError(f"{what}: rate is {rate!r}; {error}") from None
         for label, text in (("limit_name", limit_name), ("limit_key", limit_key)):
-            if text is not None and (not isinstance(text, str) or not 1 <= len(text) <= LONGEST_NAME):
-                raise ConfigurationError(
-                    f"{what}: {label} is {text!r}; give a text of 1 to {LONGEST_NAME} characters, or None"
-                )
+            if text is not None and not is_limit_name(text):
+                raise ConfigurationError(f"{what}: {label} is {text!r}; give a text of {NAME_FORM}, or None")
             if text is not None and limit is None and rate is None:
                 raise ConfigurationError(f"{what}: {label} is {text!r}, but nothing is limited: add limit or rate")
+        if limit_key is not None and is_own(limit_key):
+            raise ConfigurationError(
+                f"{what}: limit_key is {limit_key!r}, a tag of TaskHub itself: name a tag of your calls, e.g. 'tenant'"
+            )
+        if spark and not record and (limit is not None or rate is not None):
+            raise ConfigurationError(
+                f"{what}: record is {record!r}, but each attempt of an activity with limit or rate has a record: leave "
+                "`record` out"
+            )
         if not is_pool(pool):
             raise ConfigurationError(f"{what}: pool is {pool!r}; give {POOL_FORM}")
         try:

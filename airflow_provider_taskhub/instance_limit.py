@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import InputError
@@ -12,10 +13,17 @@ from airflow_provider_taskhub.tags import LIMIT_TAG, PRIORITY_TAG
 
 LONGEST_NAME = 200
 """Most characters of the name of a limit."""
+NAME_FORM = f"1 to {LONGEST_NAME} printable characters, not only spaces"
+"""What the name of a limit may be, for errors."""
 MOST_PRIORITY = 100_000
 """The highest priority: about eleven years."""
 MOST = 10_000
 """Most instances, or attempts of activities, that a limit can let run at once. The hub has a row for each."""
+
+
+def is_limit_name(name: Any) -> bool:
+    """Return True if a value can be the name of a limit."""
+    return isinstance(name, str) and bool(name.strip()) and len(name) <= LONGEST_NAME and name.isprintable()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,15 +38,16 @@ class InstanceLimit:
 
     :param name: name of the limit, the same for all that share it.
     :param instances: how many of them may run at once.
-    :raises InputError: if the name is empty or too long, or a number is not a whole number or outside its range.
+    :raises InputError: if the name is empty or too long or has a control character, or a number is not a whole number
+        or outside its range.
     """
 
     name: str
     instances: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name.strip() or len(self.name) > LONGEST_NAME:
-            raise InputError(f"InstanceLimit: name is {self.name!r}; give a text of 1 to {LONGEST_NAME} characters")
+        if not is_limit_name(self.name):
+            raise InputError(f"InstanceLimit: name is {self.name!r}; give a text of {NAME_FORM}")
         if type(self.instances) is not int or not 1 <= self.instances <= MOST:
             raise InputError(
                 f"InstanceLimit {self.name!r}: instances is {self.instances!r}; give a whole number from 1 to {MOST:,}"

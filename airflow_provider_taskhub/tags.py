@@ -1,5 +1,7 @@
 """Tags with a meaning for TaskHub or DurableTask. The front and the hub must know the same names."""
 
+OWN = "taskhub."
+"""The beginning of the names of TaskHub's own tags."""
 OWNER_TAG = "taskhub.owner"
 """The id of the Airflow task instance that started the instance, new for every try. A trigger or operator terminates
 an instance only if this tag has the value that it knows. An instance with this tag has a watch row."""
@@ -17,3 +19,8 @@ FIRE_AND_FORGET = "FireAndForget"
 SPARK_PARENT_TAGS = ("spark.openlineage.parent", "spark.openlineage.rootParent")
 """Beginnings of the tags that name the Airflow task to OpenLineage in Spark. The Spark sessions of the instance's
 activities get them as configuration."""
+
+
+def is_own(name: str) -> bool:
+    """Return True if a tag of this name is TaskHub's own, in capital or small letters."""
+    return name.lower().startswith(OWN)

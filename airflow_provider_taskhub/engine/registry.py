@@ -206,10 +206,11 @@ class Registry:
                     f"app {app.name!r} is loaded twice: load each app once, and give each app its own name"
                 )
             versions[app.name] = app.version
+            before = tuple(activities.values())
             _merge(orchestrators, app.orchestrators, "orchestrator")
-            for activity in app.activities.values():
-                check_shared(activity, activities.values())
             _merge(activities, app.activities, "activity")
+            for activity in app.activities.values():
+                check_shared(activity, before)
         return cls(orchestrators=orchestrators, activities=activities, apps=versions)
 
     def orchestrator(self, name: str, version: str | None = None) -> OrchestratorDefinition:

@@ -238,12 +238,26 @@ def _generator_activity(app: App) -> None:
                 "0/m": "give a number and a unit",
                 "10": "give a number and a unit: '5/s', '10/m'",
                 "10/d": "give a number and a unit",
-                "600/m": "a rate has at most 100 starts: give fewer in a shorter time, such as '10/s'",
-                "101/s": "a rate has at most 100 starts$",
+                "600/m": "the maximum is 100 in each unit: give '100/m' at most, or in a shorter unit '10/s'$",
+                "101/m": "the maximum is 100 in each unit: give '100/m' at most$",
+                "101/s": "the maximum is 100 in each unit: give '100/s' at most$",
             }.items()
         ),
         (lambda app: app.activity(name="a", limit=1, limit_name="")(lambda: None), "limit_name is ''; give a text"),
         (lambda app: app.activity(name="a", limit=1, limit_key=5)(lambda: None), "limit_key is 5; give a text"),
+        (
+            lambda app: app.activity(name="a", limit=1, limit_name="a\nb")(lambda: None),
+            r"limit_name is 'a\\nb'; give a text of 1 to 200 printable characters, not only spaces, or None",
+        ),
+        (lambda app: app.activity(name="a", limit=1, limit_key="  ")(lambda: None), "limit_key is '  '; give a text"),
+        (
+            lambda app: app.activity(name="a", limit=1, limit_key="TaskHub.x")(lambda: None),
+            "limit_key is 'TaskHub.x', a tag of TaskHub itself: name a tag of your calls",
+        ),
+        (
+            lambda app: app.spark_activity(name="a", limit=1, record=False)(lambda spark: None),
+            "record is False, but each attempt of an activity with limit or rate has a record: leave `record` out",
+        ),
         (lambda app: app.activity(name="a", limit_key="x")(lambda: None), "limit_key is 'x', but nothing is limited"),
         (lambda app: app.activity(name="a", limit_name="x")(lambda: None), "limit_name is 'x', but nothing is limited"),
         *(
@@ -397,3 +411,12 @@ def test_activities_that_share_a_limit_declare_the_same_numbers() -> None:
         one.activity(name="prices", limit=2, limit_name="database", limit_key="tenant")(lambda: None)
     one.activity(name="database")(lambda: None)
     Registry.of([one])
+
+
+def test_an_activity_in_two_apps_is_named_before_the_limits_that_it_declares() -> None:
+    """With another ``limit_name`` it would still be declared twice."""
+    one, two = App("one"), App("two")
+    one.activity(name="load", limit=2)(lambda: None)
+    two.activity(name="load", limit=3)(lambda: None)
+    with pytest.raises(ConfigurationError, match="'load' is declared by app 'one' and by app 'two': rename one"):
+        Registry.of([one, two])
