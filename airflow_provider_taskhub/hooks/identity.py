@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_provider_taskhub.tags import DAG_TAG as DAG_TAG
-from airflow_provider_taskhub.tags import OWNER_TAG, WATCH_TAG
+from airflow_provider_taskhub.tags import OWN, OWNER_TAG, WATCH_TAG
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.watches import Watch
@@ -31,7 +31,7 @@ LOGICAL_DATE_TAG = "airflow.logical_date"
 INTERVAL_START_TAG = "airflow.data_interval_start"
 INTERVAL_END_TAG = "airflow.data_interval_end"
 GENERATION_TAG = "taskhub.generation"
-RESERVED = ("airflow.", "taskhub.")
+RESERVED = ("airflow.", OWN)
 """Beginnings of tag names that users may not use."""
 
 UNMAPPED = -1

@@ -63,7 +63,7 @@ def problems(
 def _reserved(tags: Mapping[str, str]) -> Iterator[str]:
     """Yield an error text for each tag name that the user may not use."""
     for name in tags:
-        if isinstance(name, str) and name.startswith(identity.RESERVED):
+        if isinstance(name, str) and name.lower().startswith(identity.RESERVED):
             reserved = " or ".join(identity.RESERVED)
             yield f"tag {name!r} is reserved: names that start with {reserved} are TaskHub's. Use another name"
 

@@ -52,6 +52,7 @@ from airflow_provider_taskhub.hub.model import (
 from airflow_provider_taskhub.hub.partitions.routing import Routes
 from airflow_provider_taskhub.hub.waiting.reasons import Reason, Why, unreadable_history
 from airflow_provider_taskhub.hub.watches import Watch
+from airflow_provider_taskhub.settings import load_settings
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from tests.waiting import until_async
@@ -82,6 +83,23 @@ def test_an_instance_is_started_with_a_version() -> None:
     listed = as_json("list")["instances"]
     assert {row["instance_id"]: row["version"] for row in listed} == {"new": "3", "old": ""}
     assert "start flights_delays --version 3" in " ".join(taskhub("start", "--help").output.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--limit", "a=1", "--limit", "b=2"), "--limit a=1 --limit b=2: an instance has one limit; give one --limit"),
+        (("--tag", "taskhub.limit=1 x"), "--tag taskhub.limit: names that start with taskhub. are TaskHub's: give "
+         "--limit NAME=NUMBER"),
+        (("--tag", "TaskHub.Priority=7"), "are TaskHub's: give --priority NUMBER"),
+        (("--tag", "taskhub.owner=o"), "are TaskHub's: use another name"),
+    ],
+)  # fmt: skip
+def test_a_second_limit_and_tags_of_taskhub_itself_are_refused(options: tuple[str, ...], says: str) -> None:
+    result = taskhub("start", "flights", *options)
+    assert result.exit_code == Exit.USAGE
+    assert says in " ".join(re.sub("[│╭╮╰╯─]", " ", result.stderr).split())
+    assert as_json("list")["instances"] == []
 
 
 def test_the_input_null_is_another_thing_than_no_input() -> None:
@@ -166,6 +184,13 @@ def test_a_purge_that_fails_in_part_names_what_is_left(
     assert [row["instance_id"] for row in as_json("list")["instances"]] == ["b"]
 
 
+async def started(*instance_ids: str) -> None:
+    """Start instances as an Airflow task does."""
+    async with Client.open(load_settings()) as client:
+        for instance_id in instance_ids:
+            await client.start("flights", instance_id=instance_id, tags={"taskhub.owner": "o"})
+
+
 async def watched(path: Path, instance_id: str) -> None:
     watch = Watch(
         instance_id=instance_id, deployment="here", dag_id="d", run_id="r", task_id="t", map_index=-1, owner="o",
@@ -177,8 +202,7 @@ async def watched(path: Path, instance_id: str) -> None:
 
 @pytest.mark.parametrize(("more", "code"), [((), Exit.OK), (("--timeout", "60"), Exit.TIMEOUT)])
 def test_a_purge_says_what_it_has_left_for_airflow(path: Path, more: tuple[str, ...], code: Exit) -> None:
-    for instance_id in ("a", "b"):
-        as_json("start", "flights", "--id", instance_id, "--tag", "taskhub.owner=o")
+    asyncio.run(started("a", "b"))
     asyncio.run(ended(path, "a", "b"))
     asyncio.run(watched(path, "b"))
     result = taskhub("purge", "--all", "--yes", *more)

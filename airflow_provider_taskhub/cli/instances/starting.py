@@ -30,6 +30,7 @@ from airflow_provider_taskhub.hub.model import (
 )
 from airflow_provider_taskhub.instance_limit import InstanceLimit
 from airflow_provider_taskhub.no_input import NO_INPUT
+from airflow_provider_taskhub.tags import LIMIT_TAG, OWN, PRIORITY_TAG, is_own
 
 
 def start(
@@ -49,7 +50,7 @@ def start(
         str, typer.Option(help="Version. Only workers whose app is compatible with it run the instance.")
     ] = "",
     limit: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(help="NAME=NUMBER: at most NUMBER instances with the limit NAME run at once. The others wait."),
     ] = None,
     priority: Annotated[
@@ -83,7 +84,7 @@ def start(
             NO_INPUT if input is None else value_of(input, "--input"),
             instance_id=instance_id,
             version=version,
-            tags=tags_of(tag),
+            tags=_users_tags(tags_of(tag)),
             start_at=moment_of(at, "--at"),
             limit=_limit_of(limit),
             priority=priority,
@@ -101,9 +102,23 @@ def start(
     finish(with_client(hub, work), json=json, ended=wait)
 
 
-def _limit_of(text: str | None) -> InstanceLimit | None:
-    if text is None:
+def _users_tags(tags: dict[str, str]) -> dict[str, str]:
+    """Return the tags. None of them may be one of TaskHub's own, because these have an effect."""
+    for name in tags:
+        if is_own(name):
+            instead = {LIMIT_TAG: "give --limit NAME=NUMBER", PRIORITY_TAG: "give --priority NUMBER"}
+            way_out = instead.get(name.lower(), "use another name")
+            raise typer.BadParameter(f"--tag {name}: names that start with {OWN} are TaskHub's: {way_out}")
+    return tags
+
+
+def _limit_of(texts: list[str] | None) -> InstanceLimit | None:
+    if not texts:
         return None
+    if len(texts) > 1:
+        given = " ".join(f"--limit {text}" for text in texts)
+        raise typer.BadParameter(f"{given}: an instance has one limit; give one --limit")
+    (text,) = texts
     name, _, number = text.rpartition("=")
     if not (name and number.isascii() and number.isdigit()):
         raise typer.BadParameter(f"--limit {text!r} is not of the form NAME=NUMBER")
