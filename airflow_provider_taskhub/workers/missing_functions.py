@@ -121,16 +121,20 @@ class MissingFunctions:
         if need.kind == ACTIVITY and (small := too_small(self._members, need.name)):
             text, way_out = lack_of_memory(small[0], need.name)
             return f"{text}: {way_out}. This activity has waited for {waited.total_seconds():.0f} s"
+        pool = None
+        if need.kind == ACTIVITY:  # the pool as a live worker says that has the code
+            pool = next((one.pool(need.name) for one in self._members if need.name in one.functions(ACTIVITY)), None)
         workers = "; ".join(
             f"{member.worker} ({', '.join(f'{app} {version}'.strip() for app, version in member.apps.items())}) has "
-            f"{', '.join(member.functions(need.kind)) or 'none'}{_pools(member) if need.kind == ACTIVITY else ''}"
+            f"{', '.join(member.functions(need.kind)) or 'none'}{_pools(member, pool) if need.kind == ACTIVITY else ''}"
             for member in self._members
         )
         what = "activity" if need.kind == ACTIVITY else "instance"
-        pool = next((f" of pool {one.pool_of[need.name]!r}" for one in self._members if need.name in one.pool_of), "")
+        of_pool = "" if pool in (None, DEFAULT_POOL) else f" of pool {pool!r}"
+        way_out = "" if pool is None else f" Start a worker of the pool {pool!r}, with --pools {pool}."
         text = (
-            f"no live worker has had {need}{pool} for {self._read_at - found.since:.0f} s, and this {what} has waited "
-            f"for it for {waited.total_seconds():.0f} s. Alive: {workers or 'none'}"
+            f"no live worker has had {need}{of_pool} for {self._read_at - found.since:.0f} s, and this {what} has "
+            f"waited for it for {waited.total_seconds():.0f} s.{way_out} Alive: {workers or 'none'}"
         )
         return text[:LONGEST_TEXT]
 
@@ -204,6 +208,7 @@ class MissingFunctions:
                 found.since = now
 
 
-def _pools(member: Member) -> str:
-    """Return a text with the pools of a worker; "" if these are only ``default``."""
-    return "" if member.pools == (DEFAULT_POOL,) else f" (pools {', '.join(member.pools)})"
+def _pools(member: Member, needed: str | None) -> str:
+    """Return a text with the pools of a worker; "" if these are only ``default`` and no pool is needed."""
+    plain = needed is None and member.pools == (DEFAULT_POOL,)
+    return "" if plain else f" (pools {', '.join(member.pools)})"

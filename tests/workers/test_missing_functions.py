@@ -93,6 +93,27 @@ def test_what_nobody_has_had_for_the_limit_is_given_up_naming_who_was_alive() ->
     assert after.endswith("Alive: w@host/1 (orders 3) has other")
 
 
+@pytest.mark.parametrize(
+    ("pool_of", "pools", "of_pool", "pool"),
+    [({"clean": "nowhere"}, ("default",), " of pool 'nowhere'", "nowhere"), ({}, ("heavy", "huge"), "", "default")],
+    ids=["named", "default"],
+)
+def test_what_is_given_up_for_its_pool_names_the_pools_and_the_way_out(
+    pool_of: dict[str, str], pools: tuple[str, ...], of_pool: str, pool: str
+) -> None:
+    member = replace(worker(), roles=("activity",), activities=("clean",), pool_of=pool_of, pools=pools)
+
+    async def drive(absences: MissingFunctions, clock: VirtualClock) -> Any:
+        absences.gave_up(Need("activity", "clean"), HOUR)
+        await clock.sleep(90.0)
+        return absences.gave_up(Need("activity", "clean"), HOUR)
+
+    text = play(Table(member), drive)
+    assert text.startswith(f"no live worker has had activity 'clean'{of_pool} for ")
+    assert f"Start a worker of the pool '{pool}', with --pools {pool}. Alive: " in text
+    assert text.endswith(f"w@host/1 (orders 3) has clean (pools {', '.join(pools)})")
+
+
 @pytest.mark.rows("K43")
 @pytest.mark.parametrize("wait", [timedelta(0), LIMIT - timedelta(seconds=1), LIMIT])
 def test_one_that_has_not_waited_for_the_limit_itself_goes_on_waiting(wait: timedelta) -> None:
