@@ -133,7 +133,8 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
         and all its rows if it is mapped. The others are Pending in the hub, in the order of their starts, moved by
         ``priority_weight``. None: as many instances of the whole DAG as its ``max_active_tasks`` says, if that is not
         Airflow's default; else no limit.
-    :param limit_name: name of the limit, if tasks or DAGs share it. None: the ids of the DAG and of the task.
+    :param limit_name: name of the limit, if tasks or DAGs share it. Not templated. None: the ids of the DAG and of the
+        task.
     :param openlineage_inject_parent_job_info: True: the Spark sessions of the activities get this task as their parent
         run, for OpenLineage's listener in Spark. None: Airflow's option ``[openlineage] spark_inject_parent_job_info``.
     :raises InputError: if an argument that is no template is wrong.

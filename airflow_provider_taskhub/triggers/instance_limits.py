@@ -9,6 +9,7 @@ from typing import Any
 from airflow.sdk import conf
 
 from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.hooks.at_parse import is_template
 from airflow_provider_taskhub.instance_limit import LONGEST_NAME, MOST, MOST_PRIORITY, InstanceLimit
 
 BACKFILL = 1000
@@ -33,6 +34,11 @@ def check(where: str, most: Any, name: Any) -> None:
             f"{where}: max_active_instances is {most!r}: give a whole number from 1 to {MOST:,}, or None for no limit"
         )
     if most is not None and name is not None:
+        if is_template(name):
+            raise InputError(
+                f"{where}: limit_name is {name!r}, which Airflow does not render: give the name itself, e.g. 'db'. "
+                "The rows of a mapped task may have a name each: expand(limit_name=['a', 'b'])"
+            )
         try:
             InstanceLimit(name=name, instances=most)
         except InputError as error:

@@ -6,10 +6,13 @@ Airflow gives the triggerer the stored DAG with the task, and the index of the r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from airflow_provider_taskhub.errors import InputError
+
+_OF_A_TASK = "{{ mapped }}"
+"""Stands for a value that another task returns."""
 
 
 def row_of(expand_input: Any, index: int) -> dict[str, Any]:
@@ -36,6 +39,26 @@ def rows(given: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Iterator[tup
         yield from ((name, value) for row in given for name, value in row.items())
     else:
         yield from ((name, value) for name, values in given.items() for value in _items(values))
+
+
+def samples(expand_input: Any, templates: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Yield rows that have, together, each value that is in the DAG file. The values of other tasks are templates.
+
+    :param expand_input: what was given to ``expand()`` or ``expand_kwargs()``.
+    :param templates: the names of the arguments that may be templates. If another one comes from a task, no row is
+        known.
+    """
+    given = expand_input.value
+    if not isinstance(given, Mapping):
+        yield from (dict(row) for row in (given if isinstance(given, Sequence) else ()) if isinstance(row, Mapping))
+        return
+    known = {name: _items(values) for name, values in given.items() if isinstance(values, Sequence | Mapping)}
+    if not all(known.values()) or not given.keys() - known.keys() <= {*templates}:
+        return
+    first = {name: known[name][0] if name in known else _OF_A_TASK for name in given}
+    yield first
+    for name, values in sorted(known.items(), key=lambda one: len(one[1])):
+        yield from ({**first, name: value} for value in values[1:])
 
 
 def literals(expand_input: Any) -> Mapping[str, Any] | Sequence[Mapping[str, Any]] | None:

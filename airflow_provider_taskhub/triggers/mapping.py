@@ -7,15 +7,15 @@ arguments of the trigger. So the trigger takes the arguments of its row from the
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.definitions.mappedoperator import MappedOperator, OperatorPartial
 
-from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION
 from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.triggers.arguments import time_text
-from airflow_provider_taskhub.triggers.mapped_row import literals, row_of, rows
+from airflow_provider_taskhub.triggers.mapped_row import literals, row_of, rows, samples
 from airflow_provider_taskhub.triggers.placement import Placement, argument_reasons
 from airflow_provider_taskhub.triggers.start_from_trigger import trigger_arguments
 from airflow_provider_taskhub.triggers.upstream_outputs import without_outputs
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from airflow.triggers.base import StartTriggerArgs
 
 
+MOST_CHECKED = 20
+"""Most rows that are checked when Airflow parses the DAG file, at about 4 ms each. The others are checked when they
+begin."""
 _DEFAULTS: dict[str, Any] = {"input": NO_INPUT, "taskhub_conn_id": DEFAULT_CONNECTION, "version": "", "statuses": []}
 """The defaults of templated arguments that are not None."""
 
@@ -45,6 +48,7 @@ class TaskHubPartial(OperatorPartial):  # type: ignore[misc]  # Airflow is not f
     def _expand(self, expand_input: Any, *, strict: bool) -> MappedOperator:
         mapped = super()._expand(expand_input, strict=strict)
         mapped.__class__ = TaskHubMappedOperator
+        mapped.check()
         return mapped
 
 
@@ -55,6 +59,17 @@ class TaskHubMappedOperator(MappedOperator):  # type: ignore[misc]  # Airflow is
     """
 
     __slots__ = ()
+
+    def check(self) -> None:
+        """Check the arguments that are in the DAG file, when Airflow parses it, as those of an unmapped task.
+
+        What is the result of another task is not known yet. The rows check it when they begin.
+
+        :raises InputError: if an argument is wrong.
+        """
+        for row in islice(samples(self.expand_input, {*self.template_fields, "activity"}), MOST_CHECKED):
+            if not without_outputs({"row": [*row.values()]})[1]:
+                self.unmap(row)
 
     def placement(self) -> Placement:
         """Return why a worker starts the rows of this task, and why a worker ends them."""
@@ -68,11 +83,8 @@ class TaskHubMappedOperator(MappedOperator):  # type: ignore[misc]  # Airflow is
             return _worker("the task is mapped over nothing")
         if odd := next((name for name, _ in values if name not in self.template_fields), None):
             return _worker(f"argument {odd!r} is mapped, and only a worker can apply it")
-        try:
-            row = self.unmap(row_of(self.expand_input, 0))
-            placement: Placement = row.placement()
-        except InputError as error:  # a worker reports it as the error of the row
-            return _worker(str(error))
+        row = self.unmap(row_of(self.expand_input, 0))
+        placement: Placement = row.placement()
         if placement.start:
             return placement
         texts = [(name, time_text(value) if name == "start_at" else value) for name, value in values]

@@ -9,6 +9,7 @@ import pytest
 from airflow.sdk import DAG
 from airflow.utils.types import DagRunType
 
+from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.instance_limit import InstanceLimit, priority_of
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
 from airflow_provider_taskhub.triggers import instance_limits
@@ -46,6 +47,12 @@ def test_which_limit_a_task_has(dag: dict[str, Any], arguments: dict[str, Any], 
     given = operator.start_trigger_args.trigger_kwargs["limit"]
     assert given == (None if limit is None else [*limit]), "the triggerer starts the task with the same limit"
     assert instance_limits.restored(given) == expected
+
+
+@pytest.mark.parametrize("name", ["{{ ds }}", "{% if x %}a{% endif %}"])
+def test_a_template_is_no_name_of_a_limit(name: str) -> None:
+    with pytest.raises(InputError, match="which Airflow does not render: give the name itself"):
+        made(max_active_instances=2, limit_name=name)
 
 
 @pytest.mark.parametrize(("weight", "priority"), [(1, 0), (5, 4), (-1, -2), (10**9, 100_000), (-(10**9), -100_000)])

@@ -65,7 +65,6 @@ def test_the_triggerer_starts_and_ends_rows_whose_values_are_in_the_dag_file(arg
         ({"deferrable": False}, "deferrable is False"),
         ({"pool": "small"}, "pool 'small'"),
         ({"kind": Executes}, "Executes overrides execute()"),
-        ({"expand": {"version": [7, "1"]}}, "version"),
     ],
 )
 def test_what_needs_a_worker_is_named_for_all_rows(arguments: dict[str, Any], reason: str) -> None:
@@ -176,3 +175,33 @@ def test_a_row_that_a_worker_starts_has_the_reason_in_its_log(
 def test_airflow_warns_of_a_partial_that_is_never_expanded() -> None:
     with DAG("d", schedule=None), pytest.warns(UserWarning, match="'t' was never mapped"):
         TaskHubOperator.partial(task_id="t", orchestrator="o")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"max_active_instances": 0}, "max_active_instances is 0: give a whole number"),
+        ({"limit_name": "w"}, "limit_name is 'w', but max_active_instances is not given"),
+        ({"on_retry": "foo"}, "on_retry is 'foo': choose from"),
+        ({"orchestrator": ""}, "orchestrator is ''"),
+        ({"expand": {"max_active_instances": [1, 0]}}, "max_active_instances is 0: give a whole number"),
+        ({"expand": {"input": [*range(50)], "version": ["1", 7]}}, "version is 7: give a text"),
+        ({"expand": [{"input": 1}, {"on_clear": "x"}]}, "on_clear is 'x': choose from"),
+    ],
+)
+def test_wrong_arguments_of_a_mapped_task_are_an_error_of_the_dag_file(arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        mapped(**arguments)
+
+
+def test_a_mapped_task_over_another_one_is_checked_as_far_as_its_arguments_are_known() -> None:
+    with DAG("d", schedule=None):
+        first = TaskHubOperator(task_id="first", orchestrator="o")
+        TaskHubOperator.partial(task_id="a", limit_name="w").expand(
+            max_active_instances=first.output, orchestrator=["o"]
+        )
+        TaskHubOperator.partial(task_id="b").expand(orchestrator=first.output, input=[1, first.output])
+        TaskHubOperator.partial(task_id="c", limit_name="w").expand_kwargs(first.output)
+        TaskHubOperator.partial(task_id="d", orchestrator="o").expand(max_active_instances=[2, first.output])
+        with pytest.raises(InputError, match="on_retry is 'foo'"):
+            TaskHubOperator.partial(task_id="e", on_retry="foo").expand(activity=first.output)
