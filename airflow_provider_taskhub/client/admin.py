@@ -181,7 +181,7 @@ class HubAdmin:
     async def limits(self) -> tuple[LimitState, ...]:
         """Return the limits of activities and of instances, who has their places, and about how many wait for one.
 
-        Cost: one query, one or two requests for each limit of instances, and six to twelve for each activity with a
+        Cost: one query, one for each limit of instances, and six to twelve for each activity with a
         limit. Of instances that wait, and of calls that wait for a divided limit, at most 1,000 are counted.
         """
         store, names = self._hub.store, self._hub.names
@@ -189,10 +189,8 @@ class HubAdmin:
 
         async def counted(state: LimitState) -> LimitState:
             if state.kind is LimitKind.INSTANCES:
-                count = await waiting_instances.count(store, names, state.name)
-                first = await waiting_instances.first(store, names, state.name, 1) if count else []
-                since = [one.since for one in first if one.since != waiting_instances.REWOUND]
-                return replace(state, waiting=count, oldest=min(since, default=None))
+                count, since = await waiting_instances.count(store, names, state.name)
+                return replace(state, waiting=count, oldest=since)
             in_rows, oldest = await waiting_calls.count(store, names, state.name) if state.key_tag else (0, None)
             times, messages = [] if oldest is None else [oldest], 0
             for queue in (one for activity in state.activities for one in names.limited_queues(activity)):

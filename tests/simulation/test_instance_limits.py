@@ -322,6 +322,33 @@ def test_the_late_end_of_a_run_does_not_delete_the_message_of_the_rewound_run() 
     simulate(main)
 
 
+def test_the_oldest_is_the_longest_wait_whatever_the_priorities() -> None:
+    gate = Gate()
+    gate.broken = {"back"}
+
+    async def main() -> None:
+        async with World(gate.app) as world:
+            await world.join("one")
+            one = InstanceLimit(name="nightly", instances=1)
+            await world.client.start("load", 1.0, instance_id="back", limit=one)
+            assert (await world.wait("back")).status is Status.FAILED
+            await world.client.start("load", 600.0, instance_id="runs", limit=one)
+            await world.clock.sleep(5)
+            begins = []
+            for name, priority in (("rewound", 0), ("later", -1000), ("first", 5)):
+                begins.append(world.clock.utc_now())
+                if name == "rewound":
+                    await world.client.rewind("back", "repaired")
+                else:
+                    await world.client.start("load", 1.0, instance_id=name, limit=one, priority=priority)
+                await world.clock.sleep(10)
+                (state,) = await world.client.admin.limits()
+                assert state.oldest is not None
+                assert (state.waiting, abs((state.oldest - begins[0]).total_seconds()) < 2) == (len(begins), True)
+
+    simulate(main)
+
+
 def test_a_rewound_instance_of_a_low_priority_does_not_come_before_the_others() -> None:
     gate = Gate()
     gate.broken = {"back"}
@@ -552,7 +579,8 @@ def test_who_comes_later_does_not_take_a_free_place_before_who_waits() -> None:
             for name in ("first", "second"):
                 state = await world.client.start("load", 1.0, instance_id=name, limit=one)
                 instance = OrchestrationInstance(instance_id=name, execution_id=state.execution_id)
-                waiting[name] = WaitingInstance(instance=instance, text="{}", since=world.clock.utc_now())
+                now = world.clock.utc_now()
+                waiting[name] = WaitingInstance(instance=instance, text="{}", since=now, turn=now)
                 await world.clock.sleep(1)
             await world.store.execute(waiting_instances.stored(hub.names, "nightly", waiting["first"]))
             assert not await instance_places.InstancePlaces(hub).admit(one, waiting["second"])
@@ -570,7 +598,8 @@ def test_a_place_is_freed_when_two_looks_find_its_instance_ended_and_the_place_u
             hub, one = world.client.hub, InstanceLimit(name="nightly", instances=1)
             looking, wanted = instance_places.InstancePlaces(hub), instance_places.limit_of(one)
             gone = OrchestrationInstance(instance_id="gone", execution_id="1")
-            waiting = WaitingInstance(instance=gone, text="{}", since=waiting_instances.REWOUND, again=True)
+            since, turn = world.clock.utc_now(), waiting_instances.REWOUND
+            waiting = WaitingInstance(instance=gone, text="{}", since=since, turn=turn, again=True)
             held = []
             for rewound in (True, False, True, False, False):
                 if rewound:
@@ -634,7 +663,7 @@ def test_people_see_why_an_instance_waits() -> None:
             assert (await world.client.admin.waiting_of([found]))["i03"] == (why,)
             assert str((await world.client.admin.waiting_of([found, other]))["i03"][0]) == said
             assert await world.client.instance("i00").waiting() != (why,)
-            waiting = await waiting_instances.count(world.store, world.client.hub.names, "nightly")
+            waiting, _ = await waiting_instances.count(world.store, world.client.hub.names, "nightly")
             assert waiting == 2
 
     simulate(main)

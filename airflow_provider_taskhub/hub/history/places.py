@@ -157,7 +157,7 @@ class LimitState:
     :param values: of a divided limit, who has the places of each value.
     :param activities: the activities that share it; empty in a limit of instances, and if it was not asked.
     :param waiting: about how many calls or instances wait for a place; None: it was not asked.
-    :param oldest: since when the first of them waits; None: none waits, it is not known, or it was not asked.
+    :param oldest: since when that one waits that has waited longest; None: none waits, or it was not asked.
     """
 
     name: str

@@ -25,7 +25,7 @@ from airflow_provider_taskhub.storage.primitives import (
 )
 
 REWOUND = Timestamp(0)
-"""The time of an instance that was rewound. It has waited for its turn before, so it comes before all others."""
+"""The turn of an instance that was rewound. It has waited for its turn before, so it comes before all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +34,10 @@ class WaitingInstance:
 
     :param instance: the instance, with its execution id.
     :param text: the message that lets it begin or go on, as it stands in a queue.
-    :param since: when its start was put into the queue, by the clock of the store, or its time if it was scheduled for
-        later; moved by its priority (:func:`.instance_limit.turn`). Of a rewound instance :data:`REWOUND`, or with a
-        priority below 0 when its message was put, moved likewise.
+    :param since: since when it waits: when its start, or the message of its rewind, was put into the queue, by the clock
+        of the store, or the time of its start if it was scheduled for later.
+    :param turn: the time by which it takes its turn: ``since``, moved by its priority (:func:`.instance_limit.turn`).
+        Of a rewound instance :data:`REWOUND`, unless its priority is below 0.
     :param again: whether it was rewound.
     :param etag: the ETag of its row; None: it has none yet.
     """
@@ -44,13 +45,14 @@ class WaitingInstance:
     instance: OrchestrationInstance
     text: str
     since: Timestamp
+    turn: Timestamp
     again: bool = False
     etag: str | None = None
 
     @property
     def row_key(self) -> str:
         """The key of its row. The smallest key comes first."""
-        return f"{self.since.ticks:020d}-{escape(self.instance.instance_id)}"
+        return f"{self.turn.ticks:020d}-{escape(self.instance.instance_id)}"
 
 
 def _key(limit: str) -> str:
@@ -62,7 +64,7 @@ def stored(names: HubNames, limit: str, waiting: WaitingInstance) -> Transact:
 
     :param limit: name of the limit.
     """
-    columns = waiting_rows.columns_of(waiting.instance, waiting.text)
+    columns = {**waiting_rows.columns_of(waiting.instance, waiting.text), "Since": waiting.since}
     row = Entity(partition_key=_key(limit), row_key=waiting.row_key, properties=columns)
     return Transact(table=names.controls, rows=(RowOperation(verb=RowVerb.UPSERT_REPLACE, entity=row),))
 
@@ -99,9 +101,13 @@ async def first(store: Store, names: HubNames, limit: str, most: int) -> list[Wa
     return [_decoded(row) for row in await _rows(store, names, limit, most)]
 
 
-async def count(store: Store, names: HubNames, limit: str) -> int:
-    """Count the instances that wait for a place of a limit, up to :data:`MOST_COUNTED`. Cost: one query."""
-    return len(await _rows(store, names, limit, MOST_COUNTED, "PartitionKey", "RowKey"))
+async def count(store: Store, names: HubNames, limit: str) -> tuple[int, Timestamp | None]:
+    """Count the instances that wait for a place of a limit, up to :data:`MOST_COUNTED`. Cost: one query.
+
+    :returns: how many there are, and since when that one waits that has waited longest.
+    """
+    found = await _rows(store, names, limit, MOST_COUNTED, "PartitionKey", "RowKey", "Since")
+    return len(found), min((_decoded(row).since for row in found), default=None)
 
 
 async def before(store: Store, names: HubNames, limit: str, instance: OrchestrationInstance) -> int | None:
@@ -125,9 +131,11 @@ async def _rows(store: Store, names: HubNames, limit: str, most: int, *columns: 
 
 
 def _decoded(row: Entity) -> WaitingInstance:
+    turn, since = Timestamp(int(row.row_key.partition("-")[0])), row.properties.get("Since")
     return WaitingInstance(
         instance=waiting_rows.instance_of(row.properties),
         text=waiting_rows.text_of(row.properties),
-        since=Timestamp(int(row.row_key.partition("-")[0])),
+        since=since if isinstance(since, Timestamp) else turn,
+        turn=turn,
         etag=row.etag,
     )

@@ -74,13 +74,13 @@ class InstanceLimits:
             tags = live.tags
         if limit is None:
             return True
-        since = REWOUND if again and priority_of(tags) >= 0 else turn(tags, since)
+        its_turn = REWOUND if again and priority_of(tags) >= 0 else turn(tags, since)
         if is_stored_whole(held):
             # This delivery has begun nothing, so it does not count.
             text = encode(replace(held.envelope, deliveries=held.deliveries - 1, waiting_since=None))
         else:
             text = self._wake(instance)
-        waiting = WaitingInstance(instance=instance, text=text, since=since, again=again)
+        waiting = WaitingInstance(instance=instance, text=text, since=since, turn=its_turn, again=again)
         admitted = await self._places.admit(limit, waiting)
         if not admitted:
             self._advanced()
