@@ -180,6 +180,14 @@ def _is_deep(text: str) -> bool:
     return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > MAX_NESTED
 
 
+def one_line(text: str) -> str:
+    """Return a text as people read it in one line: control characters and other separators of lines are escaped.
+
+    :param text: any text, for example a name that a user has chosen.
+    """
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 def loads(text: str, *, what: str = "value") -> Any:
     """Return the value of a JSON text, made of dicts, lists, strings, numbers, booleans and None.
 

@@ -416,7 +416,7 @@ async def _last_activities(client: Client, registry: Registry, clock: virtual_ti
     divided = {one.limit_name for one in registry.activities.values() if one.limit_key}
 
     async def are_left() -> bool:
-        in_rows = [(await waiting_calls.count(store, names, limit))[0] for limit in divided]
+        in_rows = [await waiting_calls.in_order(store, names, limit) for limit in divided]
         return any(in_rows) or any([await waits(queue) for queue in queues])
 
     while clock.monotonic() < until and await are_left():

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.codec import Timestamp, one_line
 from airflow_provider_taskhub.errors import (
     ConfigurationError,
     InputError,
@@ -88,11 +88,12 @@ def as_json(value: Any) -> None:
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table for people. The values of a column named ``id`` are never folded, so that they can be copied.
+    Control characters are escaped, because each row is one line.
 
     The table has a frame only on a terminal that is wide enough for the ids. Otherwise each row is one line without a
     frame, which a narrow terminal wraps.
     """
-    texts = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    texts = [["" if cell is None else one_line(str(cell)) for cell in row] for row in rows]
     ids = max((cell_len(row[columns.index("id")]) for row in texts), default=0) if "id" in columns else 0
     framed = sys.stdout.isatty() and ids + _LEAST * (len(columns) - 1) + 3 * len(columns) + 1 <= console.width
     made = Table(box=HEAVY_HEAD if framed else None, pad_edge=framed, show_header=any(columns), header_style="bold")

@@ -7,15 +7,12 @@ table of the messages that could not be processed.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
-from dataclasses import replace
 
 from airflow_provider_taskhub.activity_limit import MOST_STARTS
 from airflow_provider_taskhub.client.connection import Connection
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.errors import Conflict, InputError, NotFound
-from airflow_provider_taskhub.hub.history import waiting_calls, waiting_instances
 from airflow_provider_taskhub.hub.history.places import Limit, LimitKind, LimitState, order, state_of, states
 from airflow_provider_taskhub.hub.instance_places import InstancePlaces
 from airflow_provider_taskhub.hub.model import HubInfo, HubNames, InstanceState, Member, PartitionState
@@ -25,6 +22,7 @@ from airflow_provider_taskhub.hub.partitions.operations import PartitionOperatio
 from airflow_provider_taskhub.hub.partitions.routing import Routes
 from airflow_provider_taskhub.hub.queues import quarantine
 from airflow_provider_taskhub.hub.queues.quarantine import Quarantined
+from airflow_provider_taskhub.hub.waiting.counts import counted
 from airflow_provider_taskhub.hub.waiting.reasons import Why
 from airflow_provider_taskhub.hub.waiting.snapshot import SENTINELS, WaitingInstances
 from airflow_provider_taskhub.instance_limit import MOST
@@ -187,22 +185,10 @@ class HubAdmin:
         store, names = self._hub.store, self._hub.names
         found = await states(store, names)
 
-        async def counted(state: LimitState) -> LimitState:
-            if state.kind is LimitKind.INSTANCES:
-                count, since = await waiting_instances.count(store, names, state.name)
-                return replace(state, waiting=count, oldest=since)
-            in_rows, oldest = await waiting_calls.count(store, names, state.name) if state.key_tag else (0, None)
-            times, messages = [] if oldest is None else [oldest], 0
-            for queue in (one for activity in state.activities for one in names.limited_queues(activity)):
-                with suppress(NotFound):
-                    in_queue = await store.count(queue)
-                    visible = await store.peek(queue, limit=1) if in_queue else []
-                    times, messages = times + [one.inserted for one in visible], messages + in_queue
-            running = found.get((LimitKind.ACTIVITY, state.name))  # a call that runs is a message, too
-            waiting = in_rows + max(0, messages - len(running.holders if running is not None else ()))
-            return replace(state, waiting=waiting, oldest=min(times, default=None) if waiting else None)
+        async def one(state: LimitState) -> LimitState:
+            return await counted(store, names, found, state)
 
-        return tuple(await gather_bounded(counted, [found[name] for name in sorted(found)], limit=_AT_ONCE))
+        return tuple(await gather_bounded(one, [found[name] for name in sorted(found)], limit=_AT_ONCE))
 
     async def set_limit(self, name: str, places: int | None, *, kind: str = "", by: str | None = None) -> LimitState:
         """Order how many may run at once under a limit, whatever the code or a start says. What runs goes on.

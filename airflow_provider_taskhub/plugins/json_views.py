@@ -104,7 +104,7 @@ def now_line(state: InstanceState, waits: Sequence[Why], show: Show) -> str:
 
 
 def _why(why: Why, show: Show) -> str:
-    return show(why.text) if why.reason in _MASKED else why.text
+    return show(why.line) if why.reason in _MASKED else why.line
 
 
 def _custom(state: InstanceState, show: Show) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             await store.execute(own_queues.declared(NAMES, "load", "load"))
             for name in "abc":
                 await store.execute(PutMessage(queue=NAMES.limited("load"), text=name))
+            await store.receive(NAMES.limited("load"), limit=1, visibility=timedelta(minutes=5))
             _, second = (await places.state_of(store, NAMES, limit)).free()
             await store.execute(places.taken(NAMES, second, record))
 

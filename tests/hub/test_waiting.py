@@ -12,9 +12,10 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.client import Client
-from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.events import OrchestrationInstance, Status
 from airflow_provider_taskhub.engine.pending_waits import AwaitedEvent, Awaits
 from airflow_provider_taskhub.hub.formats.waits_column import decode_awaits, encode_awaits
+from airflow_provider_taskhub.hub.history.places import LONGEST_VALUE, LimitKind, LimitState, Place, value_of
 from airflow_provider_taskhub.hub.model import (
     NO_BACKLOG,
     Backlog,
@@ -592,3 +593,38 @@ def test_workers_whose_apps_differ_are_told_from_the_store_with_both_names() -> 
             assert set(scanned.faults) == set(scanned.counts)
 
     run(play(), limit=timedelta(minutes=5))
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("acme", "acme"),
+        ("", "(no tag)"),
+        ("two\nlines", "two\\nlines"),
+        ("x" * 5000, f"{'x' * 40}… (a value of over 200 characters)"),
+    ],
+)
+def test_the_values_of_a_divided_limit_are_shown_in_one_line(value: str, shown: str) -> None:
+    key = value_of({"tenant": value} if value else None, "tenant")
+    mine, other = (OrchestrationInstance(instance_id=name, execution_id="e") for name in ("i", "other"))
+    held = Place(key="", number=0, held=True, instance=other)
+    limit = LimitState(
+        name="load",
+        kind=LimitKind.ACTIVITY,
+        declared=1,
+        key_tag="tenant",
+        values={key: (held,), "another": (held,)},
+        activities=("load",),
+        waiting=3,
+        waiters={key: (other, mine), "another": (other,)},
+    )
+    said = "activity 'load'; at most 1 of 'load' run for each tenant at once; full: "
+    limits = {(LimitKind.ACTIVITY, "load"): limit}
+    assert the_one(limits=limits)[1] == f"{said}{shown} (2 calls wait)"
+    assert the_one(replace(STATE, instance_id="runs"), limits=limits)[1] == "activity 'load'"
+
+
+def test_two_long_values_that_begin_alike_are_two_values() -> None:
+    one, two = (value_of({"tenant": "x" * 5000 + end}, "tenant") for end in "ab")
+    assert one != two
+    assert len(one) == len(two) == LONGEST_VALUE + 1

@@ -66,7 +66,7 @@ class Tenants:
 
 async def waiting(world: World) -> int:
     hub = world.client.hub
-    return (await waiting_calls.count(hub.store, hub.names, "load"))[0]
+    return len(await waiting_calls.in_order(hub.store, hub.names, "load"))
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -398,10 +398,15 @@ def test_people_see_the_limit_of_each_value() -> None:
             await world.client.start("loads", ["a", 3, 300.0], instance_id="i")
             await world.clock.sleep(20)
             (why,) = await world.client.instance("i").waiting()
-            assert "at most 2 of 'load' run for each tenant at once; full: a" in str(why)
+            said = "activity 'load'; at most 2 of 'load' run for each tenant at once; full: "
+            assert str(why) == said + "a (1 call waits)"
+            await world.client.start("loads", ["b", 2, 300.0], instance_id="runs")
+            await world.clock.sleep(20)
+            (why,) = await world.client.instance("runs").waiting()
+            assert str(why) == "activity 'load'", "its calls run, although all places of its value are taken"
             (state,) = await world.client.admin.limits()
             assert (state.kind, state.key_tag, state.waiting) == (LimitKind.ACTIVITY, "tenant", 1)
-            assert {value: len(holders) for value, holders in state.values.items()} == {"a": 2}
+            assert {value: len(holders) for value, holders in state.values.items()} == {"a": 2, "b": 2}
 
     simulate(main)
 

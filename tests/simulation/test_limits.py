@@ -504,10 +504,13 @@ def test_people_see_who_has_the_places() -> None:
                 await world.join(name)
             await world.client.start("loads", [0, 2, 300.0], instance_id="first")
             await world.clock.sleep(20)
+            (why,) = await world.client.instance("first").waiting()
+            assert str(why) == "activity 'load'", "no call waits for the limit"
             await world.client.start("loads", [10, 1, 1.0], instance_id="second")
             await world.clock.sleep(20)
             (why,) = await world.client.instance("second").waiting()
-            assert str(why) == "activity 'load'; at most 2 of 'load' run in the hub, now first #0, first #1"
+            said = "activity 'load'; at most 2 of 'load' run in the hub, now first #0, first #1, and 1 call waits"
+            assert str(why) == said
             found = await world.client.get("second", payloads=False)
             assert found is not None
             assert (await world.client.admin.waiting_of([found]))["second"] == (why,)

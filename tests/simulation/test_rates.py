@@ -254,7 +254,19 @@ def test_people_see_the_rate_that_a_call_waits_for() -> None:
             await world.client.start("asks", [0, 5, 1.0], instance_id="i")
             await world.clock.sleep(20)
             (why,) = await world.client.instance("i").waiting()
-            assert str(why) == "activity 'ask'; 'ask' has reached its rate of 3/m"
+            assert str(why) == "activity 'ask'; 'ask' has reached its rate of 3/m, and 2 calls wait"
+
+    simulate(main)
+
+
+def test_a_call_that_runs_does_not_wait_for_its_rate() -> None:
+    async def main() -> None:
+        async with World(Calls(rate="50/m").app, activities=5) as world:
+            await world.join("one")
+            await world.client.start("asks", [0, 5, 600.0], instance_id="i")
+            await world.clock.sleep(20)
+            (state,) = await world.client.admin.limits()
+            assert (len(state.holders), state.waiting, state.oldest) == (5, 0, None)
 
     simulate(main)
 
@@ -577,7 +589,8 @@ def test_people_see_the_limit_that_activities_share() -> None:
             await world.client.start("loads", ["stock", 10, 3, 1.0], instance_id="second")
             await world.clock.sleep(10)
             (why,) = await world.client.instance("second").waiting()
-            assert str(why) == "activity 'stock'; at most 2 of 'database' run in the hub, now first #0, first #1"
+            said = "activity 'stock'; at most 2 of 'database' run in the hub, now first #0, first #1, and 3 calls wait"
+            assert str(why) == said
             found = {(state.kind, state.name): state for state in await world.client.admin.limits()}
             state = found[LimitKind.ACTIVITY, "database"]
             assert (sorted(state.activities), state.waiting) == (["orders", "prices", "stock"], 3)

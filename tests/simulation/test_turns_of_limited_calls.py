@@ -349,7 +349,7 @@ def test_a_lane_is_emptied_when_the_code_has_no_limit_any_more(kind: str) -> Non
                 assert (await world.wait(name, timedelta(minutes=15))).status is Status.COMPLETED
             hub = world.client.hub
             left = [await world.store.count(queue) for queue in hub.names.limited_queues("load")]
-            assert (sum(left), await waiting_calls.count(hub.store, hub.names, "load")) == (0, (0, None))
+            assert (sum(left), await waiting_calls.in_order(hub.store, hub.names, "load")) == (0, [])
             await world.settle()
 
     simulate(main)

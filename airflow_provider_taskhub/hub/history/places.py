@@ -16,19 +16,21 @@ this instance has ended (:mod:`airflow_provider_taskhub.hub.instance_places`).
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from enum import StrEnum
 
 from airflow_provider_taskhub.activity_limit import shown
-from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.codec import Timestamp, one_line
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.formats.keys import escape, unescape
 from airflow_provider_taskhub.hub.history import own_queues
 from airflow_provider_taskhub.hub.history.activity_records import NO_ROW
+from airflow_provider_taskhub.hub.history.waiting_rows import MOST_COUNTED
 from airflow_provider_taskhub.hub.model import ActivityRecord, HubNames
 from airflow_provider_taskhub.storage.primitives import (
     And,
@@ -49,6 +51,10 @@ _DIVIDED = re.compile(r"((?:[^^]|\^[^;])*)\^;(.*)", re.DOTALL)
 """Matches such a text. An escaped text may contain ``^;`` too, but only after another ``^``."""
 _AFTER_VALUES = "^<"
 """What comes after all keys with :data:`BETWEEN`."""
+LONGEST_VALUE = 200
+"""Most characters of a value of a tag. A longer one counts by its first ones and its digest, which are one more."""
+_DIGEST = 64
+"""The characters of a digest."""
 _DECLARED = "declared"
 """Row key of the row that says that the activity has a limit. The row keys of places are numbers."""
 
@@ -135,8 +141,7 @@ class Place:
 
     def is_of_run(self, instance: OrchestrationInstance) -> bool:
         """Return True if this run of an instance has the place, in any of its generations."""
-        same = self.instance.instance_id == instance.instance_id
-        return self.held and same and same_start(self.instance.execution_id, instance.execution_id)
+        return self.held and _same_run(self.instance, instance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +163,8 @@ class LimitState:
     :param activities: the activities that share it; empty in a limit of instances, and if it was not asked.
     :param waiting: about how many calls or instances wait for a place; None: it was not asked.
     :param oldest: since when that one waits that has waited longest; None: none waits, or it was not asked.
+    :param waiters: the instances that wait, in their order, or whose calls wait for places of a divided limit, by the
+        value of its tag; "" in a limit of instances. At most 1,000. Empty if it was not asked.
     """
 
     name: str
@@ -174,6 +181,7 @@ class LimitState:
     activities: tuple[str, ...] = ()
     waiting: int | None = None
     oldest: Timestamp | None = None
+    waiters: Mapping[str, tuple[OrchestrationInstance, ...]] = field(default_factory=dict)
 
     @property
     def limit(self) -> int:
@@ -217,12 +225,37 @@ class LimitState:
         """The values of a divided limit that have all their places."""
         return sorted(value for value, holders in self.values.items() if len(holders) >= self.limit)
 
+    def turn_of(self, run: OrchestrationInstance) -> int | None:
+        """Return how many instances come before one that waits for a place of a limit of instances. None: it does not
+        wait, it was not asked, or 1,000 or more come before it.
+
+        :param run: the instance, with the execution id of any of its generations.
+        """
+        turns = (number for number, one in enumerate(self.waiters.get("", ())) if _same_run(one, run))
+        return next(turns, None)
+
+    def values_of(self, run: OrchestrationInstance) -> list[str]:
+        """Return the values of the tag of a divided limit for which calls of an instance wait, as far as known.
+
+        :param run: the instance, with the execution id of any of its generations.
+        """
+        return sorted(value for value, runs in self.waiters.items() if any(_same_run(one, run) for one in runs))
+
+    @property
+    def knows_all_waiters(self) -> bool:
+        """Whether :attr:`waiters` names all that wait in rows."""
+        return sum(map(len, self.waiters.values())) < MOST_COUNTED
+
     @property
     def is_full(self) -> bool:
         """Whether no place is free. Of a divided limit: whether no place of some value is free."""
         if self.key_tag:
             return bool(self.full_values)
         return not self.room
+
+
+def _same_run(one: OrchestrationInstance, other: OrchestrationInstance) -> bool:
+    return one.instance_id == other.instance_id and same_start(one.execution_id, other.execution_id)
 
 
 async def states(store: Store, names: HubNames) -> dict[tuple[LimitKind, str], LimitState]:
@@ -261,6 +294,25 @@ def split(text: str) -> tuple[str, str | None]:
     """Return the name of a limit, and the value of its tag, that are in a partition key. None: it has no value."""
     found = _DIVIDED.fullmatch(text)
     return (unescape(text), None) if found is None else (unescape(found[1]), unescape(found[2]))
+
+
+def value_of(tags: Mapping[str, str] | None, tag: str) -> str:
+    """Return the value of a tag of a call that has the places; "" if the call has no such tag.
+
+    :param tags: the tags of the call.
+    :param tag: the tag by which the limit is divided.
+    """
+    value = (tags or {}).get(tag, "")
+    if len(value) <= LONGEST_VALUE:
+        return value
+    return value[: LONGEST_VALUE + 1 - _DIGEST] + hashlib.sha256(value.encode()).hexdigest()
+
+
+def shown_value(value: str) -> str:
+    """Return a value of a tag (:func:`value_of`) as people read it, in one line."""
+    if len(value) > LONGEST_VALUE:
+        return f"{one_line(value[:40])}… (a value of over {LONGEST_VALUE} characters)"
+    return one_line(value) or "(no tag)"
 
 
 def were_divided(found: Mapping[str, list[Entity]]) -> bool:

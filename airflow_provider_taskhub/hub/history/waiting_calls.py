@@ -128,13 +128,14 @@ async def everything(store: Store, names: HubNames) -> AsyncIterator[tuple[str, 
         yield limit, value or ""
 
 
-async def count(store: Store, names: HubNames, limit: str) -> tuple[int, Timestamp | None]:
-    """Count the calls that wait for places of a limit, up to :data:`MOST_COUNTED`. Cost: one query.
+async def in_order(store: Store, names: HubNames, limit: str) -> list[WaitingCall]:
+    """Read which calls wait for places of a limit, up to :data:`MOST_COUNTED`, without their messages. Cost: one query.
 
-    :returns: how many there are, and since when the first of them waits.
+    :returns: the calls, those of each value in their order.
     """
-    found = await _rows(store, names, _prefix(limit), "", MOST_COUNTED, "Low")
-    return len(found), min((_since(row) for row in found), default=None)
+    prefix = _prefix(limit)
+    found = await _rows(store, names, prefix, "", MOST_COUNTED, "Low", "InstanceId", "ExecutionId", "TaskId")
+    return [_decoded(limit, unescape(row.partition_key.removeprefix(prefix)), row) for row in found]
 
 
 def _since(row: Entity) -> Timestamp:

@@ -34,8 +34,8 @@ class WaitingInstance:
 
     :param instance: the instance, with its execution id.
     :param text: the message that lets it begin or go on, as it stands in a queue.
-    :param since: since when it waits: when its start, or the message of its rewind, was put into the queue, by the clock
-        of the store, or the time of its start if it was scheduled for later.
+    :param since: since when it waits: when its start, or the message of its rewind, was put into the queue, by the
+        clock of the store, or the time of its start if it was scheduled for later.
     :param turn: the time by which it takes its turn: ``since``, moved by its priority (:func:`.instance_limit.turn`).
         Of a rewound instance :data:`REWOUND`, unless its priority is below 0.
     :param again: whether it was rewound.
@@ -101,29 +101,11 @@ async def first(store: Store, names: HubNames, limit: str, most: int) -> list[Wa
     return [_decoded(row) for row in await _rows(store, names, limit, most)]
 
 
-async def count(store: Store, names: HubNames, limit: str) -> tuple[int, Timestamp | None]:
-    """Count the instances that wait for a place of a limit, up to :data:`MOST_COUNTED`. Cost: one query.
-
-    :returns: how many there are, and since when that one waits that has waited longest.
-    """
-    found = await _rows(store, names, limit, MOST_COUNTED, "PartitionKey", "RowKey", "Since")
-    return len(found), min((_decoded(row).since for row in found), default=None)
-
-
-async def before(store: Store, names: HubNames, limit: str, instance: OrchestrationInstance) -> int | None:
-    """Return how many instances come before a run of one that waits. Cost: one query.
-
-    :param instance: the instance, with the execution id of any of its generations.
-    :returns: None: it does not wait, or :data:`MOST_COUNTED` or more come before it.
-    """
-    rows = await _rows(store, names, limit, MOST_COUNTED, "PartitionKey", "RowKey", "InstanceId", "ExecutionId")
-    found = (_decoded(row).instance for row in rows)
-    of_run = (
-        number
-        for number, one in enumerate(found)
-        if one.instance_id == instance.instance_id and same_start(one.execution_id, instance.execution_id)
-    )
-    return next(of_run, None)
+async def in_order(store: Store, names: HubNames, limit: str) -> list[WaitingInstance]:
+    """Read which instances wait for a place of a limit, up to :data:`MOST_COUNTED`, without their messages. Cost: one
+    query."""
+    columns = ("PartitionKey", "RowKey", "Since", "InstanceId", "ExecutionId")
+    return [_decoded(row) for row in await _rows(store, names, limit, MOST_COUNTED, *columns)]
 
 
 async def _rows(store: Store, names: HubNames, limit: str, most: int, *columns: str) -> list[Entity]:
@@ -131,11 +113,12 @@ async def _rows(store: Store, names: HubNames, limit: str, most: int, *columns: 
 
 
 def _decoded(row: Entity) -> WaitingInstance:
-    turn, since = Timestamp(int(row.row_key.partition("-")[0])), row.properties.get("Since")
+    since = row.properties.get("Since")
+    assert isinstance(since, Timestamp)
     return WaitingInstance(
         instance=waiting_rows.instance_of(row.properties),
         text=waiting_rows.text_of(row.properties),
-        since=since if isinstance(since, Timestamp) else turn,
-        turn=turn,
+        since=since,
+        turn=Timestamp(int(row.row_key.partition("-")[0])),
         etag=row.etag,
     )

@@ -19,7 +19,7 @@ from airflow_provider_taskhub.engine.events import OrchestrationInstance, Status
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.engine.pending_waits import LONGEST_NAME, NOTHING, Awaits
 from airflow_provider_taskhub.fast_dataclass import dataclass
-from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState
+from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState, shown_value
 from airflow_provider_taskhub.hub.model import (
     ACTIVITY,
     ORCHESTRATOR,
@@ -140,8 +140,13 @@ class Why:
     turn: int | None = None
 
     def __str__(self) -> str:
+        return f"{self.line}. {self.remedy}" if self.remedy else self.line
+
+    @property
+    def line(self) -> str:
+        """The text, and how many instances come before it if that is known."""
         turn = "" if self.turn is None else f"; {f'{self.turn} before it' if self.turn else 'it is the next'}"
-        return f"{self.text}{turn}. {self.remedy}" if self.remedy else self.text + turn
+        return self.text + turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,8 +177,8 @@ class Snapshot:
     :param children: awaited children whose ids are known. Of their ``state``, only the instance id is valid, because a
         child may have no instance row yet.
     :param child_rows: instance rows of the awaited children whose ids are known, by instance id.
-    :param limits: the limits of the hub by kind and name, and who has their places.
-    :param turn: how many instances come before it in its limit; None: not known.
+    :param limits: the limits of the hub by kind and name, who has their places, and who waits, as far as asked.
+    :param calls: by activity, about how many calls wait that need more memory than any worker has free.
     :param now: present time, by this machine's clock.
     """
 
@@ -187,7 +192,7 @@ class Snapshot:
     children: Sequence[Snapshot] = ()
     child_rows: Mapping[str, InstanceState] = field(default_factory=dict)
     limits: Mapping[tuple[LimitKind, str], LimitState] = field(default_factory=dict)
-    turn: int | None = None
+    calls: Mapping[str, int] = field(default_factory=dict)
     now: Timestamp
 
 
@@ -463,31 +468,67 @@ def _awaited(awaits: Awaits, found: Snapshot) -> Iterable[Why]:
 
 
 def _full_limits(awaits: Awaits, found: Snapshot) -> Iterable[str]:
-    """Return a text about each limit that an awaited activity has and that is reached."""
+    """Return a text about each limit that an awaited activity has and that is reached, with how many calls wait for it.
+
+    If nobody waits for the limit, or no call of the instance waits for its value of the tag, there is no text.
+    """
+    run = OrchestrationInstance(instance_id=found.state.instance_id, execution_id=found.state.execution_id)
     for limit in found.limits.values():
-        if not limit.is_full or not {*awaits.activities} & {*limit.activities}:
+        if not limit.is_full or not {*awaits.activities} & {*limit.activities} or limit.waiting == 0:
             continue
-        if limit.key_tag:  # the tag of the awaited call is not known here
-            full = listed(limit.full_values, _MOST_NAMES)
-            yield f"at most {limit.limit} of {limit.name!r} {'begin' if limit.seconds else 'run'} for each " + (
-                f"{limit.key_tag} {'in the time of the rate' if limit.seconds else 'at once'}; full: {full}"
-            )
+        behind = "" if limit.waiting is None else f", and {_calls(limit.waiting)}"
+        if limit.key_tag:
+            full = _full_values(limit, run)
+            if full:
+                yield f"at most {limit.limit} of {limit.name!r} {'begin' if limit.seconds else 'run'} for each " + (
+                    f"{limit.key_tag} {'in the time of the rate' if limit.seconds else 'at once'}; full: {full}"
+                )
         elif limit.kind is LimitKind.RATE:
-            yield f"{limit.name!r} has reached its rate of {limit.shown}"
+            yield f"{limit.name!r} has reached its rate of {limit.shown}{behind}"
         else:
             holders = listed([f"{place.instance.instance_id} #{place.task_id}" for place in limit.holders], _MOST_NAMES)
-            yield f"at most {limit.limit} of {limit.name!r} run in the hub, now {holders}"
+            yield f"at most {limit.limit} of {limit.name!r} run in the hub, now {holders}{behind}"
+
+
+def _full_values(limit: LimitState, run: OrchestrationInstance) -> str:
+    """Return the values of a divided limit for which calls of an instance wait, and how many calls wait for each.
+
+    :returns: "": no call of the instance waits. All full values if it is not known for which it waits.
+    """
+    full, mine = limit.full_values, limit.values_of(run)
+    if limit.waiting is not None and (mine or limit.knows_all_waiters):
+        values = [f"{shown_value(one)} ({_calls(len(limit.waiters[one]))})" for one in mine if one in full]
+    else:
+        values = [*map(shown_value, full)]
+    return listed(values, _MOST_NAMES)
+
+
+def _calls(count: int) -> str:
+    return "1 call waits" if count == 1 else f"{count} calls wait"
 
 
 def _full_memory(awaits: Awaits, found: Snapshot) -> Iterable[str]:
     """Return a text about each awaited activity for which no worker has enough memory free."""
     for name in awaits.activities:
-        workers = able(_activity_workers(found), Need(ACTIVITY, name))
-        if not workers or any(member.has_free_memory_for(name) for member in workers):
+        workers = without_memory(name, found.members)
+        if not workers or found.calls.get(name) == 0:
             continue
         need = memory_text(workers[0].memory_of[name], at_least=True)
         used = (f"{memory_text(one.memory_used)} of {memory_text(one.memory or 0)} on {one.worker}" for one in workers)
-        yield f"{name!r} needs {need} of memory, and no worker has so much free (in use: {listed(used, _MOST_NAMES)})"
+        behind = f"; {_calls(found.calls[name])}" if name in found.calls else ""
+        in_use = listed(used, _MOST_NAMES)
+        yield f"{name!r} needs {need} of memory, and no worker has so much free (in use: {in_use}){behind}"
+
+
+def without_memory(activity: str, members: Iterable[Member]) -> Sequence[Member]:
+    """Return the live workers that have an activity, if none of them has enough memory free for it.
+
+    :param activity: name of the activity.
+    :param members: workers of the hub.
+    """
+    live = [member for member in members if member.alive and ACTIVITY in member.roles]
+    workers = able(live, Need(ACTIVITY, activity))
+    return [] if any(member.has_free_memory_for(activity) for member in workers) else workers
 
 
 def _without_place(found: Snapshot) -> Iterable[Why]:
@@ -503,7 +544,7 @@ def _without_place(found: Snapshot) -> Iterable[Why]:
     holders = listed([place.instance.instance_id for place in places.holders], _MOST_NAMES)
     most = f"{places.limit} instance{'' if places.limit == 1 else 's'}"
     text = f"its turn: at most {most} with the limit {limit.name!r} run at once, now {holders}"
-    yield Why(reason=Reason.LIMIT, text=text, turn=found.turn)
+    yield Why(reason=Reason.LIMIT, text=text, turn=places.turn_of(run))
 
 
 def _ids(awaits: Awaits) -> str:

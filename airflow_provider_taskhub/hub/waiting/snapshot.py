@@ -13,11 +13,10 @@ from types import MappingProxyType
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.concurrency import gather_bounded
-from airflow_provider_taskhub.engine.events import OrchestrationInstance, Status
+from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.pending_waits import Awaits
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.formats.waits_column import decode_awaits
-from airflow_provider_taskhub.hub.history import waiting_instances
 from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, sentinel_of
 from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState, states
 from airflow_provider_taskhub.hub.history.queries import query_filter
@@ -26,9 +25,17 @@ from airflow_provider_taskhub.hub.model import Control, ControlKind, InstanceSta
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.hub.partitions.observer import LeaseObserver
 from airflow_provider_taskhub.hub.queues import quarantine
-from airflow_provider_taskhub.hub.waiting.reasons import QuarantinedMessage, Reason, Snapshot, Why, unwatched, why
+from airflow_provider_taskhub.hub.waiting.counts import counted, queued
+from airflow_provider_taskhub.hub.waiting.reasons import (
+    QuarantinedMessage,
+    Reason,
+    Snapshot,
+    Why,
+    unwatched,
+    why,
+    without_memory,
+)
 from airflow_provider_taskhub.instance_limit import InstanceLimit
-from airflow_provider_taskhub.tags import LIMIT_TAG
 
 PARALLEL = 16
 """How many sentinels are read at the same time."""
@@ -44,8 +51,6 @@ QUARANTINED = 1000
 """How many messages in quarantine one call reads."""
 EXAMPLES = 3
 """How many instances :meth:`WaitingReader.scan` names for each reason."""
-Limits = Mapping[tuple[LimitKind, str], LimitState]
-"""The limits of a hub by kind and name."""
 REUSED = 5.0
 """For this time, in seconds, calls use the state of the hub that was read last, and do not read it again. The web page
 calls every 2 s."""
@@ -90,14 +95,29 @@ class _HubState:
     :param served: owner by the number of the partition.
     :param controls: orders of administrators that are in force.
     :param quarantined: messages in quarantine by instance id.
-    :param limits: the limits by kind and name, and who has their places.
     """
 
     read: float
     served: Mapping[int, Ownership]
     controls: tuple[Control, ...]
     quarantined: Mapping[str, Sequence[QuarantinedMessage]]
-    limits: Limits = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Limits:
+    """The limits of the hub as they were last read.
+
+    :param read: when they were read, in seconds of the monotonic clock.
+    :param limits: the limits by kind and name, who has their places, and who waits for those that were asked for.
+    :param calls: by activity that needs memory, about how many calls wait, of the activities that were asked for.
+    """
+
+    read: float = float("-inf")
+    limits: dict[tuple[LimitKind, str], LimitState] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+
+
+_NO_LIMITS = _Limits()
 
 
 class WaitingReader:
@@ -109,7 +129,7 @@ class WaitingReader:
     def __init__(self, hub: Hub, observer: LeaseObserver) -> None:
         self._hub, self._observer = hub, observer
         self._hub_state: _HubState | None = None
-        self._limits_read: tuple[float, Limits] | None = None
+        self._limits_read = _NO_LIMITS
         self._reading = asyncio.Lock()
 
     async def one(
@@ -128,11 +148,10 @@ class WaitingReader:
         awaits = await self._awaits(state)
         ids = (state.instance_id, *(awaits.child_ids if awaits is not None else ()))
         partitions = {partition_of(one, self._observer.partitions) for one in ids}
-        quarantined, rows, limits, turn, _ = await asyncio.gather(
+        quarantined, rows, limits, _ = await asyncio.gather(
             asyncio.gather(*map(self._quarantined, ids)),
             asyncio.gather(*map(self._hub.instance, ids[1:])),
-            self._limits((state,), (awaits,)),
-            self._turn(state),
+            self._limits((state,), (awaits,), members),
             asyncio.gather(*map(self._observer.refresh_one, partitions)),
         )
         hub_state = _HubState(
@@ -140,18 +159,9 @@ class WaitingReader:
             served={partition: self._observer.ownership(partition) for partition in partitions},
             controls=self._observer.controls,
             quarantined=dict(zip(ids, quarantined, strict=True)),
-            limits=limits,
         )
         child_rows = {row.instance_id: row for row in rows if row is not None}
-        return self._whys(state, members, watching, hub_state, awaits, child_rows, turn)
-
-    async def _turn(self, state: InstanceState) -> int | None:
-        """Return how many instances come before one that waits for its turn. None: it does not wait, or not known."""
-        limit = InstanceLimit.of(state.tags)
-        if limit is None or state.status is not Status.PENDING:
-            return None
-        run = OrchestrationInstance(instance_id=state.instance_id, execution_id=state.execution_id)
-        return await waiting_instances.before(self._hub.store, self._hub.names, limit.name, run)
+        return self._whys(state, members, watching, hub_state, limits, awaits, child_rows)
 
     async def many(
         self,
@@ -175,10 +185,9 @@ class WaitingReader:
         asked = sorted(begun, key=lambda state: (state.status is Status.SUSPENDED, _changed(state)))[:sentinels]
         read = await gather_bounded(self._awaits, asked, limit=PARALLEL)
         known = {state.instance_id: one for state, one in zip(asked, read, strict=True)}
-        hub_state = replace(hub_state, limits=await self._limits(found, read))
-        turn = await self._turn(found[0]) if len(found) == 1 else None  # of many, each would cost a query
+        limits = await self._limits(found, read, members)
         whys = {
-            state.instance_id: self._whys(state, members, watching, hub_state, known.get(state.instance_id), turn=turn)
+            state.instance_id: self._whys(state, members, watching, hub_state, limits, known.get(state.instance_id))
             for state in found
         }
         return {instance_id: reasons for instance_id, reasons in whys.items() if reasons}
@@ -220,14 +229,21 @@ class WaitingReader:
         members: Sequence[Member],
         watching: Sequence[Member] | None,
         hub_state: _HubState,
+        limits: _Limits,
         awaits: Awaits | None,
         child_rows: Mapping[str, InstanceState] = MappingProxyType({}),
-        turn: int | None = None,
     ) -> tuple[Why, ...]:
         found = self._snapshot(state, members, hub_state)
         child_ids = awaits.child_ids if awaits is not None else ()
         children = [self._snapshot(replace(state, instance_id=one), members, hub_state) for one in child_ids]
-        found = replace(found, awaits=awaits, children=children, child_rows=child_rows, turn=turn)
+        found = replace(
+            found,
+            awaits=awaits,
+            children=children,
+            child_rows=child_rows,
+            limits=limits.limits,
+            calls=limits.calls,
+        )
         reasons, alone = why(found), unwatched(state, watching)
         return reasons if alone is None else (*reasons, alone)
 
@@ -241,7 +257,6 @@ class WaitingReader:
             offline_by=order.by if order is not None else "",
             offline_reason=order.reason if order is not None else "",
             quarantined=hub_state.quarantined.get(state.instance_id, ()),
-            limits=hub_state.limits,
             now=self._hub.clock.utc_now(),
         )
 
@@ -265,17 +280,38 @@ class WaitingReader:
             )
             return self._hub_state
 
-    async def _limits(self, instances: Iterable[InstanceState], awaits: Iterable[Awaits | None]) -> Limits:
-        """Read the limits, and who has their places, if an instance awaits an activity or waits for its turn."""
-        pending = (one for one in instances if one.status is Status.PENDING)
-        if not any(one is not None and one.activities for one in awaits) and not any(
-            LIMIT_TAG in (one.tags or {}) for one in pending
-        ):
-            return {}
-        now = self._hub.clock.monotonic()
-        if self._limits_read is None or now - self._limits_read[0] >= REUSED:
-            self._limits_read = now, await states(self._hub.store, self._hub.names)
-        return self._limits_read[1]
+    async def _limits(
+        self, instances: Iterable[InstanceState], awaits: Iterable[Awaits | None], members: Sequence[Member]
+    ) -> _Limits:
+        """Read the limits, and who has their places, if an instance awaits an activity or waits for its turn. Count who
+        waits for those of them, and for memory, that keep these instances waiting."""
+        activities = {name for one in awaits if one is not None for name in one.activities}
+        pending = [one for one in instances if one.status is Status.PENDING]
+        turns = {limit.name for one in pending if (limit := InstanceLimit.of(one.tags)) is not None}
+        if not activities and not turns:
+            return _NO_LIMITS
+        hub, now = self._hub, self._hub.clock.monotonic()
+        if now - self._limits_read.read >= REUSED:
+            self._limits_read = _Limits(read=now, limits=await states(hub.store, hub.names))
+        found = self._limits_read
+
+        async def count(state: LimitState) -> None:
+            found.limits[state.kind, state.name] = await counted(hub.store, hub.names, found.limits, state)
+
+        async def count_calls(activity: str) -> None:
+            found.calls[activity], _ = await queued(hub.store, hub.names, [activity])
+
+        asked = [
+            state
+            for state in found.limits.values()
+            if state.waiting is None
+            and (state.name in turns if state.kind is LimitKind.INSTANCES else activities & {*state.activities})
+            and state.is_full
+        ]
+        await gather_bounded(count, asked, limit=PARALLEL)
+        lacking = [name for name in activities - found.calls.keys() if without_memory(name, members)]
+        await gather_bounded(count_calls, lacking, limit=PARALLEL)
+        return found
 
     async def _quarantined(self, instance_id: str) -> Sequence[QuarantinedMessage]:
         items = await quarantine.listing(

@@ -13,7 +13,6 @@ for values of which calls wait, and looks after its share of them.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import zlib
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -46,8 +45,6 @@ log = structlog.get_logger(__name__)
 
 AT_ONCE = 8
 """How many values this worker looks at in parallel."""
-LONGEST_VALUE = 200
-"""Most characters of a value. A longer one counts by its digest."""
 
 
 @dataclass(slots=True)
@@ -313,11 +310,10 @@ class DividedLimits:
         """Return the call of a work item as one that waits, without its message."""
         event = held.message.event
         assert isinstance(event, TaskScheduled)  # the reader delivers nothing else
-        value = (event.tags or {}).get(self._tag, "")
         return WaitingCall(
             limit=self.name,
             tag=self._tag,
-            value=value if len(value) <= LONGEST_VALUE else hashlib.sha256(value.encode()).hexdigest(),
+            value=rows.value_of(event.tags, self._tag),
             instance=held.message.instance,
             task_id=event.event_id,
             since=held.envelope.waiting_since or held.inserted,
