@@ -26,8 +26,8 @@ from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hooks.at_parse import is_template
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION
 from airflow_provider_taskhub.hub.model import ORCHESTRATOR, Need
-from airflow_provider_taskhub.hub.partitions.capabilities import able, listed
-from airflow_provider_taskhub.hub.waiting.reasons import START_WORKER, described, way_out
+from airflow_provider_taskhub.hub.partitions.capabilities import able, described, listed
+from airflow_provider_taskhub.hub.waiting.reasons import START_WORKER, way_out
 from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.triggers.arguments import started_name

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
 
 from airflow_provider_taskhub.cli.options import AsJson, HubName, with_client
-from airflow_provider_taskhub.cli.output import as_json, table, time_text
+from airflow_provider_taskhub.cli.output import as_json, table, time_text, warn
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState
+from airflow_provider_taskhub.hub.model import Member
+from airflow_provider_taskhub.hub.partitions.capabilities import different_limits
 
 app = typer.Typer(no_args_is_help=True, help="Show how many activities or instances may run at once, and change it.")
 
@@ -25,10 +28,12 @@ def listing(hub: HubName = None, json: AsJson = False) -> None:
     Example: taskhub limits list --json
     """
 
-    async def work(client: Client) -> tuple[LimitState, ...]:
-        return await client.admin.limits()
+    async def work(client: Client) -> tuple[tuple[LimitState, ...], tuple[Member, ...]]:
+        return await client.admin.limits(), await client.admin.workers()
 
-    found = with_client(hub, work)
+    found, members = with_client(hub, work)
+    for line in different(members, found):
+        warn(line)
     if json:
         as_json([_shown(state) for state in found])
         return
@@ -81,6 +86,16 @@ def change(
         return
     what = f"the {state.kind} {name}" if state.kind is LimitKind.ACTIVITY else f"the instances with the limit {name}"
     typer.echo(f"at most {state.limit} of {what} run at once from now on; {len(state.holders)} run now")
+
+
+def different(members: Iterable[Member], found: Iterable[LimitState]) -> list[str]:
+    """Return a line about each limit for which the code of live workers declares different numbers, unless an
+    administrator has ordered a number.
+
+    :param members: the workers of the hub.
+    :param found: the limits of the hub.
+    """
+    return different_limits(members, {f"{one.kind} {one.name}": one.shown for one in found if one.ordered is None})
 
 
 def _number(state: LimitState) -> str:

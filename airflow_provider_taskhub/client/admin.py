@@ -22,8 +22,8 @@ from airflow_provider_taskhub.hub.partitions.operations import PartitionOperatio
 from airflow_provider_taskhub.hub.partitions.routing import Routes
 from airflow_provider_taskhub.hub.queues import quarantine
 from airflow_provider_taskhub.hub.queues.quarantine import Quarantined
-from airflow_provider_taskhub.hub.waiting.counts import counted
-from airflow_provider_taskhub.hub.waiting.reasons import Why
+from airflow_provider_taskhub.hub.waiting.counts import counted, queued
+from airflow_provider_taskhub.hub.waiting.reasons import Why, without_memory
 from airflow_provider_taskhub.hub.waiting.snapshot import SENTINELS, WaitingInstances
 from airflow_provider_taskhub.instance_limit import MOST
 from airflow_provider_taskhub.near_names import did_you_mean
@@ -190,6 +190,17 @@ class HubAdmin:
 
         return tuple(await gather_bounded(one, [found[name] for name in sorted(found)], limit=_AT_ONCE))
 
+    async def waiting_for_memory(self, members: Sequence[Member]) -> dict[str, int]:
+        """Return about how many calls wait for memory, by activity. Cost: three to six requests for each activity that
+        needs more memory than any worker has free.
+
+        :param members: the workers of the hub.
+        """
+        found = {name: without_memory(name, members) for member in members for name in sorted(member.memory_of)}
+        lacking = [name for name, workers in found.items() if workers]
+        counts = [await queued(self._hub.store, self._hub.names, [name]) for name in lacking]
+        return {name: count for name, (count, _) in zip(lacking, counts, strict=True) if count}
+
     async def set_limit(self, name: str, places: int | None, *, kind: str = "", by: str | None = None) -> LimitState:
         """Order how many may run at once under a limit, whatever the code or a start says. What runs goes on.
 
@@ -208,11 +219,7 @@ class HubAdmin:
         found = await states(store, names)
         same = [state for (of, known), state in found.items() if known == name and kind in ("", of)]
         if len(same) != 1:
-            near = did_you_mean(name, {known for _, known in found})
-            kinds = " or ".join(sorted(state.kind for state in same))
-            none = f"no limit. {near}" if near else "no limit"
-            what = f"several limits: add --of {kinds}" if same else none
-            raise InputError(f"{name!r} is the name of {what}. To see all limits: taskhub limits list")
+            raise InputError(_no_one_limit(name, found) + " To see all limits: taskhub limits list")
         (state,) = same
         if state.kind is LimitKind.RATE and places is not None and places > MOST_STARTS:
             raise InputError(f"the rate {name!r}: {places} is too many; give a whole number from 1 to {MOST_STARTS}")
@@ -266,3 +273,17 @@ class HubAdmin:
         except (Conflict, NotFound):
             return False
         return True
+
+
+def _no_one_limit(name: str, found: Collection[tuple[LimitKind, str]]) -> str:
+    """Return why a name, with the kind that was given, is not that of one limit.
+
+    :param found: the kinds and names of all limits. The kind that was given is not that of a limit of this name.
+    """
+    kinds = sorted(of for of, known in found if known == name)
+    if len(kinds) > 1:
+        return f"{name!r} is the name of several limits: add --of {' or '.join(kinds)}."
+    if kinds:
+        return f"{name!r} is a limit of the kind {kinds[0]}: use --of {kinds[0]}."
+    near = did_you_mean(name, {known for _, known in found})
+    return f"{name!r} is the name of no limit.{' D' + near[1:] if near else ''}"

@@ -302,6 +302,8 @@ class Member:
     :param memory: how many bytes of memory it has for activities that say what they need; None: not known.
     :param memory_of: for each of these activities, how many bytes one attempt needs.
     :param memory_used: how many bytes those need that run in the worker now.
+    :param limits: the limits and rates that its activities declare: the number by kind and name, such as ``2`` of
+        ``activity load``, or ``10/m`` of ``rate load``.
     """
 
     worker: str
@@ -321,6 +323,7 @@ class Member:
     memory: int | None = None
     memory_of: Mapping[str, int] = field(default_factory=dict)
     memory_used: int = 0
+    limits: Mapping[str, str] = field(default_factory=dict)
 
     def functions(self, kind: FunctionKind) -> tuple[str, ...]:
         """Return the names of the worker's functions of one kind.

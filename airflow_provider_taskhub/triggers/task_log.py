@@ -14,8 +14,8 @@ from airflow_provider_taskhub.engine.failures import headline
 from airflow_provider_taskhub.engine.identity import generation_of, same_start
 from airflow_provider_taskhub.hooks.masking import masked
 from airflow_provider_taskhub.hub.model import ORCHESTRATOR, WATCHER, Need, RecordState
-from airflow_provider_taskhub.hub.partitions.capabilities import able, listed
-from airflow_provider_taskhub.hub.waiting.reasons import LACKING, START_WORKER, Reason, described, way_out
+from airflow_provider_taskhub.hub.partitions.capabilities import able, described, listed
+from airflow_provider_taskhub.hub.waiting.reasons import LACKING, START_WORKER, Reason, way_out
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, Member

@@ -36,6 +36,7 @@ from airflow_provider_taskhub.hub.partitions.owner_thread import OwnerThread
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.connect import open_store
 from airflow_provider_taskhub.supervision import Supervisor
+from airflow_provider_taskhub.workers.activities.activity_limits import declared_limits
 from airflow_provider_taskhub.workers.activities.log_growth import AnnouncingRunner, LogGrowth
 from airflow_provider_taskhub.workers.backend import POLLS_MISSED, Backend
 from airflow_provider_taskhub.workers.executors.environment import child_environment
@@ -216,6 +217,7 @@ class Host:
             pool_of=registry.pool_of if ACTIVITY in roles else {},
             memory=self._settings.worker_memory,
             memory_of=registry.memory_of if ACTIVITY in roles else {},
+            limits=declared_limits(registry) if ACTIVITY in roles else {},
         )
 
     async def _refuse_different_apps(self, member: Member, members: Members, incarnation: Incarnation) -> None:

@@ -14,12 +14,15 @@ from airflow_provider_taskhub.cli.main import app
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.hub.history import own_queues, places
-from airflow_provider_taskhub.hub.model import ActivityRecord, HubNames, RecordState
+from airflow_provider_taskhub.hub.model import ActivityRecord, HubNames, Member, RecordState
 from airflow_provider_taskhub.hub.partitions.administration import create_hub
+from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.storage.primitives import PutMessage
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
+from airflow_provider_taskhub.virtual_time import START
 
 NAMES = HubNames("TaskHub")
+INSTANCES = places.LimitKind.INSTANCES
 
 
 def taskhub(*arguments: str) -> str:
@@ -89,6 +92,47 @@ def test_as_json() -> None:
     ]
 
 
+def test_a_check_counts_what_waits_and_finds_no_fault_in_it() -> None:
+    taskhub("partitions", "offline", "0")
+    lines = taskhub("partitions", "check", "--min-nodes", "0").splitlines()
+    assert any(line.startswith("all is well") for line in lines), lines
+    assert any(line.startswith("2 calls wait for the limit 'load' (2), the first since 20") for line in lines), lines
+    found = json.loads(taskhub("partitions", "check", "--min-nodes", "0", "--json"))
+    assert [(one["kind"], one["name"], one["waiting"]) for one in found["limits"]] == [("activity", "load", 2)]
+    assert found["memory"] == {}
+
+
+def test_workers_that_declare_different_numbers_are_told_until_one_is_ordered(tmp_path: Path) -> None:
+    async def add() -> None:
+        async with SqliteStore(tmp_path / "hub.db") as store:
+            for number in (2, 3):
+                member = Member(
+                    worker=f"w{number}@host/1",
+                    started=START,
+                    roles=("activity",),
+                    apps={"app": ""},
+                    orchestrators=(),
+                    activities=("load",),
+                    limits={"activity load": str(number)},
+                )
+                await Members(store, NAMES).announce(member)
+
+    asyncio.run(add())
+    said = "different numbers for the limit 'load': 2 on w2@host/1 (app); 3 on w3@host/1 (app). 2 counts"
+    assert said in taskhub("limits", "list")
+    taskhub("limits", "set", "load", "5")
+    assert "different numbers" not in taskhub("limits", "list")
+
+
+def test_a_name_with_two_lines_stands_in_one(tmp_path: Path) -> None:
+    async def add() -> None:
+        async with SqliteStore(tmp_path / "hub.db") as store:
+            await store.execute(places.declared(NAMES, places.Limit(name="two\nlines", places=1, kind=INSTANCES)))
+
+    asyncio.run(add())
+    assert "two\\nlines" in taskhub("limits", "list").splitlines()[-1]
+
+
 def _limit() -> tuple[int, str | None]:
     (found,) = json.loads(taskhub("limits", "list", "--json"))
     return found["limit"], found["ordered_by"]
@@ -124,12 +168,13 @@ def test_a_rate_has_its_time_and_counts_what_has_begun(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["lode", "5"], "'lode' is the name of no limit. did you mean 'load'?"),
+        (["lode", "5"], "'lode' is the name of no limit. Did you mean 'load'? To see all"),
+        (["other", "5"], "'other' is the name of no limit. To see all limits: taskhub limits list"),
         (["load"], "give a number, or --declared"),
         (["load", "5", "--declared"], "give a number, or --declared"),
         (["load", "0"], "greater than or equal to 1"),
         (["load", "10001"], "10001 is no number of places; give a whole number from 1 to 10,000"),
-        (["load", "5", "--of", "instances"], "'load' is the name of no limit"),
+        (["load", "5", "--of", "instances"], "'load' is a limit of the kind activity: use --of activity. To see all"),
     ],
 )
 def test_a_wrong_order_is_refused(arguments: list[str], said: str) -> None:

@@ -516,6 +516,7 @@ def test_people_see_who_has_the_places() -> None:
             assert (await world.client.admin.waiting_of([found]))["second"] == (why,)
             (state,) = await world.client.admin.limits()
             assert {place.instance.instance_id for place in state.holders} == {"first"}
+            assert [one.limits for one in await world.client.admin.workers()] == [{"activity load": "2"}] * 2
 
     simulate(main)
 

@@ -662,6 +662,8 @@ def test_what_waits_for_memory_says_so() -> None:
             assert why.reason is Reason.ACTIVITIES
             assert "'large' needs 6g of memory, and no worker has so much free (in use: 7g of 8g on a@" in why.text
             assert why.text.endswith("); 1 call waits")
+            admin = world.client.admin
+            assert await admin.waiting_for_memory(await admin.workers()) == {"large": 1}
             (why,) = await world.client.instance("s").waiting()
             assert "memory" not in why.text
 

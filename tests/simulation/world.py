@@ -62,6 +62,7 @@ from airflow_provider_taskhub.storage.steps import one_by_one
 from airflow_provider_taskhub.supervision import owned
 from airflow_provider_taskhub.testing import InProcess
 from airflow_provider_taskhub.virtual_time import VirtualClock
+from airflow_provider_taskhub.workers.activities.activity_limits import declared_limits
 from airflow_provider_taskhub.workers.backend import POLLS_MISSED, Backend
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.executors.pause import Pause
@@ -396,6 +397,7 @@ class Machine:
                     memory=settings.worker_memory,
                     memory_of=registry.memory_of,
                     memory_used=self.backend.memory_used,
+                    limits=declared_limits(registry),
                 ),
             ),
             times=world.settings.lease_times,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import typer
 
+from airflow_provider_taskhub.cli.limits import different
 from airflow_provider_taskhub.cli.options import AsJson, HubName, with_client
-from airflow_provider_taskhub.cli.output import Exit, as_json, console, plural, table
+from airflow_provider_taskhub.cli.output import Exit, as_json, console, plural, table, time_text, warn
 from airflow_provider_taskhub.cli.partitions.orders import (
     carry_out,
 )
 from airflow_provider_taskhub.cli.partitions.showing import show_controls
 from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.codec import one_line
+from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState
 from airflow_provider_taskhub.hub.partitions.operations import Findings
 from airflow_provider_taskhub.hub.waiting.snapshot import WaitingInstances
 
@@ -59,7 +63,8 @@ def check(
     owns the partition cannot run the instance; the instance is in quarantine; its partition is offline.
 
     The command also lists instances that wait without a fault: they are suspended, start later, await an event, a timer
-    or a child, or belong to an Airflow task while no triggerer watches the hub.
+    or a child, or belong to an Airflow task while no triggerer watches the hub. It also says about how many calls of
+    activities and instances wait for each limit, and for memory. It warns if workers declare different limits.
 
     The command reads at most 500 instances of each status that is not final, and reads at most 100 running ones in
     detail. If there are more, the counts say "at least".
@@ -72,21 +77,29 @@ def check(
     Example: taskhub partitions check --min-nodes 3 --json
     """
 
-    async def work(client: Client) -> tuple[Findings, WaitingInstances]:
-        findings = await client.admin.partition_operations.check(floor=min_nodes)
-        return findings, await client.admin.waiting_instances(members=findings.members, watching=findings.watching)
+    async def work(client: Client) -> tuple[Findings, WaitingInstances, tuple[LimitState, ...], dict[str, int]]:
+        admin = client.admin
+        findings = await admin.partition_operations.check(floor=min_nodes)
+        waiting = await admin.waiting_instances(members=findings.members, watching=findings.watching)
+        return findings, waiting, await admin.limits(), await admin.waiting_for_memory(findings.members)
 
-    findings, waiting = with_client(hub, work)
+    findings, waiting, limits, memory = with_client(hub, work)
+    warnings, limits = different(findings.members, limits), tuple(one for one in limits if one.waiting)
     well = not findings.problems and not waiting.faults
     if json:
-        found = {"problems": findings.problems, "live": findings.live, "controls": findings.controls}
-        as_json(found | {"waiting": _waiting(waiting), "waiting_complete": waiting.complete})
+        found: dict[str, object] = {"problems": findings.problems, "live": findings.live, "controls": findings.controls}
+        found |= {"waiting": _waiting(waiting), "waiting_complete": waiting.complete}
+        as_json(found | {"limits": [_limit(one) for one in limits], "memory": memory, "warnings": warnings})
     else:
         for problem in findings.problems:
             console.print(problem, soft_wrap=True)
         if well:
             console.print(f"all is well: {plural(len(findings.live), 'live worker')}")
+        for line in warnings:
+            warn(line)
         _show_waiting(waiting)
+        for line in (*map(_waits_for, limits), *_wait_for_memory(memory)):
+            console.print(one_line(line), soft_wrap=True)
         if findings.controls:
             show_controls(findings.controls)
     if not well:
@@ -98,6 +111,31 @@ def _waiting(waiting: WaitingInstances) -> list[dict[str, object]]:
         {"reason": reason, "count": count, "fault": reason.is_fault, "examples": waiting.examples[reason]}
         for reason, count in waiting.counts.items()
     ]
+
+
+def _limit(state: LimitState) -> dict[str, object]:
+    return {
+        "kind": state.kind,
+        "name": state.name,
+        "limit": state.shown,
+        "running": len(state.holders),
+        "waiting": state.waiting,
+        "oldest": state.oldest,
+    }
+
+
+def _waits_for(state: LimitState) -> str:
+    """Return one line about how many wait for a limit."""
+    count, since = state.waiting or 0, f", the first since {time_text(state.oldest)}" if state.oldest else ""
+    who = plural(count, "instance" if state.kind is LimitKind.INSTANCES else "call")
+    what = "rate" if state.kind is LimitKind.RATE else "limit"
+    return f"{who} {'waits' if count == 1 else 'wait'} for the {what} {state.name!r} ({state.shown}){since}"
+
+
+def _wait_for_memory(calls: Mapping[str, int]) -> Iterator[str]:
+    """Yield one line for each activity whose calls wait for memory."""
+    for name, count in sorted(calls.items()):
+        yield f"{plural(count, 'call')} of {name!r} {'waits' if count == 1 else 'wait'} for memory"
 
 
 def _show_waiting(waiting: WaitingInstances) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, FunctionKind, Member, Need
@@ -14,7 +16,9 @@ __all__ = [
     "able",
     "agree",
     "can_run",
+    "described",
     "difference",
+    "different_limits",
     "lack_of_memory",
     "listed",
     "refusal",
@@ -151,3 +155,34 @@ def listed(things: Iterable[object], most: int = SHOWN) -> str:
     names = [str(thing) for thing in things]
     shown = ", ".join(names[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
+def described(member: Member) -> str:
+    """Return the full name of a worker with its apps and their versions."""
+    apps = ", ".join(f"{name} {version}".strip() for name, version in sorted(member.apps.items()))
+    return f"{member.worker} ({apps or 'no app'})"
+
+
+def different_limits(members: Iterable[Member], counts: Mapping[str, str]) -> list[str]:
+    """Return a line about each limit for which the code of live workers declares different numbers.
+
+    :param members: the workers of the hub.
+    :param counts: the limits for which the number in the code counts: this number by kind and name, as in
+        :attr:`.model.Member.limits`.
+    """
+    live, lines = [one for one in members if one.alive and ACTIVITY in one.roles], []
+    for limit, number in sorted(counts.items()):
+        declared = defaultdict[str, list[Member]](list)
+        for member in live:
+            if limit in member.limits:
+                declared[member.limits[limit]].append(member)
+        if len(declared) < 2:
+            continue
+        kind, _, name = limit.partition(" ")
+        told = "; ".join(f"{its} on {listed(map(described, who), 5)}" for its, who in sorted(declared.items()))
+        lines.append(
+            f"live workers declare different numbers for the {'rate' if kind == 'rate' else 'limit'} {name!r}: {told}. "
+            f"{number} counts, because the worker that has started last declares it. Give all workers the same number, "
+            f"or order one: taskhub limits set {shlex.quote(name)} NUMBER --of {kind}"
+        )
+    return lines

@@ -102,6 +102,7 @@ class _Functions:
     pool_of: Mapping[str, str] = field(default_factory=dict)
     memory: int | None = None
     memory_of: Mapping[str, int] = field(default_factory=dict)
+    limits: Mapping[str, str] = field(default_factory=dict)
 
 
 _NO_FUNCTIONS = _Functions()
@@ -348,6 +349,8 @@ def _names_columns(member: Member) -> dict[str, Property | None]:
         names["pool_of"] = dict(member.pool_of)
     if member.memory_of:
         names["memory"], names["memory_of"] = member.memory, dict(member.memory_of)
+    if member.limits:
+        names["limits"] = dict(member.limits)
     text = json.dumps(names, separators=(",", ":"))
     if len(text) <= _PART // 2:
         return {"Names": text}
@@ -384,6 +387,7 @@ def _decode(entity: Entity, functions: _Functions) -> _Listing | None:
         pool_of=functions.pool_of,
         memory=functions.memory,
         memory_of=functions.memory_of,
+        limits=functions.limits,
         memory_used=int(_number(columns.get("MemoryUsed"), 0)),
     )
     return _Listing(
@@ -437,6 +441,7 @@ def _functions(names: str | bytes) -> _Functions:
         pool_of={str(name): str(pool) for name, pool in _of(found, "pool_of", dict).items()},
         memory=_of(found, "memory", int) or None,
         memory_of={str(name): need for name, need in _of(found, "memory_of", dict).items() if isinstance(need, int)},
+        limits={str(name): str(number) for name, number in _of(found, "limits", dict).items()},
     )
 
 

@@ -29,7 +29,14 @@ from airflow_provider_taskhub.hub.model import (
     Ownership,
     OwnerState,
 )
-from airflow_provider_taskhub.hub.partitions.capabilities import Need, able, lack_of_memory, listed, too_small
+from airflow_provider_taskhub.hub.partitions.capabilities import (
+    Need,
+    able,
+    described,
+    lack_of_memory,
+    listed,
+    too_small,
+)
 from airflow_provider_taskhub.instance_limit import InstanceLimit
 from airflow_provider_taskhub.memory import memory_text
 from airflow_provider_taskhub.near_names import did_you_mean
@@ -666,12 +673,6 @@ _PLURAL = {ORCHESTRATOR: "orchestrators", ACTIVITY: "activities", "child": "chil
 
 def _plural(what: str, names: Sequence[str]) -> str:
     return f"{what if len(names) == 1 else _PLURAL[what]} {listed(map(repr, names), _MOST_NAMES)}"
-
-
-def described(member: Member) -> str:
-    """Return the full name of a worker with its apps and their versions."""
-    apps = ", ".join(f"{name} {version}".strip() for name, version in sorted(member.apps.items()))
-    return f"{member.worker} ({apps or 'no app'})"
 
 
 def _short(text: str, limit: int = 300) -> str:

@@ -46,6 +46,15 @@ def limits_of(activity: ActivityDefinition) -> Iterator[Limit]:
         )
 
 
+def declared_limits(registry: Registry) -> dict[str, str]:
+    """Return the limits and rates that the code of activities declares: the number by kind and name.
+
+    :param registry: has the activities.
+    """
+    limits = (limit for activity in registry.activities.values() for limit in limits_of(activity))
+    return {f"{limit.kind} {limit.name}": limit.shown for limit in limits}
+
+
 Admission: TypeAlias = "ActivityLimits | DividedLimits"
 """What decides when the calls of activities with a limit are received and begin."""
 

@@ -12,6 +12,7 @@ from airflow_provider_taskhub.hub.partitions.capabilities import (
     able,
     can_run,
     difference,
+    different_limits,
     lack_of_memory,
     too_small,
 )
@@ -143,3 +144,20 @@ def test_another_pool_of_an_activity_is_a_difference_and_another_pool_of_the_wor
     assert str(found) == "worker two@host/1: activity 'clean' belongs to the pool 'huge' there and 'heavy' here"
     assert "'default' there and 'heavy' here" in str(difference(mine, worker("two")))
     assert difference(mine, worker("two", pool_of={"clean": "heavy"}, pools=("heavy",))) is None
+
+
+def test_a_limit_with_different_numbers_names_them_and_the_workers() -> None:
+    members = [
+        worker("one", limits={"activity load": "2", "rate load": "10/m"}),
+        worker("two", apps={"orders": "4"}, limits={"activity load": "3", "rate load": "10/m"}),
+        worker("three"),
+        worker("dead", limits={"rate load": "9/m"}, alive=False),
+    ]
+    counts = {"activity load": "3", "rate load": "10/m"}
+    assert different_limits(members, counts) == [
+        "live workers declare different numbers for the limit 'load': 2 on one@host/1 (orders 3); 3 on two@host/1 "
+        "(orders 4). 3 counts, because the worker that has started last declares it. Give all workers the same number, "
+        "or order one: taskhub limits set load NUMBER --of activity"
+    ]
+    assert different_limits(members[:1] + members[2:], counts) == []
+    assert different_limits(members, {"rate load": "10/m"}) == [], "an administrator has ordered the other number"
