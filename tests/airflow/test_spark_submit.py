@@ -153,7 +153,7 @@ def test_in_cluster_mode_the_end_is_polled_so_that_it_can_be_attached_to(
         (
             {"application": "x", "conn_id": "gone"},
             ConfigurationError,
-            "no Airflow connection 'gone': set AIRFLOW_CONN_G",
+            "no Airflow connection 'gone', or cannot read it: set AIRFLOW_CONN_G",
         ),
     ],
 )
