@@ -673,7 +673,8 @@ def test_people_see_why_an_instance_waits() -> None:
     ("name", "instances", "said"),
     [
         ("", 2, "name is ''"),
-        ("x" * 201, 2, "1 to 200 characters"),
+        ("x" * 201, 2, "1 to 200 printable characters"),
+        ("a\nb", 2, "1 to 200 printable characters"),
         ("load", 0, "instances is 0"),
         ("load", -1, "whole number from 1"),
         ("load", True, "instances is True"),
