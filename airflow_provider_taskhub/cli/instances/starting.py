@@ -103,7 +103,7 @@ def start(
 
 
 def _users_tags(tags: dict[str, str]) -> dict[str, str]:
-    """Return the tags. None of them may be one of TaskHub's own, because these have an effect."""
+    """Return the user's tags. A tag with one of TaskHub's own names is refused, because TaskHub acts on it."""
     for name in tags:
         if is_own(name):
             instead = {LIMIT_TAG: "give --limit NAME=NUMBER", PRIORITY_TAG: "give --priority NUMBER"}
