@@ -245,7 +245,8 @@ def test_the_share_of_a_lane_is_the_same_when_a_receive_brings_many_calls() -> N
 
 
 def test_the_calls_of_a_tenant_come_in_their_turn_while_other_tenants_never_end() -> None:
-    """Four slots have more to do than they can. A call of the tenant that waits in a row has had its turn already."""
+    """Four slots have more to do than they can. A call of the tenant that waits in a row has had its turn already: it
+    begins after at most one call of each other tenant, 13 calls of 2 s on four slots."""
     loads = Loads(limit=1, limit_key="tenant")
 
     async def main() -> None:
@@ -263,7 +264,7 @@ def test_the_calls_of_a_tenant_come_in_their_turn_while_other_tenants_never_end(
                 await world.client.start("many", ("load", 1, 2.0), instance_id=f"late{number}", tags=tags)
             for name in ("early", *(f"late{number}" for number in range(8))):
                 await world.wait(name)
-            assert world.clock.monotonic() - begun < 24 * 2 * 2
+            assert world.clock.monotonic() - begun <= 24 * 8
             assert [name for name in loads.begun if name[0] in "el"][:16] == ["early"] * 16
 
     simulate(main)

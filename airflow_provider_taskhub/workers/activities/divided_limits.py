@@ -168,7 +168,7 @@ class DividedLimits:
             raise Unasked(str(error)) from error
         reader.release([held])
         of = self._of(mine.value)
-        of.waiting, of.looked = True, float("-inf")  # a place may have become free meanwhile
+        of.waiting = True
         self._soon.set()
 
     async def confirm(self, record: ActivityRecord, held: Delivery) -> bool:
