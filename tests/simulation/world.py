@@ -331,7 +331,7 @@ class Machine:
         self.paused: asyncio.Event = asyncio.Event()
         self.paused.set()
         self.died = asyncio.Event()
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: dict[asyncio.Task[Any], None] = {}
         self.calls = 0
         self.points: Counter[str] = Counter()
         self.owning: asyncio.Task[None] | None = None
@@ -645,18 +645,23 @@ def _task(loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **nam
     task = asyncio.Task(coro, loop=loop, **named)
     machine = _machine.get()
     if machine is not None:
-        machine.tasks.add(task)
-        task.add_done_callback(machine.tasks.discard)
+        machine.tasks[task] = None
+        task.add_done_callback(lambda ended: machine.tasks.pop(ended, None))
     return task
 
 
 def simulate(play: Callable[[], Awaitable[Any]], *, limit: timedelta = timedelta(days=2)) -> Any:
-    """Run a play in virtual time, at most ``limit`` of it."""
+    """Run a play in virtual time, at most ``limit`` of it. It goes the same way each time."""
 
     async def main() -> Any:
         return await play()
 
-    return virtual_time.run(main(), limit=limit)
+    before = random.getstate()
+    random.seed(0)
+    try:
+        return virtual_time.run(main(), limit=limit)
+    finally:
+        random.setstate(before)
 
 
 @dataclass(slots=True)

@@ -168,7 +168,8 @@ class Reader:
         self._left = OrderedDict[str, Delivery]()
         """Messages whose work is done, and whose deletion the store has refused, by message id."""
         self._backoff = PollingBackoff(ceiling=context.max_polling.total_seconds())
-        self._draw = random.Random()  # for jitter; it does no harm if somebody can predict it
+        # For jitter; it does no harm if somebody can predict it. A simulation seeds the generator of the module.
+        self._draw = random.Random(random.getrandbits(64))
         self._space = asyncio.Event()
         self._woken = False
         self._wait_timeout: asyncio.Timeout | None = None
