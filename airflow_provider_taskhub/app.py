@@ -27,6 +27,7 @@ from airflow_provider_taskhub.errors import (
     ConfigurationError,
     OrchestrationError,
     SubOrchestrationFailedError,
+    TaskCancelledError,
     TaskFailedError,
 )
 from airflow_provider_taskhub.instance_limit import MOST, NAME_FORM, is_limit_name
@@ -44,6 +45,7 @@ __all__ = [
     "RetryPolicy",
     "SubOrchestrationFailedError",
     "Task",
+    "TaskCancelledError",
     "TaskFailedError",
     "load_app",
     "when_all",

@@ -211,6 +211,10 @@ class SubOrchestrationFailedError(TaskFailedError):
     """Raised where an orchestrator awaits a child orchestration that has failed."""
 
 
+class TaskCancelledError(TaskFailedError):
+    """Raised where an orchestrator awaits a task that it has cancelled."""
+
+
 class OrchestrationError(TaskHubError):
     """Raised by an orchestrator to fail the instance.
 

@@ -270,7 +270,7 @@ def record(
                 _fired(asked.get(event.timer_id), event, started, ours)
     for event in made:
         match event:
-            case EventSent():
+            case EventSent() if event.taskhub_cancels is None:
                 attributes = {"type": "event", "event.target_instance_id": event.instance_id, **_of(instance)}
                 name = event.taskhub_action_id
                 span_id = None if name is None else span_of(name)

@@ -15,6 +15,7 @@ from airflow_provider_taskhub.engine.events import (
     EventSent,
     EventType,
     ExecutionStarted,
+    ExecutionTerminated,
     HistoryEvent,
     OrchestrationInstance,
     ParentInstance,
@@ -35,6 +36,8 @@ TIMER = "timer"
 """The role (a word in an action's identity) of a timer that user code made. The timer's row does not store the role."""
 MAX_DEPTH = 200
 """How many instances may wait for one, each for its child. More are a recursion without an end."""
+CANCEL = "cancel"
+"""The role of the cancellation of a call. Its row is that of an event which was sent."""
 _NOT_INHERITED = frozenset({FIRE_AND_FORGET, LIMIT_TAG, WATCH_TAG})
 """Tags that a child does not inherit from its parent."""
 
@@ -112,11 +115,14 @@ class Scope:
     rewinds: int = 0
 
 
-Decided = tuple[HistoryEvent, Outbound]
+Decided = tuple[HistoryEvent, Outbound | None]
 
 
 def decide(action: Action, scope: Scope) -> Decided:
-    """Return the event that an action adds to the history, and the message that makes a worker carry out the action."""
+    """Return the event that an action adds to the history, and the message that makes a worker carry out the action.
+
+    No message tells of the cancellation of an activity (None): a worker finds it in the history.
+    """
     return _BUILD[action.kind](action, scope, identity(action, scope))
 
 
@@ -231,7 +237,10 @@ def _event(action: Action, scope: Scope, name: str) -> Decided:
         name=action.name,
         input=action.input,
         taskhub_action_id=name,
+        taskhub_cancels=int(action.input or 0) if action.role == CANCEL else None,
     )
+    if action.role == CANCEL:
+        return sent, None if receiver == scope.instance.instance_id else _child_termination(action, scope, name)
     raised = EventRaised(
         timestamp=scope.time,
         name=action.name,
@@ -241,6 +250,17 @@ def _event(action: Action, scope: Scope, name: str) -> Decided:
     )
     # The target has no execution id, so that the event also reaches a receiver that has continued as new.
     return sent, Outbound(event=raised, target=OrchestrationInstance(instance_id=receiver), action_id=name)
+
+
+def _child_termination(action: Action, scope: Scope, name: str) -> Outbound:
+    event = ExecutionTerminated(
+        timestamp=scope.time,
+        input=f"its parent {scope.instance.instance_id!r} has cancelled it",
+        taskhub_execution_id=action.run,
+        taskhub_recurse=True,
+        taskhub_child=action.name.removeprefix(f"{CANCEL} "),
+    )
+    return Outbound(event=event, target=OrchestrationInstance(instance_id=action.instance_id or ""), action_id=name)
 
 
 _BUILD: dict[EventType, Callable[[Action, Scope, str], Decided]] = {

@@ -7,6 +7,7 @@ attempt or the next part of a long timer. A task uses its generation only throug
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -56,6 +57,13 @@ class Engine(Protocol):
         :param waiter: the task that gets the answer; None: no task waits for an answer.
         """
 
+    def cancel(self, action: Action, where: CallSite) -> None:
+        """Ask that an activity ends, or does not begin, or terminate a child.
+
+        :param action: the call, which has no answer yet.
+        :param where: line of user code that cancels it.
+        """
+
     def recorded_decision(self, number: int) -> tuple[RetryDecision, Timestamp]:
         """Return the decision about a retry as the history has it, and when the timer of this decision fires.
 
@@ -75,7 +83,7 @@ class Engine(Protocol):
         """The recorder of waits that begin or end and of timers that are cancelled."""
 
 
-class Attempts(Group[Any]):
+class Attempts(Group[Any], CancellableTask[Any]):
     """The task of an activity or child orchestration. After a failure it schedules a retry as the policy says.
 
     :param engine: the generation.
@@ -84,7 +92,18 @@ class Attempts(Group[Any]):
     :param result_type: type to which the result is decoded; None: plain JSON.
     """
 
-    __slots__ = ("_action", "_attempt", "_engine", "_failure", "_first", "_policy", "_result_type", "_rewinds")
+    __slots__ = (
+        "_action",
+        "_attempt",
+        "_cancelled",
+        "_engine",
+        "_failure",
+        "_first",
+        "_pause",
+        "_policy",
+        "_result_type",
+        "_rewinds",
+    )
 
     def __init__(self, engine: Engine, action: Action, policy: RetryPolicy | None, result_type: Any) -> None:
         super().__init__()
@@ -96,6 +115,8 @@ class Attempts(Group[Any]):
         self._first = engine.time
         self._rewinds = engine.rewinds
         self._failure: TaskFailedError | None = None
+        self._cancelled = False
+        self._pause: Timer | None = None  # the timer before the next attempt
         engine.schedule(action, self)
 
     @property
@@ -111,6 +132,27 @@ class Attempts(Group[Any]):
             raise TypeError(f"{self.named()} is always true: write `await` before it, or compare it with None")
         return super().__bool__()
 
+    def cancel(self) -> None:
+        """Ask that the activity ends, or does not begin; or terminate the child, and the children of the child.
+
+        What has failed and waits for its retry is not tried again. Awaiting the task of an activity then waits until
+        the end is confirmed: no attempt of the activity runs or begins any more, on any worker. It raises
+        :class:`TaskCancelledError`; or it gives the result, if the activity has finished first. Code that does not need
+        to know this goes on without awaiting the task. The task of a child has failed with :class:`TaskCancelledError`
+        at once.
+        """
+        self.use()
+        if self._done or self._cancelled:
+            return
+        self._cancelled = True
+        if self._pause is not None:
+            super().cancel()
+            self._pause.cancel()
+            return
+        self._engine.cancel(self._action, CallSite.of(sys._getframe(1)))
+        if self._action.kind is EventType.SubOrchestrationInstanceCreated:
+            super().cancel()
+
     def answered(self, result: str | None) -> None:
         what = f"result of {'activity' if self._action.role == 'activity' else 'orchestrator'} {self._action.name!r}"
         try:
@@ -122,6 +164,10 @@ class Attempts(Group[Any]):
         self.complete(found, None if annotation is None else lambda value: decode(value, annotation, what=what))
 
     def failed(self, error: TaskFailedError, *, recorded: bool) -> None:
+        if self._cancelled:
+            self._seen = True
+            self.fail(error)
+            return
         if self._rewinds != self._engine.rewinds:  # somebody has rewound the instance: the retry policy begins anew
             self._rewinds, self._attempt, self._first = self._engine.rewinds, 0, self._engine.rewound_at
         failure = error.details or FailureDetails(error_type="Exception", error_message=str(error))
@@ -135,7 +181,8 @@ class Attempts(Group[Any]):
             self.fail(error)
             return
         self._failure = error if decision is RetryDecision.LAST else None
-        Timer(self._engine, at, self._action.where, role=retry_role(decision, number)).join(self)
+        self._pause = Timer(self._engine, at, self._action.where, role=retry_role(decision, number))
+        self._pause.join(self)
 
     def _apply_policy(self, failure: FailureDetails) -> tuple[RetryDecision, Timestamp]:
         now = self._engine.time
@@ -149,6 +196,9 @@ class Attempts(Group[Any]):
 
         :param child: the timer.
         """
+        self._pause = None
+        if self._done:  # it was cancelled
+            return
         if self._failure is not None:
             self.fail(self._failure)
             return
@@ -157,7 +207,7 @@ class Attempts(Group[Any]):
         self._engine.schedule(self._action, self)
 
 
-class Started(Task[None]):
+class Started(CancellableTask[None]):
     """The task of a child for which its parent does not wait: complete at once, with the result None."""
 
     __slots__ = ("_owner",)

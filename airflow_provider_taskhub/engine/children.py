@@ -15,6 +15,7 @@ from contextlib import suppress
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.episode import Outbound
 from airflow_provider_taskhub.engine.events import (
+    EventSent,
     ExecutionStarted,
     ExecutionTerminated,
     HistoryEvent,
@@ -48,7 +49,7 @@ class Child:
 
 
 def awaited(history: Iterable[HistoryEvent]) -> tuple[SubOrchestrationInstanceCreated, ...]:
-    """Return the events that created the children of this generation that have not completed.
+    """Return the events that created the children of this generation that have not completed, and are not cancelled.
 
     Children with the fire-and-forget tag are not included, because the orchestrator does not wait for their end.
 
@@ -61,6 +62,8 @@ def awaited(history: Iterable[HistoryEvent]) -> tuple[SubOrchestrationInstanceCr
                 waiting[event.event_id] = event
             case SubOrchestrationInstanceCompleted() | SubOrchestrationInstanceFailed():
                 waiting.pop(event.task_scheduled_id, None)
+            case EventSent() if event.taskhub_cancels is not None:
+                waiting.pop(event.taskhub_cancels, None)
     return tuple(waiting.values())
 
 

@@ -19,6 +19,7 @@ from uuid import UUID
 from airflow_provider_taskhub.codec import Timestamp, check_annotation, decode, dumps, loads
 from airflow_provider_taskhub.engine.actions import MAX_DEPTH, Action, CallSite, child_tags
 from airflow_provider_taskhub.engine.awaitables import Attempts, Started, Timer
+from airflow_provider_taskhub.engine.cancel_scope import CancelScope
 from airflow_provider_taskhub.engine.direct_calls import original
 from airflow_provider_taskhub.engine.events import EventType, ParentInstance
 from airflow_provider_taskhub.engine.identity import check_instance_id, check_new_instance_id, guid
@@ -53,12 +54,21 @@ class OrchestrationContext:
     """
 
     def __init__(self, generation: Generation, log: Log | None) -> None:
-        self._generation = generation
+        self._given = generation
         self._sink = log
         self._guids = 0
         self._logger = ReplaySafeLogger(lambda: self.is_replaying, self._emit)
 
     # ---- properties of the instance, time and ids
+
+    @property
+    def _generation(self) -> Generation:
+        """The generation.
+
+        :raises OrchestrationError: the code of another orchestrator asks. What it decides would go to this instance.
+        """
+        self._given.check_own()
+        return self._given
 
     @property
     def instance_id(self) -> str:
@@ -130,15 +140,15 @@ class OrchestrationContext:
     @overload
     def call_activity(
         self, activity: Callable[[A], Any], input: A, *, result_type: type[T], **options: Unpack[CallOptions]
-    ) -> Task[T]: ...
+    ) -> CancellableTask[T]: ...
     @overload
     def call_activity(
         self, activity: Callable[[Any, A], Any], input: A, *, result_type: type[T], **options: Unpack[CallOptions]
-    ) -> Task[T]: ...
+    ) -> CancellableTask[T]: ...
     @overload
     def call_activity(
         self, activity: Callable[..., Any], *, result_type: type[T], **options: Unpack[CallOptions]
-    ) -> Task[T]: ...
+    ) -> CancellableTask[T]: ...
     @overload
     def call_activity(
         self,
@@ -148,36 +158,42 @@ class OrchestrationContext:
         result_type: type[T],
         arguments: Sequence[Any] | None = None,
         **options: Unpack[CallOptions],
-    ) -> Task[T]: ...
+    ) -> CancellableTask[T]: ...
     # a Reference is Any, so that it fits a parameter of the type DataFrame, where it is opened
     @overload
     def call_activity(
         self, activity: Callable[[A], Reference], input: A, **options: Unpack[CallOptions]
-    ) -> Task[Any]: ...
+    ) -> CancellableTask[Any]: ...
     @overload
     def call_activity(
         self, activity: Callable[[Any, A], Reference], input: A, **options: Unpack[CallOptions]
-    ) -> Task[Any]: ...
+    ) -> CancellableTask[Any]: ...
     @overload
-    def call_activity(self, activity: Callable[..., Reference], **options: Unpack[CallOptions]) -> Task[Any]: ...
+    def call_activity(
+        self, activity: Callable[..., Reference], **options: Unpack[CallOptions]
+    ) -> CancellableTask[Any]: ...
     @overload
     def call_activity(
         self, activity: Callable[[A], Coroutine[Any, Any, T]], input: A, **options: Unpack[CallOptions]
-    ) -> Task[T]: ...
+    ) -> CancellableTask[T]: ...
     @overload
-    def call_activity(self, activity: Callable[[A], T], input: A, **options: Unpack[CallOptions]) -> Task[T]: ...
+    def call_activity(
+        self, activity: Callable[[A], T], input: A, **options: Unpack[CallOptions]
+    ) -> CancellableTask[T]: ...
     @overload
     def call_activity(
         self, activity: Callable[[Any, A], Coroutine[Any, Any, T]], input: A, **options: Unpack[CallOptions]
-    ) -> Task[T]: ...
+    ) -> CancellableTask[T]: ...
     @overload
-    def call_activity(self, activity: Callable[[Any, A], T], input: A, **options: Unpack[CallOptions]) -> Task[T]: ...
+    def call_activity(
+        self, activity: Callable[[Any, A], T], input: A, **options: Unpack[CallOptions]
+    ) -> CancellableTask[T]: ...
     @overload
     def call_activity(
         self, activity: Callable[..., Coroutine[Any, Any, T]], **options: Unpack[CallOptions]
-    ) -> Task[T]: ...
+    ) -> CancellableTask[T]: ...
     @overload
-    def call_activity(self, activity: Callable[..., T], **options: Unpack[CallOptions]) -> Task[T]: ...
+    def call_activity(self, activity: Callable[..., T], **options: Unpack[CallOptions]) -> CancellableTask[T]: ...
     @overload
     def call_activity(
         self,
@@ -186,11 +202,11 @@ class OrchestrationContext:
         arguments: Sequence[Any] | None = None,
         result_type: Any = None,
         **options: Unpack[CallOptions],
-    ) -> Task[Any]: ...
+    ) -> CancellableTask[Any]: ...
     @overload
     def call_activity(
         self, activity: str, input: Any, *, result_type: Any = None, **options: Unpack[CallOptions]
-    ) -> Task[Any]: ...
+    ) -> CancellableTask[Any]: ...
 
     def call_activity(
         self,
@@ -203,7 +219,7 @@ class OrchestrationContext:
         retry_policy: RetryPolicy | None = None,
         version: str = "",
         tags: Mapping[str, str] | None = None,
-    ) -> Task[Any]:
+    ) -> CancellableTask[Any]:
         """Run an activity on a worker. Awaiting the returned task gives the activity's result.
 
         The result has the type that the function declares (``-> Totals``), if JSON values can be decoded to it; else it
@@ -266,40 +282,40 @@ class OrchestrationContext:
         *,
         result_type: type[T],
         **options: Unpack[ChildOptions],
-    ) -> Task[T]: ...
+    ) -> CancellableTask[T]: ...
     @overload
     def call_sub_orchestrator(
         self, orchestrator: Callable[..., Any], *, result_type: type[T], **options: Unpack[ChildOptions]
-    ) -> Task[T]: ...
+    ) -> CancellableTask[T]: ...
     @overload
     def call_sub_orchestrator(
         self, orchestrator: str, input: Any = ..., *, result_type: type[T], **options: Unpack[ChildOptions]
-    ) -> Task[T]: ...
+    ) -> CancellableTask[T]: ...
     @overload
     def call_sub_orchestrator(
         self,
         orchestrator: Callable[[OrchestrationContext, A], Coroutine[Any, Any, T] | Generator[Any, Any, T]],
         input: A,
         **options: Unpack[ChildOptions],
-    ) -> Task[T]: ...
+    ) -> CancellableTask[T]: ...
     @overload
     def call_sub_orchestrator(
         self, orchestrator: Callable[[OrchestrationContext, A], Any], input: A, **options: Unpack[ChildOptions]
-    ) -> Task[Any]: ...
+    ) -> CancellableTask[Any]: ...
     @overload
     def call_sub_orchestrator(
         self,
         orchestrator: Callable[..., Coroutine[Any, Any, T] | Generator[Any, Any, T]],
         **options: Unpack[ChildOptions],
-    ) -> Task[T]: ...
+    ) -> CancellableTask[T]: ...
     @overload
     def call_sub_orchestrator(
         self, orchestrator: Callable[..., Any] | str, *, result_type: Any = None, **options: Unpack[ChildOptions]
-    ) -> Task[Any]: ...
+    ) -> CancellableTask[Any]: ...
     @overload
     def call_sub_orchestrator(
         self, orchestrator: str, input: Any, *, result_type: Any = None, **options: Unpack[ChildOptions]
-    ) -> Task[Any]: ...
+    ) -> CancellableTask[Any]: ...
 
     def call_sub_orchestrator(
         self,
@@ -313,7 +329,7 @@ class OrchestrationContext:
         version: str | None = None,
         tags: Mapping[str, str] | None = None,
         fire_and_forget: bool = False,
-    ) -> Task[Any]:
+    ) -> CancellableTask[Any]:
         """Start a child orchestration. Awaiting the returned task gives the child's result.
 
         The result has the type that the function declares, as for :meth:`call_activity`. If the child has failed and no
@@ -436,6 +452,16 @@ class OrchestrationContext:
             except (OverflowError, ValueError):
                 raise InputError(f"timeout: {shown} is no number of seconds; for no limit, give None") from None
         return self._generation.limit(self._time(given, "timeout"), shown, where)
+
+    def cancel_scope(self) -> CancelScope:
+        """Cancel, at the end of a block, what the block has started and has not finished. Use it with ``async with``.
+
+        Activities, children, timers, waits for events and branches are cancelled, whether the block ends normally, with
+        an error or with a limit of :meth:`timeout` around it. The block then waits until no attempt of its activities
+        runs any more, on any worker. What has finished keeps its result. Blocks can be nested: a task belongs to the
+        innermost one.
+        """
+        return CancelScope(CallSite.of(sys._getframe(1)))
 
     @overload
     def wait_for_external_event(self, name: str, data_type: type[T]) -> CancellableTask[T]: ...

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
-from contextlib import suppress
 from contextvars import Context, copy_context
 from types import CoroutineType, FrameType, GeneratorType, TracebackType
 from typing import Any
@@ -21,13 +20,17 @@ from airflow_provider_taskhub.engine.async_generators import AsyncGenerators
 from airflow_provider_taskhub.engine.no_event_loop import CancelledError, advice, called_at, note_in, reworded
 from airflow_provider_taskhub.engine.signatures import T_co
 from airflow_provider_taskhub.engine.tasks import CancellableTask, Group, Task
-from airflow_provider_taskhub.errors import OrchestrationError, TaskFailedError
+from airflow_provider_taskhub.errors import OrchestrationError, TaskCancelledError
 
 MAX_STEPS = 1_000_000
 """Maximum number of awaits in one turn, which ends when all branches wait. Code with more awaits is in an endless loop
 over completed tasks."""
 
 Body = Coroutine[Any, Any, Any] | Generator[Any, Any, Any]
+
+MOST_CLOSES = 100
+"""How often a coroutine is closed that awaits something in its ``finally`` blocks. After that, it counts as code that
+goes on whatever is raised in it."""
 
 
 class Branch(CancellableTask[T_co], Group[T_co]):
@@ -137,7 +140,7 @@ class Branch(CancellableTask[T_co], Group[T_co]):
         """Cancel the branch: the await at which its code waits raises ``asyncio.CancelledError``.
 
         The code can clean up in an ``except`` or ``finally`` block, also with awaits. When the code ends, the task
-        fails with :class:`TaskFailedError`. If the code goes on in spite of the cancellation, its result counts.
+        fails with :class:`TaskCancelledError`. If the code goes on in spite of the cancellation, its result counts.
         """
         self.use()
         self._is_cancelled = True
@@ -148,9 +151,16 @@ class Branch(CancellableTask[T_co], Group[T_co]):
         """Close the coroutine: its ``finally`` blocks run now. An error that they raise is ignored."""
         body, self._body = self._body, None
         self._awaited = None
-        if body is not None:
-            with suppress(BaseException):  # the code is not needed any more: an error of its `finally` is ignored
+        if body is None:
+            return
+        for _ in range(MOST_CLOSES):
+            try:
                 self._context.run(body.close)
+                return
+            except RuntimeError:  # a `finally` block awaits something: it is left at this await, and so is the next one
+                continue
+            except BaseException:  # the code is not needed any more: an error of its `finally` is ignored
+                return
 
     def line(self) -> CallSite | str:
         """Return the line of user code at which the coroutine waits; a text if the line is unknown."""
@@ -224,7 +234,7 @@ class Branch(CancellableTask[T_co], Group[T_co]):
             error = error.with_traceback(error.__cause__.__traceback__)  # Python's own error has no line of the code
         if self._is_cancelled and isinstance(error, CancelledError):
             self._seen = True
-            self.fail(TaskFailedError("the task was cancelled by the orchestrator"))
+            self.fail(TaskCancelledError("the task was cancelled by the orchestrator"))
             return
         self._trace = error.__traceback__
         self.fail(error)

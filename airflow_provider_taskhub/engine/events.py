@@ -383,12 +383,18 @@ class OrchestratorCompleted(HistoryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSent(HistoryEvent):
+    """The orchestrator has sent an event to an instance, or has cancelled one of its own calls.
+
+    :param taskhub_cancels: number of the call that the orchestrator has cancelled; None: an event was sent.
+    """
+
     event_type = EventType.EventSent
 
     instance_id: str
     name: str
     input: str | None = None
     taskhub_action_id: str | None = None
+    taskhub_cancels: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

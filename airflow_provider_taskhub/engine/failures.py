@@ -16,6 +16,7 @@ from airflow_provider_taskhub.errors import (
     InputError,
     NonDeterminismError,
     SubOrchestrationFailedError,
+    TaskCancelledError,
     TaskFailedError,
     TaskHubError,
 )
@@ -48,11 +49,18 @@ def headline(failure: FailureDetails, *, activity: str | None = None, child: str
     :param child: name of the child's orchestrator, if the failure is a child's. If both names are None, the failure is
         an instance's: its text already names the activity or child that failed.
     """
+    if is_cancel(failure) and failure.error_message.startswith("activity "):
+        return failure.error_message
     names_task = failure.error_type in TASK_FAILED and failure.error_message.startswith(("activity ", "child orch"))
     text = failure.error_message if names_task else f"{failure.error_type}: {failure.error_message}"
     if activity is not None:
         return f"activity {activity!r} failed: {text}"
     return text if child is None else f"child orchestration {child!r} failed: {text}"
+
+
+def is_cancel(failure: FailureDetails | None) -> bool:
+    """Return whether a failure says that the orchestrator has cancelled a call, or has not caught that error."""
+    return failure is not None and failure.error_type == TaskCancelledError.__name__
 
 
 def chain(failure: FailureDetails | None) -> Iterator[FailureDetails]:
@@ -273,7 +281,9 @@ def error_of(event: TaskFailed | SubOrchestrationInstanceFailed, name: str) -> T
     :param name: name of the activity or of the child's orchestrator.
     """
     details = event.failure or _of_serialised(event.details, event.reason)
-    kind = TaskFailedError if isinstance(event, TaskFailed) else SubOrchestrationFailedError
+    kind: type[TaskFailedError] = SubOrchestrationFailedError
+    if isinstance(event, TaskFailed):
+        kind = TaskCancelledError if is_cancel(details) else TaskFailedError
     return kind(event.reason or details.error_message or f"{name} failed", details=details, name=name)
 
 

@@ -14,7 +14,8 @@ from itertools import islice
 from typing import Any
 
 from airflow_provider_taskhub.codec import Timestamp, dumps, loads
-from airflow_provider_taskhub.engine.actions import Action, CallSite, Decided, Scope
+from airflow_provider_taskhub.engine import cancel_scope
+from airflow_provider_taskhub.engine.actions import CANCEL, Action, CallSite, Decided, Scope, default_child_id
 from airflow_provider_taskhub.engine.awaitables import Answerable, EventWait
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.driver import Body, Branch, Driver
@@ -35,7 +36,7 @@ from airflow_provider_taskhub.engine.external_events import ExternalEvents
 from airflow_provider_taskhub.engine.failures import error_of, failure_of, message_of
 from airflow_provider_taskhub.engine.forgotten import Forgotten, Kind
 from airflow_provider_taskhub.engine.lifecycle import HAPPENINGS, Happening, Reaction, react_instance
-from airflow_provider_taskhub.engine.no_event_loop import reworded
+from airflow_provider_taskhub.engine.no_event_loop import is_code_of_others, noted, reworded, user_line
 from airflow_provider_taskhub.engine.open_actions import Answer, OpenAction, OpenActions, Scheduling
 from airflow_provider_taskhub.engine.pending_waits import CHILD_IDS, MAX_EXAMINED, MAX_NAMES, NEEDED_CHARACTERS, Awaits
 from airflow_provider_taskhub.engine.recorded import Recorded
@@ -254,7 +255,7 @@ class Generation:
 
     def fail_if_stuck(self) -> None:
         """Fail the orchestrator if nothing can ever let its code go on, because its branches wait for each other."""
-        if self.status is not Status.RUNNING or self._closed or self._held or len(self._actions) or len(self._events):
+        if self.status is not Status.RUNNING or self._closed or self._held or self._actions.waits or len(self._events):
             return
         lines = "; ".join(map(str, self._driver.lines()))
         why = "its code waits for itself, or branches wait for each other"
@@ -271,6 +272,22 @@ class Generation:
         self._driver.close()
 
     # ---- methods for the tasks and the context
+
+    def check_own(self) -> None:
+        """Check that no orchestrator uses the context of another one, for example from a global variable.
+
+        :raises OrchestrationError: the code that calls is that of another instance, or of an earlier run of this code.
+        """
+        if is_code_of_others(self._driver.refused):
+            raise noted(
+                OrchestrationError(
+                    f"the context of a run of instance {self.instance.instance_id!r} was used outside of this run (at "
+                    f"{user_line() or 'an unknown line'}): its calls would go to the wrong instance. A context in a "
+                    "global variable is that of the orchestrator which has set the variable last. Give `ctx` to your "
+                    "functions as an argument",
+                    retryable=False,
+                )
+            )
 
     def schedule(self, action: Action, waiter: Answerable | None) -> None:
         """Give an action its number and add it to the open actions.
@@ -292,7 +309,29 @@ class Generation:
         self.numbers += 1
         self._actions.add(action, waiter)
         if isinstance(waiter, Task):
+            cancel_scope.started(waiter)
             self._forgotten.watch(waiter, _KINDS[action.kind], action.name, action.where)
+
+    def cancel(self, action: Action, where: CallSite) -> None:
+        """Ask that an activity ends, or does not begin, or terminate a child.
+
+        :param action: the call, which has no answer yet.
+        :param where: line of user code that cancels it.
+        """
+        is_child = action.kind is EventType.SubOrchestrationInstanceCreated
+        child = action.instance_id or default_child_id(self.instance, action.number)
+        self.schedule(
+            Action(
+                kind=EventType.EventSent,
+                role=CANCEL,
+                where=where,
+                name=f"{CANCEL} {action.name}",
+                input=str(action.number),
+                instance_id=child if is_child else self.instance.instance_id,
+                run=self._actions.run_of(action.number) if is_child else None,
+            ),
+            None,
+        )
 
     def recorded_decision(self, number: int) -> tuple[RetryDecision, Timestamp]:
         """Return the decision about a retry as the history has it, and when the timer of this decision fires.
@@ -312,6 +351,7 @@ class Generation:
         task = EventWait(name, annotation, self.time, self.wait_changes, self._events.claim)
         if self._closed:
             return task
+        cancel_scope.started(task)
         self.wait_changes.begin(task)
         self._events.wait(task)
         self._forgotten.watch(task, Kind.EVENT, name, where)
@@ -331,6 +371,7 @@ class Generation:
         """
         branch = self._driver.branch(body)
         if not self._closed:
+            cancel_scope.started(branch)
             self._forgotten.watch(branch, Kind.BRANCH, name, where)
         return branch
 

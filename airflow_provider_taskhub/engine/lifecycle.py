@@ -244,7 +244,8 @@ ACTIVITY: dict[ActivityState, dict[ActivityHappening, ActivityMove]] = {
         CLAIMED=(_R.WAIT, _S.CANCELLING),
         BEAT=(_R.REFRESH, _S.CANCELLING),
         # After each of the six happenings below, no code of the attempt runs any more. The outcome is not stored: an
-        # attempt is only cancelled when its instance has ended, and no rewind takes its outcome.
+        # attempt is only cancelled when its instance has ended, and no rewind takes its outcome, or if its call was
+        # cancelled.
         SUCCEEDED=(_R.CLOSE, _S.CANCELLED),
         FAILED=(_R.CLOSE, _S.CANCELLED),
         TIMED_OUT=(_R.CLOSE, _S.CANCELLED),

@@ -121,6 +121,12 @@ def note_in(errors: list[OrchestrationError]) -> None:
     _NOTED.set(errors)
 
 
+def is_code_of_others(errors: list[OrchestrationError]) -> bool:
+    """Return whether the caller is orchestrator code for which :func:`note_in` was called with another list."""
+    mine = _NOTED.get()
+    return mine is not None and mine is not errors
+
+
 def noted(error: OrchestrationError) -> OrchestrationError:
     """Remember an error that refuses a call, because orchestrator code may catch it and go on. :returns: the error."""
     errors = _NOTED.get()

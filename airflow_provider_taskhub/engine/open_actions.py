@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.actions import Action, Decided, Scope, decide
+from airflow_provider_taskhub.engine.actions import CANCEL, Action, Decided, Scope, decide
 from airflow_provider_taskhub.engine.awaitables import Answerable, Timer
 from airflow_provider_taskhub.engine.comparison import difference
 from airflow_provider_taskhub.engine.driver import Driver
@@ -94,6 +94,19 @@ class OpenActions:
     def __len__(self) -> int:
         return len(self._open)
 
+    @property
+    def waits(self) -> bool:
+        """Whether a task waits for an answer. A cancelled child and a cancelled timer do not."""
+        return any(not (isinstance(entry.waiter, Task) and entry.waiter._done) for entry in self._open.values())
+
+    def run_of(self, number: int) -> str | None:
+        """Return the execution id with which a child starts; None: its start is not in the history yet.
+
+        :param number: number of the action that starts the child.
+        """
+        entry = self._open.get(number)
+        return None if entry is None or entry.identity is None else child_execution_id(entry.identity)
+
     def add(self, action: Action, waiter: Answerable | None) -> None:
         """Add an action.
 
@@ -174,14 +187,18 @@ class OpenActions:
             action = self.unrecorded[number]
             if action.kind in dropped:
                 continue
-            action.run = runs.get(action.instance_id or "")
+            if action.role == CANCEL:
+                action.run = action.run or self.run_of(int(action.input or 0))
+            else:
+                action.run = runs.get(action.instance_id or "")
             pair = decide(action, scope)
             decided.append(pair)
             entry = self._open.get(number)
             if entry is not None:
-                entry.recorded(pair[0], pair[1].action_id)
-                if entry.child_id is not None and pair[1].action_id is not None:
-                    runs[entry.child_id] = child_execution_id(pair[1].action_id)
+                identity = None if pair[1] is None else pair[1].action_id
+                entry.recorded(pair[0], identity)
+                if entry.child_id is not None and identity is not None:
+                    runs[entry.child_id] = child_execution_id(identity)
         self.unrecorded.clear()
         return decided
 
@@ -238,10 +255,10 @@ class OpenActions:
         named: dict[EventType, dict[str, None]] = {kind: {} for kind in (*_QUESTION.values(),)}
         timer: Timestamp | None = None
         child_ids: list[str] = []
-        for entry in islice(self._open.values(), MAX_EXAMINED):
+        open_ones = (one for one in self._open.values() if not (isinstance(one.waiter, Task) and one.waiter._done))
+        for entry in islice(open_ones, MAX_EXAMINED):
             if isinstance(entry.waiter, Timer):
-                if not entry.waiter._done:
-                    timer = min(timer or entry.waiter.fire_at, entry.waiter.fire_at)
+                timer = min(timer or entry.waiter.fire_at, entry.waiter.fire_at)
             else:
                 named[entry.action.kind][entry.action.name] = None
                 child_ids += [entry.child_id] if entry.child_id else []

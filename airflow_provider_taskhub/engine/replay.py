@@ -161,7 +161,7 @@ class Execution:
                 outbound.clear()  # the loop has decided the same again and again
                 break
             decided = generation.flush(time)
-            outbound += [message for _, message in decided]
+            outbound += [message for _, message in decided if message is not None]
             past = [*(() if switched else self._past.events), *history, *(event for event, _ in decided)]
             generation, history = self._next(generation, time, new_execution_id, family.carried(past))
             switched = True
@@ -169,7 +169,8 @@ class Execution:
         generation.fail_if_stuck()
         for event, message in generation.flush(time):
             history.append(event)
-            outbound.append(message)
+            if message is not None:
+                outbound.append(message)
         completed = self._complete(generation, time, history, outbound)
         outbound += self._child_terminations(completed, history, switched=switched)
         history.append(OrchestratorCompleted(timestamp=time, taskhub_waits=generation.wait_changes.text()))
@@ -215,7 +216,8 @@ class Execution:
         outbound: list[Outbound] = []
         for event, message in generation.flush(self._past.time):
             history.append(event)
-            outbound.append(message)
+            if message is not None:
+                outbound.append(message)
         completed = None if self._past.completed else self._complete(generation, self._past.time, history, outbound)
         outbound += self._child_terminations(completed, history)
         if not history:

@@ -15,7 +15,7 @@ from typing import Any, Generic
 
 from airflow_provider_taskhub.engine.signatures import T, T_co
 from airflow_provider_taskhub.engine.wait_changes import NO_PLACE, WaitRecorder
-from airflow_provider_taskhub.errors import TaskFailedError
+from airflow_provider_taskhub.errors import TaskCancelledError
 
 _PRUNE = 16
 """A task lists the groups (``when_all``, ``when_any``) that wait for it. When the list has this length, or 2, 4, 8 …
@@ -499,18 +499,18 @@ class WhenAny(Revocable[Task[Any]], _Combined[Task[Any]]):
 
 
 class CancellableTask(Task[T_co]):
-    """A task that the orchestrator can cancel: a timer, a wait for an external event, or a branch."""
+    """A task that the orchestrator can cancel: an activity, a timer, a wait for an external event, or a branch."""
 
     __slots__ = ()
 
     def cancel(self) -> None:
-        """Cancel the task: it fails with :class:`TaskFailedError`.
+        """Cancel the task: it fails with :class:`TaskCancelledError`.
 
         A cancelled timer has no effect when it fires. A later external event goes to the next wait for its name.
         """
         self.use()
         self._seen = self._seen or not self._done or self._error is not None
-        self.fail(TaskFailedError("the task was cancelled by the orchestrator"))
+        self.fail(TaskCancelledError("the task was cancelled by the orchestrator"))
 
 
 def when_all(tasks: Iterable[Task[T]]) -> Task[list[T]]:

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine import cancel_scope
 from airflow_provider_taskhub.engine.actions import CallSite
 from airflow_provider_taskhub.engine.awaitables import Engine, Timer
 from airflow_provider_taskhub.engine.driver import Branch
@@ -87,6 +88,7 @@ class Timeout:
         if self._fire_at is not None:
             self._branch.limits += 1
             self._timer = Timer(self._engine, self._fire_at, self._where)
+            cancel_scope.left_out(self._timer)
             self._timer.join(self.expiry)
         return self
 

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import field, replace
 from datetime import timedelta
+from functools import cached_property
 from secrets import token_hex
 
 from airflow_provider_taskhub.clock import Clock
@@ -24,6 +25,7 @@ from airflow_provider_taskhub.hub.formats.instance_rows import decode_instance, 
 from airflow_provider_taskhub.hub.formats.keys import escape
 from airflow_provider_taskhub.hub.formats.large_texts import status_blob, text_of_blob
 from airflow_provider_taskhub.hub.history import checkpoint
+from airflow_provider_taskhub.hub.history.cancelled_calls import CancelledCalls
 from airflow_provider_taskhub.hub.model import HubInfo, HubNames, InstanceState
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
@@ -58,6 +60,11 @@ class Hub:
     sequence: Callable[[], int] = field(default_factory=lambda: itertools.count(1).__next__)
     awaited: AwaitedInstances = field(default_factory=AwaitedInstances)
     sent_events: SentEvents = field(default_factory=SentEvents)
+
+    @cached_property
+    def cancelled_calls(self) -> CancelledCalls:
+        """Tells which calls orchestrators have cancelled."""
+        return CancelledCalls(self.store, self.names)
 
     def queue_of(self, instance_id: str) -> str:
         """Return the name of the control queue that receives the messages for an instance."""

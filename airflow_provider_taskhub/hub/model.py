@@ -498,6 +498,18 @@ class Suspension:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """A cancel of an activity by its orchestrator.
+
+    :param number: number of the action that cancels, not of the call.
+    :param identity: identity of this action.
+    """
+
+    number: int
+    identity: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceState:
     """An instance, as its instance row describes it. An optional value that the row does not have is None.
 
@@ -518,6 +530,7 @@ class InstanceState:
     :param tags: tags that the instance was started with.
     :param parent: instance id of the parent that started the instance; None: it has no parent, or a .NET worker ran it.
     :param root: instance id of its oldest ancestor; None: it has no parent, or a .NET worker ran it.
+    :param cancel: the last cancel of an activity in this generation; None: it has cancelled none.
     :param failure: details of the failure; None if the row does not have them, as in a row written by .NET.
         ``is_non_retriable`` tells whether a retry makes sense.
     :param suspended_by: user who suspended the instance; None: it is not suspended, or the user is not known.
@@ -541,6 +554,7 @@ class InstanceState:
     tags: Mapping[str, str] | None = None
     parent: str | None = None
     root: str | None = None
+    cancel: Cancel | None = None
     failure: FailureDetails | None = None
     suspended_by: str | None = None
     suspended_at: Timestamp | None = None

@@ -16,7 +16,7 @@ from typing import Any
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine import events
 from airflow_provider_taskhub.engine.events import HistoryEvent
-from airflow_provider_taskhub.engine.failures import headline
+from airflow_provider_taskhub.engine.failures import headline, is_cancel
 from airflow_provider_taskhub.plugins.json_views import Show
 from airflow_provider_taskhub.plugins.shown_instances import HIDDEN
 from airflow_provider_taskhub.plugins.timeline import milliseconds, only
@@ -78,9 +78,11 @@ def calls_of(history: Iterable[HistoryEvent]) -> list[Call]:
             case events.TaskFailed() | events.SubOrchestrationInstanceFailed():
                 if ended := by_task.get(event.task_scheduled_id):
                     text = headline(event.failure) if event.failure else event.reason
-                    ended.ended, ended.outcome, ended.result = event.timestamp, "failed", text
+                    outcome = "cancelled" if is_cancel(event.failure) else "failed"
+                    ended.ended, ended.outcome, ended.result = event.timestamp, outcome, text
                     given = f"[{ended.input}]" if ended.kind == "activity" and ended.input is not None else ended.input
-                    failed[ended.name, given].append(ended)
+                    if not is_cancel(event.failure):  # what was cancelled is not tried again
+                        failed[ended.name, given].append(ended)
     return found
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine import events
 from airflow_provider_taskhub.engine.events import HistoryEvent
+from airflow_provider_taskhub.engine.failures import is_cancel
 from airflow_provider_taskhub.engine.wait_changes import Waits
 from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
 
@@ -111,8 +112,13 @@ def _answer(history: Sequence[HistoryEvent], lanes: dict[int, TimelineLane]) -> 
     timer that neither fired nor was cancelled ends with the instance.
     """
     ends: dict[int, tuple[Timestamp, str]] = {}
+    cancelled: dict[int, Timestamp] = {}
     for event in history:
         match event:
+            case events.EventSent() if event.taskhub_cancels is not None:
+                cancelled[event.taskhub_cancels] = event.timestamp
+            case events.TaskFailed() if is_cancel(event.failure):
+                ends[event.task_scheduled_id] = event.timestamp, "cancelled"
             case events.TaskCompleted() | events.SubOrchestrationInstanceCompleted():
                 ends[event.task_scheduled_id] = event.timestamp, "completed"
             case events.TaskFailed() | events.SubOrchestrationInstanceFailed():
@@ -124,6 +130,8 @@ def _answer(history: Sequence[HistoryEvent], lanes: dict[int, TimelineLane]) -> 
                     ends.setdefault(number, (event.timestamp, "cancelled"))
     over = next((e.timestamp for e in history if isinstance(e, events.ExecutionCompleted)), None)
     for lane in lanes.values():
+        if lane.kind == "child" and lane.task_id in cancelled:  # no answer of a cancelled child comes
+            ends.setdefault(lane.task_id, (cancelled[lane.task_id], "cancelled"))
         time, state = ends.get(lane.task_id, (over, "cancelled" if over else "scheduled"))
         if lane.kind == "timer":
             lane.bars[0] |= {"end": milliseconds(time), "state": state if time else "waiting"}
@@ -153,7 +161,7 @@ def _join_retries(history: Sequence[HistoryEvent], lanes: dict[int, TimelineLane
                 lanes[lane].bars.extend(bar | {"task": number, "try": tries[lane]} for bar in again)
         elif isinstance(event, events.TaskFailed | events.SubOrchestrationInstanceFailed):
             number = event.task_scheduled_id
-            if number in asked:
+            if number in asked and not is_cancel(event.failure):
                 failed.setdefault(asked[number], []).append(lane_of[number])
 
 

@@ -7,10 +7,12 @@ from typing import Any
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.wait_changes import Waits
+from airflow_provider_taskhub.errors import TaskCancelledError
 from airflow_provider_taskhub.plugins.json_views import history
 from airflow_provider_taskhub.plugins.timeline import timeline
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.virtual_time import VirtualClock, run
+from tests.engine.play import played
 from tests.hub.in_process_worker import house
 
 app = App("approvals", version="1")
@@ -99,3 +101,32 @@ def test_a_column_of_waits_that_is_damaged_says_nothing() -> None:
         assert Waits.parse(text) == Waits()
     kept = Waits(begun=("a", "a"), timers=(3,))
     assert Waits.parse(kept.text()) == kept
+
+
+def test_cancelled_calls_are_drawn_as_cancelled_and_the_next_call_is_no_retry() -> None:
+    async def work(ctx: OrchestrationContext) -> None:
+        tasks = [ctx.call_activity("load", 1), ctx.call_sub_orchestrator("month", 1)]
+        await ctx.wait_for_external_event("stop")
+        for task in tasks:
+            task.cancel()
+            try:
+                await task
+            except TaskCancelledError:
+                continue
+        await ctx.call_activity("load", 1)
+
+    play, _ = played(work)
+    load = play.outbound[0]
+    play.wait(seconds=5)
+    play.take(play.raised("stop"))
+    play.wait(seconds=2)
+    play.take(play.failed(load, "cancelled", error_type=TaskCancelledError.__name__))
+    lanes = timeline(play.past, [], shown)["lanes"]
+    start = lanes[0]["bars"][0]["start"]
+    drawn = [(lane["kind"], bar["state"], seconds(bar["end"], start)) for lane in lanes for bar in lane["bars"]]
+    assert drawn == [
+        ("event", "ended", 5),
+        ("activity", "cancelled", 7),
+        ("child", "cancelled", 7),
+        ("activity", "scheduled", None),
+    ]

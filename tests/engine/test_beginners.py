@@ -626,3 +626,35 @@ class Test_a_run_in_a_test:
         with pytest.raises(ConfigurationError, match=r"did you mean 'add'\?|give the name of an activity"):
             run(o, app=app, activities={key: lambda number: 0})
         assert ran == [], "the activity itself has not run"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda ctx: ctx.set_custom_status("mine"),
+        lambda ctx: ctx.continue_as_new(100),
+        lambda ctx: ctx.call_activity("load"),
+        lambda ctx: ctx.wait_for_external_event("go"),
+        lambda ctx: ctx.instance_id,
+        lambda ctx: ctx.current_utc_datetime,
+    ],
+)
+def test_a_context_in_a_global_variable_is_refused_in_another_instance(
+    use: Callable[[OrchestrationContext], Any],
+) -> None:
+    app, shared = App("globals"), list[OrchestrationContext]()
+
+    @app.orchestrator
+    async def child(ctx: OrchestrationContext, number: int) -> int:
+        shared[:] = [ctx]
+        await ctx.create_timer(timedelta(seconds=1))
+        if number == 0:  # the context is that of the other child by now
+            use(shared[0])
+        return number
+
+    @app.orchestrator
+    async def parent(ctx: OrchestrationContext) -> list[int]:
+        return await ctx.when_all([ctx.call_sub_orchestrator(child, number) for number in range(2)])
+
+    with pytest.raises(OrchestrationError, match=r"used outside of this run \(at test_beginners\.py:\d+ in <lambda>"):
+        run(parent, app=app)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 from collections.abc import Generator
 from datetime import timedelta
 from typing import Any
@@ -661,6 +662,27 @@ class Test_bad_input:
         play, _ = played(work)
         play.live.close()
         assert inspect.getcoroutinestate(coroutines[-1]) == inspect.CORO_CLOSED
+
+
+def test_a_clean_up_of_several_awaits_is_closed_without_a_word_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    closed: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+
+    async def work(ctx: OrchestrationContext) -> None:
+        try:
+            await ctx.call_activity("a")
+        finally:
+            try:
+                await ctx.call_activity("b")
+            finally:
+                await ctx.call_activity("c")
+                closed.append("not reached")
+
+    play, _ = played(work)
+    play.live.close()
+    assert told == []
+    assert closed == []
 
 
 class Test_code_that_waits_for_itself:

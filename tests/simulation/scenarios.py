@@ -13,6 +13,7 @@ from airflow_provider_taskhub.client import InstanceLimit
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import TaskCompleted
 from airflow_provider_taskhub.engine.retry import RetryPolicy
+from airflow_provider_taskhub.errors import TaskCancelledError
 from airflow_provider_taskhub.hub.model import InstanceState, RecordState
 from tests.simulation.world import Effects, World, running
 
@@ -44,6 +45,11 @@ def app_of(effects: Effects) -> App:
         note("all of endless", number)
 
     @app.activity
+    async def idle(number: int) -> None:
+        await asyncio.sleep(600.0)
+        note("all of idle", number)
+
+    @app.activity
     def shaky(number: int) -> int:
         note("shaky", number)
         if running().task_id < 2 * number:  # by its place in the history: an attempt that is run again ends the same
@@ -58,6 +64,20 @@ def app_of(effects: Effects) -> App:
     @app.activity
     def large(text: str) -> str:
         return text[:-1]
+
+    @app.orchestrator
+    async def hedged(ctx: OrchestrationContext, number: int) -> list[Any]:
+        tasks = [ctx.call_activity(endless, number), ctx.call_activity(idle, number)]
+        await ctx.create_timer(timedelta(seconds=3))
+        told: list[Any] = []
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            try:
+                told.append(await task)
+            except TaskCancelledError as error:
+                told.append(str(error))
+        return [*told, await ctx.call_activity(hop, number)]
 
     @app.orchestrator
     async def chain(ctx: OrchestrationContext, length: int) -> int:
@@ -366,6 +386,7 @@ SCENARIOS = {
         Scenario(name="raising", drive=_simple("raising")),
         Scenario(name="terminate", drive=_terminate),
         Scenario(name="cancel", drive=_cancel),
+        Scenario(name="hedged", drive=_simple("hedged", 3)),
         Scenario(name="family", drive=_family),
         Scenario(name="bulky", drive=_simple("bulky", LARGE)),
         Scenario(name="rolling", drive=_rolling),

@@ -9,11 +9,13 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.events import FailureDetails
+from airflow_provider_taskhub.errors import TaskCancelledError
 from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.settings import SparkSettings
 from airflow_provider_taskhub.storage.faults import Call, Fault
 from airflow_provider_taskhub.storage.primitives import Transact
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityRequest
+from airflow_provider_taskhub.workers.executors.executor import ExecutorError
 from tests.simulation.world import Attempts, World, running, simulate
 
 MASTER = "sc://spark:15002/;token=s3cret;user_id=etl"
@@ -25,6 +27,16 @@ def app() -> App:
     @made.spark_activity
     def load(spark: Any, seconds: float) -> str:
         raise AssertionError("the test has a function in its place")
+
+    @made.orchestrator
+    async def stoppable(ctx: OrchestrationContext) -> str:
+        task = ctx.call_activity(load, 600.0)
+        await ctx.wait_for_external_event("stop")
+        task.cancel()
+        try:
+            return await task
+        except TaskCancelledError:
+            return "cancelled"
 
     @made.orchestrator
     async def once(ctx: OrchestrationContext, seconds: float) -> str:
@@ -152,6 +164,39 @@ def test_a_cancelled_attempt_of_a_dead_worker_is_ended_though_no_attempt_follows
     records = simulate(play)
     assert [record.state for record in records] == [RecordState.CANCELLED]
     assert ended == [ran[0].spark_session]
+
+
+def test_a_cancelled_call_is_answered_when_the_session_of_its_dead_attempt_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server answers at the fourth try only. Until then the job may still run."""
+    ran: list[ActivityRequest] = []
+    tries = 0
+
+    async def end_sessions(self: Attempts, sessions: tuple[str, ...]) -> None:
+        nonlocal tries
+        tries += 1
+        if tries < 4:
+            raise ExecutorError("the server does not answer")
+
+    monkeypatch.setattr(Attempts, "end_sessions", end_sessions)
+
+    async def play() -> Any:
+        async with world(ran) as hub:
+            one, _ = await hub.join("one", roles=("activity",)), await hub.join("two", roles=("orchestrator",))
+            await hub.client.start("stoppable", instance_id="i")
+            while not ran:
+                await hub.clock.sleep(0.05)
+            one.die()
+            await hub.client.raise_event("i", "stop")
+            await hub.join("three", roles=("activity",))
+            assert (await hub.wait("i")).output == '"cancelled"'
+            return await hub.client.instance("i").activities()
+
+    records = simulate(play)
+    assert [record.state for record in records] == [RecordState.CANCELLED]
+    assert tries == 4
+    assert len(ran) == 1
 
 
 def test_a_cancel_before_the_left_session_is_ended_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ each_scenario = pytest.mark.parametrize(
 
 
 each_half = pytest.mark.parametrize("half", [0, 1], ids=["half", "other half"])
+CANCELLED = "activity '{}' was cancelled by the orchestrator"
 
 
 def sample(scenario: Scenario, half: int) -> list[Trouble] | None:
@@ -92,6 +93,7 @@ def test_the_scenarios_end_as_they_should() -> None:
         "raising": ("Failed", "activity 'broken' failed: ValueError: broken 8"),
         "terminate": ("Terminated", "enough"),
         "cancel": ("Terminated", "enough"),
+        "hedged": ("Completed", f'["{CANCELLED.format("endless")}","{CANCELLED.format("idle")}",4]'),
         "family": ("Terminated", "enough"),
     }
     assert ends == {name: undisturbed(SCENARIOS[name]).ended.states["one"][:2] for name in ends}

@@ -112,6 +112,9 @@ _WAITS = _taskhub("TaskHubWaits", "taskhub_waits", FieldPlace.ROW)
 _EXECUTION_ID = _taskhub("TaskHubExecutionId", "taskhub_execution_id", FieldPlace.MESSAGE)
 _RECURSE = EventField(name="TaskHubRecurse", field="taskhub_recurse", kind=Kind.BOOL, taskhub_only=True)
 _CHILD = _taskhub("TaskHubChild", "taskhub_child")
+_CANCELS = EventField(
+    name="TaskHubCancels", field="taskhub_cancels", kind=Kind.INT, where=FieldPlace.ROW, taskhub_only=True
+)
 _CHILDREN = _taskhub("TaskHubChildren", "taskhub_children", FieldPlace.ROW)
 _ROOT = _taskhub("TaskHubRoot", "taskhub_root")
 _DEPTH = EventField(name="TaskHubDepth", field="taskhub_depth", kind=Kind.INT, taskhub_only=True)
@@ -189,7 +192,7 @@ LAYOUT_OF: Mapping[type[HistoryEvent], EventLayout] = {
         ),
         _layout(ev.OrchestratorStarted),
         _layout(ev.OrchestratorCompleted, own=(_WAITS,)),
-        _layout(ev.EventSent, _INSTANCE_ID, _NAME, _INPUT, own=_IDENTIFIED),
+        _layout(ev.EventSent, _INSTANCE_ID, _NAME, _INPUT, own=(*_IDENTIFIED, _CANCELS)),
         _layout(ev.EventRaised, _NAME, _INPUT, _TRACE, own=(_EXECUTION_ID, _PROCESS)),
         _layout(ev.ContinueAsNew, *_COMPLETION),
         _layout(ev.GenericEvent, before=(_text("Data", "data"),), own=(_EXECUTION_ID,)),

@@ -16,6 +16,7 @@ from typing import Any
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.episode import Episode
 from airflow_provider_taskhub.engine.events import (
+    EventSent,
     ExecutionCompleted,
     ExecutionResumed,
     ExecutionStarted,
@@ -34,7 +35,7 @@ from airflow_provider_taskhub.hub.formats.json_values import Kind
 from airflow_provider_taskhub.hub.formats.keys import escape, unescape
 from airflow_provider_taskhub.hub.formats.large_texts import LargeTexts, blob_at, status_blob
 from airflow_provider_taskhub.hub.formats.payload_spill import utf16_bytes
-from airflow_provider_taskhub.hub.model import HubNames, InstanceState
+from airflow_provider_taskhub.hub.model import Cancel, HubNames, InstanceState
 from airflow_provider_taskhub.storage.primitives import (
     MAX_PROPERTY_BYTES,
     Entity,
@@ -56,8 +57,11 @@ resume."""
 PARENT, ROOT = "TaskHubParent", "TaskHubRoot"
 """Columns that DurableTask does not have: the instance ids of a child's parent and of its oldest ancestor. The rows of
 other instances do not have them."""
+CANCELS = "TaskHubCancels"
+"""Column that DurableTask does not have: the last cancel of an activity, as ``number:identity:execution id``, with the
+number and the identity of its action. It tells workers to look in the history before they begin an activity."""
 SLIM_COLUMNS = ("ExecutionId", "Name", "RuntimeStatus", "Version", "CreatedTime", "LastUpdatedTime", "CompletedTime",
-                "ScheduledStartTime", "Generation", "Tags", SUSPENDED, PARENT, ROOT)  # fmt: skip
+                "ScheduledStartTime", "Generation", "Tags", SUSPENDED, PARENT, ROOT, CANCELS)  # fmt: skip
 """All columns of an instance row that are always short."""
 ERROR_COLUMNS = ("Output", "OutputBlobName", FAILURE)
 """The columns with the error of a failed instance, or with the reason of a terminated one."""
@@ -200,7 +204,29 @@ def merged(
     for event in events:
         properties["LastUpdatedTime"] = event.timestamp
         properties |= _changes(event, texts, now)
+    if (cancel := last_cancel(events, instance_id)) is not None:
+        properties[CANCELS] = f"{cancel.number}:{cancel.identity}:{execution_id}"
     return _row(instance_id, properties), tuple(texts.blobs)
+
+
+def last_cancel(events: Sequence[HistoryEvent], instance_id: str) -> Cancel | None:
+    """Return the last cancel of an activity among the events; None: there is none.
+
+    :param events: events of one generation of an instance.
+    """
+    for event in reversed(events):
+        if isinstance(event, EventSent) and event.taskhub_cancels is not None and event.instance_id == instance_id:
+            return Cancel(number=event.event_id, identity=event.taskhub_action_id or "")
+    return None
+
+
+def _misses_cancel(row: InstanceState, events: Sequence[HistoryEvent]) -> bool:
+    """Return whether an instance row does not show the last cancel of the committed history."""
+    cancel = last_cancel(events, row.instance_id)
+    if cancel is None or cancel == row.cancel:
+        return False
+    # A rewind may have undone the cancel that the row shows.
+    return row.cancel is None or cancel.number >= row.cancel.number
 
 
 def _status_after(event: HistoryEvent) -> Status | None:
@@ -333,6 +359,9 @@ def repair_row(
         now=now,
         container_url=container_url,
     )
+    if row is not None and row.status is Status.PENDING and not lags(row, events) and _misses_cancel(row, events):
+        hint = {CANCELS: entity.properties[CANCELS]}  # a rewound instance: the rest of its row stays
+        return _row(started.instance.instance_id, hint), ()
     if row is not None and not lags(row, events):
         same = row.execution_id == started.instance.execution_id and row.custom_status == custom_status
         if not replayed or same or row.status is Status.PENDING:
@@ -365,6 +394,8 @@ def lags(row: InstanceState | None, events: Sequence[HistoryEvent]) -> bool:
         return status.is_final or not rewound
     if row.status.is_final and not status.is_final and same_start(row.execution_id, started.instance.execution_id):
         return False  # A rewind has rewritten the history and will change the row next. Do not repair the row here.
+    if _misses_cancel(row, events):
+        return True
     return row.execution_id != started.instance.execution_id or row.status is not status
 
 
@@ -416,6 +447,9 @@ def decode_instance(entity: Entity, *, container_url: str) -> InstanceState:
     """
     columns = _Columns(entity)
     ticks, _, by = (columns.text(SUSPENDED) or "").partition(":")
+    number, _, rest = (columns.text(CANCELS) or "").partition(":")
+    identity, _, generation = rest.partition(":")
+    is_cancel = number.isdecimal() and generation == columns.text("ExecutionId")
     state = InstanceState(
         instance_id=unescape(entity.partition_key),
         execution_id=columns.text("ExecutionId"),
@@ -433,6 +467,7 @@ def decode_instance(entity: Entity, *, container_url: str) -> InstanceState:
         tags=columns.object("Tags", Kind.TAGS),
         parent=columns.text(PARENT),
         root=columns.text(ROOT),
+        cancel=Cancel(number=int(number), identity=identity) if is_cancel else None,
         suspended_by=by or None,
         suspended_at=Timestamp(int(ticks)) if ticks.isdecimal() and len(ticks) < 20 else None,
         etag=entity.etag,

@@ -31,7 +31,7 @@ from airflow_provider_taskhub.hub.formats.history_rows import (
     encode_sentinel,
     row_key,
 )
-from airflow_provider_taskhub.hub.formats.instance_rows import changed, merge_row
+from airflow_provider_taskhub.hub.formats.instance_rows import changed, last_cancel, merge_row
 from airflow_provider_taskhub.hub.formats.keys import escape
 from airflow_provider_taskhub.hub.formats.payload_spill import BATCH_ROWS, batches, spill_columns
 from airflow_provider_taskhub.hub.formats.waits_column import encode_awaits
@@ -323,6 +323,7 @@ def visible(episode: Episode, stored: Stored, *, now: float, longest: float = 10
         or episode.output is not None
         or episode.status is not stored.status
         or episode.custom_status != stored.custom_status
+        or last_cancel(episode.history, episode.current.instance_id) is not None
         or now - stored.merged >= longest
     )
 

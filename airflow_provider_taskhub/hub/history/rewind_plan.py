@@ -203,6 +203,12 @@ class _Plan:
                 children.append(asked)
             else:
                 taken.add(asked)
+        # A child whose cancel is undone was terminated all the same: the code starts it again.
+        cancels = [event.taskhub_cancels for at in taken if isinstance(event := self._past[at], EventSent)]
+        for number in cancels:
+            asked = -1 if number is None else self._asked.get(number, -1)
+            if asked >= 0 and isinstance(self._past[asked], SubOrchestrationInstanceCreated):
+                taken.update(self._with_answer(asked))
         taken.update(self._unanswered())
         return Rewinding(
             taken=frozenset({*taken, self._completed}), children=tuple(at for at in children if at not in taken)

@@ -1,4 +1,5 @@
-"""Tells whether an activity may begin: not if its instance has ended or is suspended, or if nobody needs the call.
+"""Tells whether an activity may begin: not if its instance has ended or is suspended, if the orchestrator has cancelled
+the call, or if nobody needs it.
 
 A work item can wait for hours, in its queue or for a slot, before its activity begins. So the worker reads the
 instance row as the last step before the beginning. Between this request and the beginning at most
@@ -7,7 +8,8 @@ that has seen the end of an instance waits for the same time, by its own clock. 
 begins any more, on no machine. Clocks of two machines are not compared.
 
 The worker asks nothing if it has itself stored the call of the activity within the last second: an instance that
-calls an activity is neither ended nor suspended. So an activity that begins at once costs no request.
+calls an activity is neither ended nor suspended. So an activity that begins at once costs no request. It asks
+nevertheless for an instance that has cancelled calls.
 """
 
 from __future__ import annotations
@@ -20,13 +22,19 @@ from datetime import timedelta
 import structlog
 
 from airflow_provider_taskhub.engine.events import FailureDetails, TaskScheduled
-from airflow_provider_taskhub.errors import StorageError, Unavailable
+from airflow_provider_taskhub.errors import StorageError, TaskCancelledError, Unavailable
 from airflow_provider_taskhub.hub.admission.facts import SECOND
 from airflow_provider_taskhub.hub.history.calls import Calls, calls_of
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import BEGINS_WITHIN
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
-from airflow_provider_taskhub.workers.activities.cancellation import Fate, fate_by_history, fate_by_row
+from airflow_provider_taskhub.workers.activities.cancellation import (
+    Fate,
+    fate_by_history,
+    fate_by_row,
+    fate_of,
+    is_cancelled,
+)
 from airflow_provider_taskhub.workers.activities.responses import Responses
 from airflow_provider_taskhub.workers.activities.work_items import WorkItems
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome
@@ -77,6 +85,7 @@ class _Answer:
     :param fate: None: no answer may be used again.
     :param rewound: True if a rewind has taken back a failure of this run.
     :param calls: the calls in the history; None: not asked, or not known.
+    :param cancelled: numbers of the calls that this generation has cancelled.
     """
 
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -84,6 +93,7 @@ class _Answer:
     fate: Fate | None = None
     rewound: bool = False
     calls: Calls | None = None
+    cancelled: frozenset[int] = frozenset()
 
 
 def _is_asked(calls: Calls, held: Delivery) -> bool | None:
@@ -141,8 +151,9 @@ class Begins:
 
     async def _permit(self, held: Delivery) -> Permit:
         clock = self._hub.clock
-        if held.scheduled is not None and clock.monotonic() - held.scheduled < FRESH:
-            return _permit(Fate.OPEN, held.scheduled)
+        stored, asks = held.scheduled, self._hub.cancelled_calls.may_be(held.message.instance.instance_id)
+        if stored is not None and not asks and clock.monotonic() - stored < FRESH:
+            return _permit(Fate.OPEN, stored)
         until = clock.monotonic() + APPEARS_WITHIN
         while True:
             permit = await self._ask(held)
@@ -160,20 +171,24 @@ class Begins:
         async with answer.asking:
             now = hub.clock.monotonic()
             if answer.fate is None or now - answer.sent >= FRESH:
-                answer.fate, answer.calls = None, None
+                answer.fate, answer.calls, answer.cancelled = None, None, frozenset()
                 row = await hub.instance(instance.instance_id)
                 fate = fate_by_row(row, held)
                 if fate is None:
                     return _permit(await fate_by_history(hub, held), now)
                 if fate in (Fate.ENDED, Fate.FAILED):  # not for the next call: a rewind may open the instance again
                     return _permit(fate, now)
+                answer.cancelled = await hub.cancelled_calls.of(row, instance.execution_id)
                 answer.fate, answer.sent = fate, now
                 answer.rewound = row is not None and row.completed is not None
-            if answer.fate is Fate.OPEN and (answer.rewound or held.deliveries > 1):
+            fate = answer.fate
+            if fate is Fate.OPEN and (answer.rewound or held.deliveries > 1):
                 if answer.calls is None:
                     answer.calls = await calls_of(hub.store, hub.names, instance.instance_id)
-                return _permit(fate_of_call(answer.calls, held, rewound=answer.rewound), answer.sent)
-            return _permit(answer.fate, answer.sent)
+                fate = fate_of_call(answer.calls, held, rewound=answer.rewound)
+            if fate in (Fate.OPEN, Fate.SUSPENDED) and held.message.event.event_id in answer.cancelled:
+                fate = Fate.CANCELLED
+            return _permit(fate, answer.sent)
 
     def _waited(self, held: Delivery) -> timedelta:
         """Return how long a work item had been in its queue when this worker received it, by the clock of the store."""
@@ -182,16 +197,35 @@ class Begins:
     async def is_needed(self, held: Delivery) -> bool:
         """Return True if a rewind has opened the instance of a work item again, and waits for the answer to its call.
 
+        A cancelled call needs no attempt.
+
         :raises StorageError: if the store does not answer, or refuses the request.
         """
         hub, instance = self._hub, held.message.instance
         row = await hub.instance(instance.instance_id)
         if row is None or row.completed is None or fate_by_row(row, held) not in (Fate.OPEN, Fate.SUSPENDED):
             return False
+        if await is_cancelled(hub, row, held):
+            return False
         calls = await calls_of(hub.store, hub.names, instance.instance_id)
         if calls is None:
             raise Unavailable(f"a checkpoint of instance {instance.instance_id!r} is under way", maybe_done=False)
         return calls.execution_id == instance.execution_id and _is_asked(calls, held) is True
+
+    async def confirm_cancel(self, held: Delivery, event: TaskScheduled) -> None:
+        """Answer a cancelled call, and delete its work item. Call this when nothing of the activity runs any more."""
+        instance_id = held.message.instance.instance_id
+        log.info("activity_cancelled", activity=event.name, instance_id=instance_id, task_id=event.event_id)
+        text, kind = f"activity {event.name!r} was cancelled by the orchestrator", TaskCancelledError.__name__
+        failure = FailureDetails(error_type=kind, error_message=text, is_non_retriable=True)
+        await self._responses.respond(held, event, ActivityOutcome(failure=failure))
+
+    async def is_cancelled(self, held: Delivery) -> bool:
+        """Return True if the orchestrator has cancelled the call of a work item, and its instance has not ended.
+
+        :raises StorageError: if the store does not answer, or refuses the request.
+        """
+        return await fate_of(self._hub, held) is Fate.CANCELLED
 
     async def refuse(self, held: Delivery, event: TaskScheduled, fate: Fate) -> None:
         """Settle a work item whose activity may not begin.
@@ -199,6 +233,9 @@ class Begins:
         :param fate: the answer of :meth:`permit`, not OPEN.
         """
         waited, reader = self._waited(held), self._work_items.reader
+        if fate is Fate.CANCELLED:
+            await self.confirm_cancel(held, event)
+            return
         log.info(
             "activity_not_begun", activity=event.name, instance_id=held.message.instance.instance_id, why=str(fate)
         )

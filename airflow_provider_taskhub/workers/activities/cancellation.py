@@ -1,11 +1,11 @@
-"""Cancels running activities whose instance has ended."""
+"""Cancels running activities whose instance has ended, or whose call the orchestrator has cancelled."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 
-from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.events import EventSent, HistoryEvent, OrchestrationInstance, Status
 from airflow_provider_taskhub.engine.identity import run_name, same_start
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.hub.admission.facts import SECOND
@@ -18,12 +18,13 @@ from airflow_provider_taskhub.hub.queues.delivery import Delivery
 
 class ActivityCancellation:
     """Asks workers to cancel activities that still run for an instance that has ended, but not if it has failed: a
-    rewind of the failed instance takes their results, so they go on.
+    rewind of the failed instance takes their results, so they go on. Also those whose calls a live instance has
+    cancelled.
 
     The request is a mark in the activity record, a row in the store for each attempt; activities without a record are
     cancelled by ``processor``. Records are marked before the messages that ended the instance are deleted. If this
     worker dies in between, the messages are delivered again, and the next worker marks the records. An attempt that is
-    claimed later checks by itself whether its instance has ended (:func:`fate_of`).
+    claimed later checks by itself whether it is still wanted (:func:`fate_of`).
 
     :param registry: the activities of this worker.
     """
@@ -44,19 +45,44 @@ class ActivityCancellation:
         found = (self._activities.get(name) for name in open_tasks.values())
         return any(definition is None or definition.record for definition in found)
 
-    async def cancel(self, instance_id: str, execution_id: str | None) -> None:
+    def calls(self, history: Iterable[HistoryEvent], open_tasks: Mapping[int, str]) -> set[int]:
+        """Return the numbers of the cancelled calls without an answer whose activities have, or perhaps have, records.
+
+        :param history: the events with the cancels, such as those of one episode.
+        :param open_tasks: as for :meth:`concerns`.
+        """
+        calls = {
+            event.taskhub_cancels or 0
+            for event in history
+            if isinstance(event, EventSent) and event.taskhub_cancels is not None
+        }
+        names = {number: open_tasks[number] for number in calls if number in open_tasks}
+        return {number for number, name in names.items() if self.concerns({number: name}, None)}
+
+    async def cancel(self, instance_id: str, execution_id: str | None, calls: Collection[int] | None = None) -> None:
         """Mark the running attempts of one run of the instance as ``cancelling``. Their workers then end them.
 
         Attempts of a later run of the same instance id go on.
 
         :param execution_id: the execution id of any generation of the run (``continue_as_new`` begins a generation).
             None: no attempt is marked.
+        :param calls: numbers of the calls of this very generation whose attempts are marked; None: all of the run.
         :raises StorageError: if the store fails, or if a record changes during each try. It is then unknown whether all
             attempts are marked.
         """
-        for record, entity in await records.of_instance(self._hub.store, self._hub.names, instance_id):
-            if same_start(record.instance.execution_id, execution_id):
-                await records.ask_to_stop(self._hub.store, self._hub.names, (record, entity))
+        store, names = self._hub.store, self._hub.names
+        if calls is None:
+            found = [
+                one
+                for one in await records.of_instance(store, names, instance_id)
+                if same_start(one[0].instance.execution_id, execution_id)
+            ]
+        else:
+            instance = OrchestrationInstance(instance_id=instance_id, execution_id=execution_id)
+            within = await records.of_calls(store, names, instance, min(calls), max(calls))
+            found = [one for one in within if one[0].task_id in calls]
+        for one in found:
+            await records.ask_to_stop(store, names, one)
 
 
 class Fate(StrEnum):
@@ -68,6 +94,8 @@ class Fate(StrEnum):
     """The history has the answer to the call of the activity. Only :mod:`begins` asks for this, and for UNDONE."""
     UNDONE = "undone"
     """A rewind has undone the call of the activity."""
+    CANCELLED = "cancelled"
+    """The orchestrator has cancelled the call of the activity, and waits for the answer that says so."""
     ENDED = "ended"
     FAILED = "failed"
     """The run has failed, so a rewind may open it again. Activities with a record that run go on; none begins."""
@@ -95,8 +123,20 @@ async def fate_of(hub: Hub, held: Delivery) -> Fate:
 
     :param held: the work item of the activity.
     """
-    fate = fate_by_row(await hub.instance(held.message.instance.instance_id), held)
+    row = await hub.instance(held.message.instance.instance_id)
+    fate = fate_by_row(row, held)
+    if fate in (Fate.OPEN, Fate.SUSPENDED) and await is_cancelled(hub, row, held):
+        return Fate.CANCELLED
     return fate or await fate_by_history(hub, held)
+
+
+async def is_cancelled(hub: Hub, row: InstanceState | None, held: Delivery) -> bool:
+    """Return whether the orchestrator has cancelled the call of a work item.
+
+    :param row: the instance row, newly read.
+    """
+    calls = await hub.cancelled_calls.of(row, held.message.instance.execution_id)
+    return held.message.event.event_id in calls
 
 
 async def fate_by_history(hub: Hub, held: Delivery) -> Fate:

@@ -154,8 +154,8 @@ class RecordedAttempt:
     async def _beat(self) -> None:
         """Renew the record until the attempt has ended.
 
-        After the first renewal this method checks once whether the instance has ended. If the instance was terminated
-        before the record existed, nothing could mark the record as ``cancelling``.
+        After the first renewal this method checks once whether the instance has ended or has cancelled the call. If
+        that was before the record existed, nothing could mark the record as ``cancelling``.
 
         :raises Superseded: if the attempt must end.
         """
@@ -173,10 +173,10 @@ class RecordedAttempt:
                 self._renewed = sent
                 self._answered.set()
                 outage.over()
-                if not fate_checked and await _in_time(fate_of(hub, self._held)) is Fate.ENDED:
+                if not fate_checked and await _in_time(fate_of(hub, self._held)) in (Fate.ENDED, Fate.CANCELLED):
                     self.record = replace(self.record, state=RecordState.CANCELLING)
                     await self._write()
-                    raise Superseded("the instance of the activity has ended")
+                    raise Superseded("the instance of the activity has ended, or has cancelled the call")
                 fate_checked = True
             except (Conflict, NotFound) as error:
                 raise Superseded("the attempt was cancelled, or another worker has taken it over") from error

@@ -21,6 +21,7 @@ from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registr
 from airflow_provider_taskhub.errors import StorageError, Unavailable
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import Need
+from airflow_provider_taskhub.hub.partitions.bounded import within
 from airflow_provider_taskhub.hub.queues import quarantine
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.settings import LeaseTimes
@@ -58,6 +59,7 @@ class _Unrecorded:
     known: bool = False
     purged: bool = False
     asked_to_end: bool = False
+    cancelled: bool = False
 
 
 class Activities:
@@ -96,7 +98,10 @@ class Activities:
         self._limited, self._runnable, self._spark = limited, runnable, spark
         self._hub, self._registry, self._runner, self._times, self._absences = hub, registry, runner, times, absences
         self._unrecorded_running: dict[Delivery, _Unrecorded] = {}
-        self._watch = asyncio.Event()
+        self._watch, self._hurry = asyncio.Event(), asyncio.Event()
+        self._hurried: set[str] = set()
+        """The instances of which this worker has stored a cancel, so that :meth:`watch` asks for them."""
+        hub.cancelled_calls.listeners.append(self._cancel_stored)
         self._work_items, self._reader = work_items, work_items.reader
         self._begins, self._responses, self._recorded = begins, responses, recorded
 
@@ -143,7 +148,7 @@ class Activities:
             await self._move_to_own(held, event.name if event.name in self._limited else None)
         elif (overdue := self._overdue(held, definition)) is not None:
             fate = (await self._begins.permit(held)).fate
-            if fate in (Fate.SUSPENDED, Fate.NOTHING):  # it has not waited for its turn
+            if fate in (Fate.SUSPENDED, Fate.NOTHING, Fate.CANCELLED):  # it has not waited for its turn
                 await self._begins.refuse(held, event, fate)
             else:
                 await self._responses.respond(held, event, ActivityOutcome(failure=overdue))
@@ -233,7 +238,9 @@ class Activities:
         except TimeoutError:
             if not life.expired():
                 raise
-            if plain.purged:
+            if plain.cancelled:
+                await self._begins.confirm_cancel(held, event)
+            elif plain.purged:
                 await self._responses.drop_purged(held)
             else:
                 await self._responses.drop(held, "its instance was ended")
@@ -245,11 +252,19 @@ class Activities:
         else:
             await self._responses.respond_or_fail(held, event, outcome, cheap=cheap)
 
+    def _cancel_stored(self, instance_id: str) -> None:
+        if any(held.message.instance.instance_id == instance_id for held in self._unrecorded_running):
+            self._hurried.add(instance_id)
+            self._hurry.set()
+
     async def watch(self) -> None:
-        """Cancel running activities without an activity record whose instance has ended. Runs until cancelled.
+        """Cancel running activities without an activity record whose instance has ended, or has cancelled the call.
+
+        Runs until cancelled.
 
         It asks for the instance of each activity about once in every renewal interval, counted from the activity's
-        beginning. What is due soon after is asked with it, so that the loop wakes at most ten times in an interval.
+        beginning. What is due soon after is asked with it, so that the loop wakes at most ten times in an interval. If
+        this worker itself has stored a cancel, it asks at once.
 
         This loop does not watch activities with a record: their heartbeats find in the record that they are cancelled.
         """
@@ -260,9 +275,15 @@ class Activities:
                 self._watch.clear()
                 await self._watch.wait()
             first = min(plain.asked for plain in self._unrecorded_running.values())
-            await clock.sleep(max(0.1 * interval, first + interval - clock.monotonic()))
+            await within(clock, self._hurry, max(0.1 * interval, first + interval - clock.monotonic()))
+            hurried, self._hurried = self._hurried, set()
+            self._hurry.clear()
             now = clock.monotonic()
-            due = [one for one in self._unrecorded_running.items() if now - one[1].asked >= 0.9 * interval]
+            due = [
+                (held, plain)
+                for held, plain in self._unrecorded_running.items()
+                if now - plain.asked >= 0.9 * interval or held.message.instance.instance_id in hurried
+            ]
             for held, plain in due:
                 plain.asked = now
                 if held not in self._unrecorded_running or plain.asked_to_end:
@@ -278,7 +299,9 @@ class Activities:
                     continue
                 plain.purged = fate is Fate.NOTHING and plain.known
                 plain.known |= fate is not Fate.NOTHING
-                if held in self._unrecorded_running and (fate in (Fate.ENDED, Fate.FAILED) or plain.purged):
+                plain.cancelled = fate is Fate.CANCELLED
+                ends = plain.cancelled or plain.purged or fate in (Fate.ENDED, Fate.FAILED)
+                if held in self._unrecorded_running and ends:
                     plain.asked_to_end = True
                     plain.life.reschedule(asyncio.get_running_loop().time())
 

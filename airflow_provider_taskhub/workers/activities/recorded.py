@@ -169,8 +169,8 @@ class RecordedActivities:
             log.info("activity_superseded", activity=event.name, attempt=record.attempt, reason=str(reason))
             if isinstance(reason, CutOff):
                 await attempt.lose(str(reason))
-            await self._end_sessions(attempt.left_sessions)  # the cancel may have come before their end
-            await self._cancelled(held, attempt)
+            await self._end_sessions(held, attempt.left_sessions)  # the cancel may have come before their end
+            await self._cancelled(held, event, attempt)
             return None
         except asyncio.CancelledError:
             await attempt.lose("its worker stopped")
@@ -182,8 +182,8 @@ class RecordedActivities:
             if await attempt.lose("it did not begin"):
                 await self._refuse(held, event, fate, attempt.left_sessions)
             else:  # the end of the instance has marked the record as cancelling
-                await self._end_sessions(attempt.left_sessions)
-                await self._cancelled(held, attempt)
+                await self._end_sessions(held, attempt.left_sessions)
+                await self._cancelled(held, event, attempt)
             return None
         crashes = crashes.after(outcome)
         if outcome.crashed and not crashes.too_many:
@@ -191,7 +191,7 @@ class RecordedActivities:
             await attempt.lose(outcome.failure.error_message if outcome.failure else "executor crashed")
             return crashes
         if outcome.crashed and record.spark_session is not None:  # no attempt follows that would end its session
-            await self._end_sessions((record.spark_session,))
+            await self._end_sessions(held, (record.spark_session,))
         try:
             await self._record_outcome(held, event, attempt, outcome)
         except (PayloadTooLarge, InputError) as error:
@@ -240,16 +240,16 @@ class RecordedActivities:
                     await self._respond_again(held, event, *last)
                     return None
                 case ActivityReaction.DROP:
-                    await self._end_sessions(_left_sessions(found))
-                    await self._responses.drop(held, "its instance was ended")
+                    await self._end_sessions(held, _left_sessions(found))
+                    await self._settle_cancelled(held, event, "its instance was ended")
                     return None
                 case ActivityReaction.CLOSE if last is not None:
-                    await self._end_sessions(_left_sessions(found))
+                    await self._end_sessions(held, _left_sessions(found))
                     if await self._begins.is_needed(held):
                         await self._take_back_cancel(*last)
                         continue
                     with suppress(Conflict):  # if the record has changed, its worker is alive: read again
-                        await self._close(held, *last)
+                        await self._close(held, event, *last)
                         return None
                     continue
                 case ActivityReaction.WAIT:
@@ -279,11 +279,13 @@ class RecordedActivities:
                     continue  # there may be a record nevertheless, which must be closed
                 if last is not None and silent is not None and permit.fate is not Fate.SUSPENDED:
                     # No next attempt marks the record of the dead worker.
-                    await self._end_sessions(_left_sessions(found))
+                    await self._end_sessions(held, _left_sessions(found))
                     with suppress(Conflict):
-                        await self._close(held, *last)
+                        await self._close(held, event, *last)
                         return None
                     continue
+                if permit.fate is Fate.CANCELLED and not await self._take_away(held, event, definition, last):
+                    continue  # another worker has claimed this attempt first: read its record
                 await self._refuse(held, event, permit.fate, _left_sessions(found))
                 return None
             claim = self._new_record(held, event, definition, last[0] if last else None)
@@ -331,21 +333,43 @@ class RecordedActivities:
             )
             return attempt, permit.begin_by
 
+    async def _take_away(
+        self,
+        held: Delivery,
+        event: TaskScheduled,
+        definition: ActivityDefinition,
+        last: tuple[ActivityRecord, Entity] | None,
+    ) -> bool:
+        """Write the record of the next attempt of a cancelled call as cancelled, so that no worker begins it. A copy of
+        the work item may be elsewhere, and the permit there may be older than the cancel.
+
+        :returns: False if another worker has claimed the attempt first.
+        """
+        claim = self._new_record(held, event, definition, last[0] if last else None)
+        now = self._hub.clock.utc_now()
+        return await self._write_claim(replace(claim, state=RecordState.CANCELLED, ended=now), None) is not None
+
     async def _refuse(self, held: Delivery, event: TaskScheduled, fate: Fate, left_sessions: tuple[str, ...]) -> None:
         """Settle a work item whose activity may not begin. If no next attempt will end what dead workers have left
         running, end it now."""
         if fate is not Fate.SUSPENDED:
-            await self._end_sessions(left_sessions)
+            await self._end_sessions(held, left_sessions)
         await self._begins.refuse(held, event, fate)
 
-    async def _end_sessions(self, sessions: tuple[str, ...]) -> None:
+    async def _end_sessions(self, held: Delivery, sessions: tuple[str, ...]) -> None:
         """End what dead executors have left running on a Spark Connect server, if no next attempt does it.
 
-        An error is only logged, because the instance has ended and waits for nothing.
+        An error is only logged if the instance has ended and waits for nothing.
+
+        :raises Unavailable: if the call was cancelled: its answer says that nothing of it runs any more.
         """
-        if sessions:
-            with suppress(ExecutorError):
-                await self._runner.end_sessions(sessions)
+        if not sessions:
+            return
+        try:
+            await self._runner.end_sessions(sessions)
+        except ExecutorError as error:
+            if await self._begins.is_cancelled(held):
+                raise Unavailable(f"a session of a dead attempt is not ended: {error}", maybe_done=False) from error
 
     def _reaction(
         self, event: TaskScheduled, last: tuple[ActivityRecord, Entity] | None, silence: Silence
@@ -425,7 +449,7 @@ class RecordedActivities:
             saved=last.saved if last is not None and _is_of(last, event) else None,
         )
 
-    async def _cancelled(self, held: Delivery, attempt: RecordedAttempt) -> None:
+    async def _cancelled(self, held: Delivery, event: TaskScheduled, attempt: RecordedAttempt) -> None:
         """Change the record of an attempt that this worker has ended from ``cancelling`` to ``cancelled``.
 
         If the record says something else, for example that another worker has taken over, the work item is given back.
@@ -440,7 +464,7 @@ class RecordedActivities:
             await self._take_back_cancel(*found)
             reaction = ActivityReaction.REQUEUE
         if reaction is ActivityReaction.CLOSE:
-            await self._close(held, *found)
+            await self._close(held, event, *found)
         elif held.gone:
             self._work_items.reader.release([held])
         else:
@@ -455,14 +479,25 @@ class RecordedActivities:
         with suppress(Conflict):
             await self._hub.store.execute(records.update(self._hub.names, ended, entity.etag))
 
-    async def _close(self, held: Delivery, record: ActivityRecord, entity: Entity) -> None:
-        """Record that an attempt is cancelled, and delete its work item.
+    async def _close(self, held: Delivery, event: TaskScheduled, record: ActivityRecord, entity: Entity) -> None:
+        """Record that an attempt is cancelled, and settle its work item.
 
         :raises Conflict: if another worker or client has changed the record.
         """
         ended = replace(record, state=RecordState.CANCELLED, ended=self._hub.clock.utc_now())
         await self._hub.store.execute(records.update(self._hub.names, ended, entity.etag))
-        await self._responses.drop(held, "cancelled")
+        await self._settle_cancelled(held, event, "cancelled")
+
+    async def _settle_cancelled(self, held: Delivery, event: TaskScheduled, why: str) -> None:
+        """Answer the call of an attempt that was cancelled, if its orchestrator has cancelled it; else delete the work
+        item, because the instance has ended.
+
+        :param why: the reason for the log, if the work item is deleted.
+        """
+        if await self._begins.is_cancelled(held):
+            await self._begins.confirm_cancel(held, event)
+        else:
+            await self._responses.drop(held, why)
 
     async def _record_outcome(
         self, held: Delivery, event: TaskScheduled, attempt: RecordedAttempt, outcome: ActivityOutcome
@@ -496,7 +531,7 @@ class RecordedActivities:
                     attempt=ended.attempt,
                     reason="the record was changed by another worker or client before the outcome was written",
                 )
-                await self._cancelled(held, attempt)
+                await self._cancelled(held, event, attempt)
 
     async def _settle(
         self,

@@ -14,6 +14,7 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine import identity
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
+    EventSent,
     ExecutionCompleted,
     ExecutionResumed,
     ExecutionStarted,
@@ -73,6 +74,7 @@ class LoadedInstance:
     :ivar started: the start event of the generation; None if no history is loaded.
     :ivar scheduled: the scheduling events of activities, timers and children, by the number of their action.
     :ivar open_tasks: the names of the activities without a response, by the number of their action.
+    :ivar cancels: whether the generation has cancelled calls of activities.
     :ivar seen: the identities of processed messages; the value is True if later generations must remember the identity.
     :ivar past: the history as loaded; empty after the first episode or repair.
     :ivar ended: the final status; None while the instance has not ended.
@@ -92,6 +94,7 @@ class LoadedInstance:
     started: ExecutionStarted | None = None
     scheduled: dict[int, HistoryEvent] = field(default_factory=dict)
     open_tasks: dict[int, str] = field(default_factory=dict)
+    cancels: bool = False
     seen: dict[str, bool] = field(default_factory=dict)
     past: tuple[HistoryEvent, ...] = ()
     ended: Status | None = None
@@ -108,6 +111,7 @@ class LoadedInstance:
         if switched:
             self.scheduled.clear()
             self.open_tasks.clear()
+            self.cancels = False
             self.seen.clear()
         for event in events:
             if event.taskhub_message_id is not None:
@@ -118,6 +122,9 @@ class LoadedInstance:
                     self.open_tasks[event.event_id] = event.name
                 case TimerCreated() | SubOrchestrationInstanceCreated():
                     self.scheduled[event.event_id] = event
+                case EventSent():
+                    mine = event.instance_id == self.execution.instance.instance_id
+                    self.cancels |= mine and event.taskhub_cancels is not None
                 case TaskCompleted() | TaskFailed():
                     self.open_tasks.pop(event.task_scheduled_id, None)
                 case ExecutionStarted():

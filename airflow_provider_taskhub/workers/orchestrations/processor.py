@@ -45,6 +45,7 @@ from airflow_provider_taskhub.errors import (
 )
 from airflow_provider_taskhub.hub.admission.facts import Facts, RowFacts, newest, scheduling_id
 from airflow_provider_taskhub.hub.formats.history_rows import MAX_CONSUMED
+from airflow_provider_taskhub.hub.formats.instance_rows import last_cancel
 from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, Loaded
 from airflow_provider_taskhub.hub.history.trimming import is_due, trim
 from airflow_provider_taskhub.hub.hub import Hub, brought
@@ -437,7 +438,7 @@ class Orchestrations:
             await self._settler.delete(session, batch)
             self._keep(session, live)
             return
-        live.past = ()
+        loaded, live.past = live.past, ()
         # A new generation deletes the history rows that name the consumed messages. The sentinel must list these
         # messages, because each of them can be delivered again.
         if episode.switched:
@@ -447,18 +448,33 @@ class Orchestrations:
                 log.info("oldest_events_forgotten", instance_id=session.instance_id, remembered=MAX_CONSUMED)
         live.absorb(episode.history, switched=episode.switched)
         live.execution_id = episode.current.execution_id
-        cancels = episode.completed is not None and self._cancelling.concerns(live.open_tasks, episode.status)
+        ends = episode.completed is not None and self._cancelling.concerns(live.open_tasks, episode.status)
+        # Also those of the loaded history: the worker that stored them may have died before it marked the attempts.
+        history = episode.history if episode.switched else (*loaded, *episode.history)
+        calls = set() if ends else self._cancelling.calls(history, live.open_tasks)
         queues_of = partial(self._calls.place, live, session.reader.tenure.partition)
         outgoing = self._hub.outbound(episode, self._queues.claimable, queues_of)
         with self._queues.reserved(outgoing):
             done = await self._committer.commit(
-                episode, live.stored, outgoing, batch, tenure=session.reader.tenure, tags=live.tags, leave=cancels
+                episode,
+                live.stored,
+                outgoing,
+                batch,
+                tenure=session.reader.tenure,
+                tags=live.tags,
+                leave=ends or bool(calls),
             )
         live.remember(done.stored)
         live.forget(done.deleted)
-        if not cancels:
+        if not (ends or calls):
             session.reader.release(batch)
+        if live.cancels:
+            new = last_cancel(episode.history, session.instance_id) is not None
+            self._hub.cancelled_calls.note(session.instance_id, new=new)
         self._queues.hand_over(done.claimed)
+        if calls:
+            await self._cancelling.cancel(session.instance_id, live.execution_id, calls)
+            await self._settler.delete(session, batch)
         if episode.completed is None:
             if episode.switched and is_due(episode.current, self._kept_generations):
                 await self._trim(episode.current)
@@ -477,7 +493,7 @@ class Orchestrations:
         )
         self._sessions.keep(session, None)
         self._calls.ended(session.instance_id)
-        if cancels:
+        if ends:
             await self._cancelling.cancel(session.instance_id, live.execution_id)
             await self._settler.delete(session, batch)
         await self._limits.ended(live, episode.current)

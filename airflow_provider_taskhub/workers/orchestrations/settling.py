@@ -154,7 +154,7 @@ class Settler:
         """Complete the last checkpoint of an instance if it was cut off after its history was written.
 
         A message that is delivered again shows that this may have happened. The repair writes the instance row and the
-        completion hint, and cancels activities of an instance that has ended.
+        completion hint, and cancels activities of an instance that has ended, or has cancelled their calls.
 
         :param batch: the messages to be settled. The watchdog puts them into quarantine if the replay does not end.
         :raises Aborted: if another owner has committed since the history was loaded, so that its newer instance row
@@ -178,7 +178,10 @@ class Settler:
             etag = await self._merge(session, *repaired, etag=row.etag if row is not None else None)
             live.stored = replace(live.stored, row_etag=etag, unprojected_events=())
             log.info("instance_row_repaired", instance_id=session.instance_id)
+        calls = self._cancelling.calls(live.past, live.open_tasks)
         live.past = ()
+        if calls and live.ended in (None, Status.FAILED):
+            await self._cancelling.cancel(session.instance_id, live.execution_id, calls)
         if live.ended is not None:
             hints = completion(hub.names, live.execution.instance, live.ended, live.tags)
             for hint in (*hints, *hub.awaited.hints(hub.names, instance_id)):

@@ -19,6 +19,7 @@ from airflow_provider_taskhub.app import (
     OrchestrationError,
     RetryPolicy,
     Task,
+    TaskCancelledError,
     TaskFailedError,
 )
 from airflow_provider_taskhub.engine.tasks import CancellableTask
@@ -138,7 +139,7 @@ def _build(ctx: OrchestrationContext, step: dict[str, Any]) -> Built:
     task: Task[Any]
     match step["do"]:
         case "activity":
-            task = ctx.call_activity("recorded" if step["record"] else "plain", step, retry=_retry(step))
+            task = ctx.call_activity(*_call(step), retry=_retry(step))
         case "timer":
             task = ctx.create_timer(timedelta(seconds=step["seconds"]))
         case "event":
@@ -160,6 +161,8 @@ def _build(ctx: OrchestrationContext, step: dict[str, Any]) -> Built:
             task = ctx.branch(_sequence(ctx, step["of"]))
         case "limit":
             task = ctx.branch(_limited(ctx, step))
+        case "cancel":
+            task = ctx.branch(_cancelled(ctx, step))
         case other:
             raise OrchestrationError(f"no step {other!r}", retryable=False)
     return Built(step, task, ctx.current_utc_datetime, parts)
@@ -185,6 +188,24 @@ async def _limited(ctx: OrchestrationContext, step: dict[str, Any]) -> list[Any]
             return [True, _read(ctx, built)]
     except TimeoutError:
         return [False]
+
+
+async def _cancelled(ctx: OrchestrationContext, step: dict[str, Any]) -> list[Any]:
+    """Call an activity, cancel it some time later, and wait until it has ended."""
+    task = ctx.call_activity(*_call(step["of"]), retry=_retry(step["of"]))
+    if step["seconds"]:
+        await ctx.create_timer(timedelta(seconds=step["seconds"]))
+    task.cancel()
+    try:
+        return [True, await task]
+    except TaskCancelledError:
+        return [False]
+    except TaskFailedError as error:
+        return [True, _told(error)]
+
+
+def _call(step: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return "recorded" if step["record"] else "plain", step
 
 
 def _retry(step: dict[str, Any]) -> RetryPolicy | None:
@@ -213,7 +234,8 @@ def _read(ctx: OrchestrationContext, built: Built) -> Any:
 
 def _cancel(parts: Sequence[Built]) -> None:
     for part in parts:
-        if isinstance(part.task, CancellableTask):
+        # The program says how each child ends.
+        if isinstance(part.task, CancellableTask) and part.step["do"] != "child":
             part.task.cancel()
 
 

@@ -34,7 +34,7 @@ def make(seed: int, number: int, *, branches: bool = True) -> Program:
 
 
 class _Changer:
-    """Puts some tasks of a program into branches and within limits."""
+    """Puts some tasks of a program into branches and within limits, and cancels some calls of activities."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
@@ -54,6 +54,8 @@ class _Changer:
         caught = {"caught": step["caught"]} if "caught" in step else {}
         if kind < 0.06:
             return {"do": "branch", "of": [step]} | caught
+        if kind > 0.85 and step["do"] == "activity":
+            return {"do": "cancel", "seconds": self._dice.choice([0.0, 0.05, 0.3, 1.0]), "of": step} | caught
         if kind < 0.14:
             seconds = self._dice.choice([0.0, 0.05, 0.3, 1.0, HOUR, HOUR])
             return {"do": "limit", "seconds": seconds, "of": step} | caught

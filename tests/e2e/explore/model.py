@@ -190,7 +190,12 @@ class _Reader:
             case "branch":
                 return self._branch(step, own, sure=sure)
             case "limit":
-                return self._limit(step, own, sure=sure)
+                wide = step["seconds"] >= HOUR
+                return self._cut_off(step, own, sure=sure and wide, options=[] if wide else [[False]])
+            case "cancel":  # after that, a failed call is not tried again
+                error = Error("TaskFailedError", f"boom {step['of']['key']}", "")
+                failed = [[True, error]] if step["of"]["fails"] else []
+                return self._cut_off(step, own, sure=False, options=[[False], *failed])
         raise AssertionError(step)
 
     def _activity(self, step: Step, *, sure: bool) -> Outcome:
@@ -251,10 +256,9 @@ class _Reader:
             values.append(outcome.value)
         return Ends(values)
 
-    def _limit(self, step: Step, own: str, *, sure: bool) -> Outcome:
-        wide = step["seconds"] >= HOUR
-        outcome = self._task(step["of"], own, sure=sure and wide)
-        options: list[Any] = [] if wide else [[False]]
+    def _cut_off(self, step: Step, own: str, *, sure: bool, options: list[Any]) -> Outcome:
+        """:param options: what it gives if it is cut off."""
+        outcome = self._task(step["of"], own, sure=sure)
         if isinstance(outcome, Ends):
             options.append([True, outcome.value])
         elif isinstance(outcome, Fails):

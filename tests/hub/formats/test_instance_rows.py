@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from airflow_provider_taskhub.codec import Timestamp, decompress
 from airflow_provider_taskhub.engine.episode import Episode
 from airflow_provider_taskhub.engine.events import (
+    EventSent,
     ExecutionCompleted,
     ExecutionResumed,
     ExecutionStarted,
@@ -32,6 +33,7 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.hub.formats.history_rows import encode_event
 from airflow_provider_taskhub.hub.formats.instance_rows import (
+    CANCELS,
     FAILURE,
     created_row,
     decode_instance,
@@ -48,7 +50,7 @@ from airflow_provider_taskhub.hub.formats.large_texts import address_of, blob_at
 from airflow_provider_taskhub.hub.formats.message_envelope import Envelope, TaskMessage, spill
 from airflow_provider_taskhub.hub.formats.payload_spill import spill_columns
 from airflow_provider_taskhub.hub.history.queries import matches, query_filter
-from airflow_provider_taskhub.hub.model import HubNames, InstanceState
+from airflow_provider_taskhub.hub.model import Cancel, HubNames, InstanceState
 from airflow_provider_taskhub.storage.primitives import And, Compare, Entity, Filter, Or, Property, PutBlob
 from tests.hub.formats.events import failures
 from tests.hub.formats.rows import edm
@@ -544,3 +546,45 @@ def test_tags_all_must_match() -> None:
     assert not matches(tagged, tags={"dag": "flights", "try": "2"})
     assert not matches(state(Status.RUNNING), tags={"dag": "flights"})
     assert not matches(tagged, prefix="b")
+
+
+def cancelled(number: int, identity: str = "one") -> EventSent:
+    return EventSent(
+        timestamp=NOW,
+        event_id=number,
+        instance_id="a/b",
+        name="cancel load",
+        taskhub_action_id=identity,
+        taskhub_cancels=0,
+    )
+
+
+def test_the_row_names_the_last_cancel_of_the_present_generation() -> None:
+    row = stored(merge(START, cancelled(3), cancelled(4, "two"))[0])
+    assert read(row).cancel == Cancel(number=4, identity="two")
+    later = replace(row, properties={**row.properties, "ExecutionId": HALF})
+    assert read(later).cancel is None, "of an earlier generation"
+    child = replace(cancelled(5), instance_id="a child")
+    assert read(stored(merge(START, child)[0])).cancel is None, "the cancel of a child concerns no activity"
+
+
+@pytest.mark.rows("K29")
+def test_a_row_without_the_last_cancel_is_repaired() -> None:
+    """A worker has died between the history and the row."""
+    knows = replace(state(Status.RUNNING), cancel=Cancel(number=3, identity="one"))
+    assert repair(knows, START, cancelled(3)) is None
+    for row in (state(Status.RUNNING), knows):
+        repaired = repair(row, START, cancelled(3), cancelled(4, "two"))
+        assert repaired is not None
+        assert repaired.properties[CANCELS] == f"4:two:{EXECUTION}"
+    again = repair(knows, START, cancelled(3, "after a rewind"))
+    assert again is not None, "a rewind has undone the cancel that the row shows"
+    assert repair(replace(knows, cancel=Cancel(number=7, identity="undone")), START, cancelled(3)) is None
+
+
+@pytest.mark.rows("K29", "K44")
+def test_the_row_of_a_rewound_instance_gets_only_the_cancel() -> None:
+    rewound = GenericEvent(timestamp=NOW, reason="Rewound: TaskFailed")
+    repaired = repair(state(Status.PENDING), START, rewound, cancelled(3))
+    assert repaired is not None
+    assert repaired.properties == {CANCELS: f"3:one:{EXECUTION}"}

@@ -1,0 +1,556 @@
+"""A call that the orchestrator cancels ends, or never begins, on any worker; its task then says so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.engine.context import OrchestrationContext
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.tasks import CancellableTask
+from airflow_provider_taskhub.errors import TaskCancelledError, TaskFailedError
+from airflow_provider_taskhub.hub.history.cancelled_calls import CancelledCalls
+from airflow_provider_taskhub.hub.model import InstanceState, RecordState
+from airflow_provider_taskhub.storage.faults import Call, Fault, late
+from airflow_provider_taskhub.storage.primitives import Transact
+from airflow_provider_taskhub.workers.activities.cancellation import ActivityCancellation
+from tests.simulation.world import AFTER, BEFORE, Death, Machine, World, simulate
+
+KINDS: dict[str, dict[str, Any]] = {"plain": {"record": False}, "recorded": {"record": True}}
+LIMITS: dict[str, dict[str, Any]] = {
+    "limit": {"limit": 2},
+    "limit for each tenant": {"limit": 2, "limit_key": "tenant"},
+    "memory": {"memory": "1g"},
+}
+"""Each lets two attempts run at once on a worker with 2 GiB."""
+CANCELLED = "activity 'load' was cancelled by the orchestrator"
+
+
+class Loads:
+    """An app whose orchestrator cancels its calls. Notes when each call begins and ends, by the simulated clock."""
+
+    def __init__(self, **given: Any) -> None:
+        self.begun: list[tuple[int, float]] = []
+        self.ended: list[tuple[int, float, str]] = []
+        self.confirmed: list[float] = []
+        self.app = app = App("cancels")
+
+        def now() -> float:
+            return asyncio.get_running_loop().time()
+
+        @app.activity(**given)
+        async def load(number: int) -> int:
+            self.begun.append((number, now()))
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                self.ended.append((number, now(), "cancelled"))
+                raise
+            self.ended.append((number, now(), "done"))
+            return number
+
+        @app.activity(record=False)
+        async def note() -> None:
+            self.confirmed.append(now())
+
+        @app.orchestrator
+        async def all(ctx: OrchestrationContext, count: int) -> list[str]:
+            """Cancels all of its calls after an event, and waits for the end of each."""
+            tasks = [ctx.call_activity(load, number) for number in range(count)]
+            await ctx.wait_for_external_event("stop")
+            for task in tasks:
+                task.cancel()
+            told = []
+            for task in tasks:
+                try:
+                    told.append(str(await task))
+                except TaskCancelledError as error:
+                    told.append(str(error))
+            await ctx.call_activity(note)
+            return told
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.rows("D63")
+def test_running_and_waiting_calls_end_and_none_begins_after_the_confirmed_end(kind: str, workers: int) -> None:
+    """There are slots for a part of the calls; the others wait in their queue."""
+    loads = Loads(**KINDS[kind])
+
+    async def main() -> None:
+        async with World(loads.app, activities=2) as world:
+            for number in range(workers):
+                await world.join(f"w{number}")
+            await world.client.start("all", 7, instance_id="one")
+            await world.clock.sleep(5)
+            assert len(loads.begun) == 2 * workers
+            begun = world.clock.monotonic()
+            await world.client.raise_event("one", "stop")
+            state = await world.wait("one")
+            assert (state.status, json.loads(state.output or "")) == (Status.COMPLETED, [CANCELLED] * 7)
+            assert world.clock.monotonic() - begun < 3 * world.settings.lease_times.renew.total_seconds()
+            assert len(loads.begun) == 2 * workers, "what waited has not begun"
+            assert {how for _, _, how in loads.ended} == {"cancelled"}
+            assert max(at for _, at, _ in loads.ended) <= loads.confirmed[0]
+            records = [one for one in await world.client.instance("one").activities() if one.name == "load"]
+            # Also those that have not begun: no worker with an older permit can claim the same attempt.
+            assert [one.state for one in records] == [RecordState.CANCELLED] * (7 if kind == "recorded" else 0)
+            await world.settle()
+
+    simulate(main)
+
+
+async def cancelled(world: World, instance_id: str) -> None:
+    """Wait until a cancel is stored."""
+    while (row := await world.client.hub.instance(instance_id)) is None or row.cancel is None:
+        await world.clock.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_whose_worker_dies_is_not_run_again(kind: str) -> None:
+    loads = Loads(**KINDS[kind])
+
+    async def main() -> None:
+        async with World(loads.app) as world:
+            one = await world.join("one")
+            await world.client.start("all", 3, instance_id="one")
+            await world.clock.sleep(5)
+            await world.client.raise_event("one", "stop")
+            await cancelled(world, "one")
+            await one.bury()
+            assert len(loads.begun) == 3
+            await world.join("two")
+            state = await world.wait("one")
+            assert (state.status, json.loads(state.output or "")) == (Status.COMPLETED, [CANCELLED] * 3)
+            assert len(loads.begun) == 3
+            await world.settle()
+
+    simulate(main, limit=timedelta(hours=1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("limit", ["limit", "limit for each tenant", "memory"])
+def test_a_call_that_waits_for_a_limit_does_not_begin(kind: str, limit: str) -> None:
+    """It is answered when its turn comes. It frees the place, so that a call of another instance begins."""
+    loads = Loads(**KINDS[kind], **LIMITS[limit])
+
+    async def main() -> None:
+        async with World(loads.app, memory="2g") as world:
+            await world.join("one")
+            await world.client.start("all", 4, instance_id="one", tags={"tenant": "a"})
+            await world.clock.sleep(5)
+            assert len(loads.begun) == 2
+            await world.client.start("all", 1, instance_id="two", tags={"tenant": "a"})
+            await world.client.raise_event("one", "stop")
+            state = await world.wait("one")
+            assert (state.status, json.loads(state.output or "")) == (Status.COMPLETED, [CANCELLED] * 4)
+            await world.clock.sleep(5)
+            assert len(loads.begun) == 3
+            await world.client.raise_event("two", "stop")
+            await world.wait("two")
+            await world.settle()
+
+    simulate(main, limit=timedelta(hours=1))
+
+
+def test_a_call_of_a_suspended_instance_ends_too() -> None:
+    loads = Loads(record=True)
+
+    async def main() -> None:
+        async with World(loads.app, activities=1) as world:
+            await world.join("one")
+            await world.client.start("all", 2, instance_id="one")
+            await world.clock.sleep(5)
+            await world.client.raise_event("one", "stop")
+            await cancelled(world, "one")
+            await world.client.suspend("one")
+            await world.clock.sleep(30)
+            assert [how for _, _, how in loads.ended] == ["cancelled"]
+            await world.client.resume("one")
+            state = await world.wait("one")
+            assert json.loads(state.output or "") == [CANCELLED] * 2
+            assert len(loads.begun) == 1
+            await world.settle()
+
+    simulate(main, limit=timedelta(hours=1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rewind_does_not_run_a_cancelled_call_again(kind: str) -> None:
+    """The loser of a ``when_any`` was cancelled; what fails later is made again, and the loser is not."""
+    loads = Loads(**KINDS[kind])
+    broken = True
+
+    @loads.app.activity
+    async def publish() -> str:
+        if broken:
+            raise OSError("no disk")
+        return "published"
+
+    @loads.app.orchestrator
+    async def hedged(ctx: OrchestrationContext, awaits: bool) -> Any:
+        task = ctx.call_activity("load", 1)
+        await ctx.wait_for_external_event("stop")
+        task.cancel()
+        told = ""
+        try:
+            if awaits:
+                await task
+        except TaskCancelledError as error:
+            told = str(error)
+        return [told, await ctx.call_activity(publish)]
+
+    async def main() -> None:
+        nonlocal broken
+        async with World(loads.app) as world:
+            await world.join("one")
+            for name, awaits in (("awaits", True), ("goes on", False)):
+                await world.client.start("hedged", awaits, instance_id=name)
+            await world.clock.sleep(5)
+            for name in ("awaits", "goes on"):
+                await world.client.raise_event(name, "stop")
+                assert (await world.wait(name)).status is Status.FAILED
+            await world.clock.sleep(30)
+            broken = False
+            for name, told in (("awaits", CANCELLED), ("goes on", "")):
+                await world.client.rewind(name)
+                await world.clock.sleep(60)
+                assert json.loads((await world.wait(name)).output or "") == [told, "published"]
+            assert len(loads.begun) == 2
+            assert [how for _, _, how in loads.ended] == ["cancelled"] * 2
+            await world.settle()
+
+    simulate(main, limit=timedelta(hours=1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cancel_that_takes_the_number_of_one_that_a_rewind_has_undone(kind: str) -> None:
+    loads = Loads(**KINDS[kind])
+    broken = True
+
+    @loads.app.activity
+    async def publish() -> None:
+        if broken:
+            raise OSError("no disk")
+
+    async def end(task: CancellableTask[Any]) -> str:
+        task.cancel()
+        try:
+            return str(await task)
+        except TaskCancelledError as error:
+            return str(error)
+
+    @loads.app.orchestrator
+    async def tidy(ctx: OrchestrationContext) -> list[str]:
+        one, other = [ctx.call_activity("load", number) for number in (1, 2)]
+        await ctx.wait_for_external_event("stop")
+        try:
+            await ctx.call_activity(publish)
+        except TaskFailedError:
+            await end(one)
+            raise
+        return [await end(other), await end(one)]
+
+    async def main() -> None:
+        nonlocal broken
+        async with World(loads.app) as world:
+            await world.join("one")
+            await world.client.start("tidy", instance_id="one")
+            await world.clock.sleep(5)
+            await world.client.raise_event("one", "stop")
+            assert (await world.wait("one")).status is Status.FAILED
+            await world.clock.sleep(30)
+            broken = False
+            await world.client.rewind("one")
+            await world.clock.sleep(60)
+            state = await world.client.get("one")
+            assert state is not None
+            assert (state.status, json.loads(state.output or "")) == (Status.COMPLETED, [CANCELLED] * 2)
+            await world.settle()
+
+    simulate(main, limit=timedelta(hours=1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("side", [BEFORE, AFTER])
+def test_nothing_runs_when_the_end_is_confirmed_whenever_a_worker_dies(kind: str, side: str) -> None:
+    """A worker dies at each of its storage calls after the cancel. What it ran ends with it."""
+
+    def play(point: int) -> bool:
+        loads = Loads(**KINDS[kind])
+
+        async def main() -> bool:
+            async with World(loads.app, activities=2) as world:
+                one = await world.join("one")
+                await world.join("two")
+                await world.client.start("all", 5, instance_id="one")
+                await world.clock.sleep(5)
+                one.death = Death(point=one.calls + point, side=side)
+                await world.client.raise_event("one", "stop")
+                state = await world.wait("one")
+                assert json.loads(state.output or "") == [CANCELLED] * 5
+                assert len(loads.begun) == 4
+                assert len([at for _, at, _ in loads.ended if at <= loads.confirmed[0]]) == 4
+                died = one.dead
+                if not died:
+                    one.death = None
+                await world.settle()
+                return died
+
+        return bool(simulate(main, limit=timedelta(hours=1)))
+
+    deaths = [play(point) for point in range(1, 26, 4)]
+    assert sum(deaths) > 2
+
+
+def test_a_cancel_before_continue_as_new_is_no_cancel_of_the_next_generation() -> None:
+    """The calls of both have the same numbers."""
+    app = App("rounds")
+
+    @app.activity(record=False)
+    async def load(number: int) -> int:
+        await asyncio.sleep(5)
+        return number
+
+    @app.orchestrator
+    async def rounds(ctx: OrchestrationContext, number: int) -> int:
+        task = ctx.call_activity(load, number)
+        if number == 2:
+            return await task
+        task.cancel()
+        try:
+            await task
+        except TaskCancelledError:
+            ctx.continue_as_new(number + 1)
+        return -1
+
+    async def main() -> None:
+        async with World(app) as world:
+            await world.join("one")
+            await world.client.start("rounds", 0, instance_id="one")
+            assert (await world.wait("one")).output == "2"
+            await world.settle()
+
+    simulate(main, limit=timedelta(hours=1))
+
+
+def test_an_instance_that_cancels_nothing_costs_no_request_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    real = CancelledCalls._read
+
+    async def noted(self: CancelledCalls, row: InstanceState, last: int) -> frozenset[int]:
+        read.append(row.instance_id)
+        return await real(self, row, last)
+
+    monkeypatch.setattr(CancelledCalls, "_read", noted)
+    loads = Loads(record=True)
+
+    async def main() -> None:
+        async with World(loads.app, activities=1) as world:
+            await world.join("one")
+            for name in ("ends", "cancels"):
+                await world.client.start("all", 3, instance_id=name)
+            await world.clock.sleep(5)
+            await world.client.terminate("ends", "enough")
+            await world.wait("ends")
+            await world.client.raise_event("cancels", "stop")
+            await world.wait("cancels")
+            await world.settle()
+
+    simulate(main, limit=timedelta(hours=1))
+    assert set(read) == {"cancels"}
+    assert len(read) == 1, "read once, although three calls ask"
+
+
+def test_the_record_of_a_cancelled_call_says_so_also_in_a_rewound_run() -> None:
+    loads = Loads(record=True)
+    broken = True
+
+    @loads.app.activity
+    async def publish() -> None:
+        if broken:
+            raise OSError("no disk")
+
+    @loads.app.orchestrator
+    async def rewound(ctx: OrchestrationContext) -> str:
+        await ctx.call_activity(publish)
+        task = ctx.call_activity("load", 1)
+        await ctx.wait_for_external_event("stop")
+        task.cancel()
+        try:
+            return str(await task)
+        except TaskCancelledError as error:
+            return str(error)
+
+    async def main() -> None:
+        nonlocal broken
+        async with World(loads.app) as world:
+            await world.join("one")
+            await world.client.start("rewound", instance_id="one")
+            assert (await world.wait("one")).status is Status.FAILED
+            broken = False
+            await world.client.rewind("one")
+            await world.clock.sleep(10)
+            await world.client.raise_event("one", "stop")
+            await world.clock.sleep(30)
+            records = await world.client.instance("one").activities()
+            assert [record.state for record in records if record.name == "load"] == [RecordState.CANCELLED]
+            await world.settle()
+
+    simulate(main, limit=timedelta(hours=1))
+
+
+def test_a_call_that_has_waited_too_long_when_it_was_cancelled_is_a_cancelled_one() -> None:
+    loads = Loads(record=False, queue_timeout=timedelta(seconds=20))
+
+    async def main() -> None:
+        async with World(loads.app, activities=1) as world:
+            await world.join("one")
+            await world.client.start("all", 3, instance_id="one")
+            await world.clock.sleep(60)
+            await world.client.raise_event("one", "stop")
+            state = await world.wait("one")
+            assert json.loads(state.output or "") == [CANCELLED] * 3
+            await world.settle()
+
+    simulate(main, limit=timedelta(hours=1))
+
+
+def test_a_rewind_starts_a_child_again_whose_cancel_it_undoes() -> None:
+    app = App("family")
+    broken = True
+
+    @app.activity
+    async def publish() -> None:
+        if broken:
+            raise OSError("no disk")
+
+    @app.orchestrator
+    async def month(ctx: OrchestrationContext) -> str:
+        return str(await ctx.wait_for_external_event("go"))
+
+    @app.orchestrator
+    async def year(ctx: OrchestrationContext) -> str:
+        async with ctx.cancel_scope():
+            child = ctx.call_sub_orchestrator(month, instance_id="month")
+            await ctx.call_activity(publish)
+            return await child
+
+    async def main() -> None:
+        nonlocal broken
+        async with World(app) as world:
+            await world.join("one")
+            await world.client.start("year", instance_id="year")
+            assert (await world.wait("year")).status is Status.FAILED
+            assert (await world.wait("month")).status is Status.TERMINATED
+            broken = False
+            await world.client.rewind("year")
+            await world.clock.sleep(30)
+            await world.client.raise_event("month", "go", "done")
+            await world.clock.sleep(30)
+            state = await world.client.get("year")
+            assert state is not None
+            assert (state.status, state.output) == (Status.COMPLETED, '"done"')
+            await world.settle()
+
+    simulate(main, limit=timedelta(hours=1))
+
+
+def test_a_cancelled_child_is_terminated_with_its_own_children_begun_or_not() -> None:
+    app = App("family")
+
+    @app.orchestrator
+    async def leaf(ctx: OrchestrationContext) -> None:
+        await ctx.wait_for_external_event("never")
+
+    @app.orchestrator
+    async def middle(ctx: OrchestrationContext) -> None:
+        await ctx.call_sub_orchestrator(leaf, instance_id=f"leaf of {ctx.instance_id}")
+
+    @app.orchestrator
+    async def top(ctx: OrchestrationContext) -> str:
+        old = ctx.call_sub_orchestrator(middle, instance_id="old")
+        await ctx.wait_for_external_event("stop")
+        new = ctx.call_sub_orchestrator(middle, instance_id="new")
+        for child in (old, new):
+            child.cancel()
+        for child in (old, new):
+            try:
+                await child
+            except TaskCancelledError:
+                continue
+            return "not cancelled"
+        await ctx.wait_for_external_event("end")
+        return "done"
+
+    async def main() -> None:
+        async with World(app) as world:
+            await world.join("one")
+            await world.client.start("top", instance_id="top")
+            await world.clock.sleep(5)
+            await world.client.raise_event("top", "stop")
+            for name in ("old", "leaf of old", "new"):
+                assert (await world.wait(name)).status is Status.TERMINATED
+            await world.client.raise_event("top", "end")
+            assert (await world.wait("top")).output == '"done"'
+            await world.settle()
+
+    simulate(main, limit=timedelta(hours=1))
+
+
+def test_the_next_owner_marks_the_attempts_if_the_worker_that_stored_the_cancel_dies_before_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loads, machines, real = Loads(record=True), list[Machine](), ActivityCancellation.cancel
+
+    async def cancel(self: ActivityCancellation, *args: Any) -> None:
+        if not machines[0].dead:
+            machines[0].die()
+            await asyncio.sleep(3600)
+        await real(self, *args)
+
+    monkeypatch.setattr(ActivityCancellation, "cancel", cancel)
+
+    async def main() -> None:
+        async with World(loads.app) as world:
+            machines.append(await world.join("one", roles=("orchestrator",)))
+            await world.join("two", roles=("activity",))
+            await world.client.start("all", 2, instance_id="one")
+            await world.clock.sleep(5)
+            await world.client.raise_event("one", "stop")
+            await machines[0].died.wait()
+            await world.join("three", roles=("orchestrator", "activity"))
+            state = await world.wait("one")
+            assert json.loads(state.output or "") == [CANCELLED] * 2
+            assert len(loads.begun) == 2
+            await world.settle()
+
+    simulate(main, limit=timedelta(hours=1))
+
+
+def test_an_attempt_whose_record_comes_after_the_cancel_ends_after_its_first_heartbeat() -> None:
+    """Its worker has asked before the cancel. Nothing could mark the record, because there was none yet."""
+    loads = Loads(record=True)
+
+    def slow(call: Call) -> Fault | None:
+        is_claim = isinstance(call.what, Transact) and call.what.table.endswith("Activities")
+        return late(1.2) if is_claim and not loads.begun else None
+
+    async def main() -> None:
+        async with World(loads.app) as world:
+            await world.join("one", roles=("orchestrator",))
+            await world.join("two", roles=("activity",), plan=slow)
+            await world.client.start("all", 1, instance_id="one")
+            await world.clock.sleep(0.3)
+            await world.client.raise_event("one", "stop")
+            state = await world.wait("one")
+            assert json.loads(state.output or "") == [CANCELLED]
+            assert len(loads.begun) == 1, "it has begun, and was ended"
+            await world.settle()
+
+    simulate(main, limit=timedelta(hours=1))
