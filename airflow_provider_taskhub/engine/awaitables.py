@@ -342,18 +342,10 @@ class EventWait(Revocable[Any], CancellableTask[Any]):
         """Whether only groups that the code has left behind know of the event, because they need other tasks too."""
         return not self.is_known and self.is_told_in_vain
 
-    @property
-    def is_unused(self) -> bool:
-        """Whether the code has only made the wait: it has not awaited it, asked it, or given it to a group."""
-        return not (self._used or self.is_known or self._told)
-
     def give_back(self, place: int) -> None:
         """Wait again, because the event is for another wait. :param place: the place among the waits."""
-        self._done, self._result, self._decode, self._error = False, None, None, None
-        self._groups, self._told = self._told, []
+        self.wait_again()
         self.left_place = place
-        for group in self._groups:
-            group.unsettled(self)
 
     def raised(self, input: str | None) -> None:
         what = f"data of event {self.name!r}"

@@ -11,9 +11,10 @@ stands takes an event, but only if no other wait wants it.
 A wait in a ``when_all`` can have its event before the code leaves the ``when_all`` behind, because another task is
 missing or has failed. The next wait of its name then takes that event, as if it had come later.
 
-A wait that the code has only made can have its event before an error or a limit takes the code elsewhere. So a wait
-that the code uses, and that has no event, takes the oldest one of those that the code has only made. If the code uses
-one of these later, it gets the next event in the same way.
+A wait that the code has only made, or asked too early, can have its event before the code goes elsewhere. So a wait
+that the code uses, and that has no event, takes the oldest event of which the code does not know. The wait that had
+this event gets the next one in the same way, if the code uses it later. The same holds for the waits of a ``when_any``
+that the code has only made or asked before.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class ExternalEvents:
     def claim(self, task: EventWait) -> None:
         """Do what :meth:`wait` does, for a wait to which the code comes back. It has its old place among the waits.
 
-        If there is no unused event, a wait that the code uses takes one from a wait that the code has not used.
+        If there is no unused event, a wait that the code uses takes one of which the code does not know from a wait.
         """
         number, task.left_place = task.left_place, None
         if number is not None:
@@ -123,7 +124,7 @@ class ExternalEvents:
             insort(self._by_name.setdefault(key, deque()), one.number)
 
     def _take_over(self, task: EventWait) -> None:
-        """Give a wait the oldest event of those that waits have which the code has only made. These wait again."""
+        """Give a wait the oldest event of those of which the code does not know. The wait that had it waits again."""
         given = self._given.get(task.name.casefold(), [])
         found = min((one for one in given[:MAX_EXAMINED] if one.task.is_unused), default=None, key=itemgetter(0))
         if found is None:
@@ -131,7 +132,8 @@ class ExternalEvents:
         given.remove(found)
         found.task.give_back(found.place)
         self._give(found.number, task.place, task, found.event)
-        self.claim(found.task)
+        found.task.left_place = None
+        self._wait(found.task, found.place)
 
     def _next(self, waits: deque[tuple[int, EventWait]]) -> tuple[int, EventWait] | None:
         """Remove and return the wait that takes the next event, with its number.

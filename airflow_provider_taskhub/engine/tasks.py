@@ -328,6 +328,19 @@ class Revocable(Task[T_co]):
         """For the engine: whether the code learns nothing of the end by the groups that know of it."""
         return bool(self._told) and all(group.left_unfinished(self) for group in self._told)
 
+    @property
+    def is_unused(self) -> bool:
+        """For the engine: whether the code does not know of the end: before it, the code has only made the task, asked
+        it, or given it to groups of which the same is true."""
+        return not (self._seen or self._taken) and all(group.is_unused for group in self._told)
+
+    def wait_again(self) -> None:
+        """For the engine: take the end back. The groups that know of it wait for the task again."""
+        self._done, self._result, self._decode, self._error = False, None, None, None
+        self._groups, self._told = self._told, []  # type: ignore[misc]  # a slot of the subclasses
+        for group in self._groups:
+            group.unsettled(self)
+
 
 class Group(Task[T_co]):
     """A task that depends on other tasks, such as ``when_all``."""
@@ -353,6 +366,11 @@ class Group(Task[T_co]):
 
     def unsettled(self, child: Task[Any]) -> None:
         """Forget the end of one of the group's tasks. :param child: the task, which waits again."""
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether the ends of the group's tasks can be taken back, because the code does not know of them."""
+        return False
 
 
 class _Combined(Group[T_co]):
@@ -480,13 +498,10 @@ class WhenAny(Revocable[Task[Any]], _Combined[Task[Any]]):
         self._result = next((other for other in self._children if other._done), None)
         if self._result is not None:
             return
-        self._done = False
-        self._groups, self._told = self._told, []
         for other in self._children:
             if self not in (other._groups or ()):
                 other._groups = [*(other._groups or ()), self]
-        for group in self._groups:
-            group.unsettled(self)
+        self.wait_again()
 
     def take(self) -> None:  # a task that has lost is not taken, although it may be complete
         self._taken = True

@@ -389,6 +389,61 @@ def test_the_instance_waits_for_no_event_whose_wait_was_left_behind() -> None:
     assert play.last.awaits.events == ()
 
 
+async def polls(ctx: OrchestrationContext, done: int) -> str:
+    for round in range(4):
+        stop = ctx.wait_for_external_event("approve")
+        if stop.is_complete:
+            return f"round {round}: {await stop}"
+        await ctx.create_timer(HOUR)
+    return "nobody"
+
+
+async def polls_once_and_waits(ctx: OrchestrationContext, done: int) -> str:
+    early = ctx.wait_for_external_event("approve")
+    if early.is_complete:
+        return "early"
+    await ctx.create_timer(2 * HOUR)
+    return f"round 2: {await ctx.wait_for_external_event('approve')}"
+
+
+async def polls_either(ctx: OrchestrationContext, done: int) -> str:
+    for round in range(4):
+        either = ctx.when_any([ctx.wait_for_external_event("approve"), ctx.wait_for_external_event("reject")])
+        if either.is_complete:
+            return f"round {round}: {either.get_result().get_result()}"
+        await ctx.create_timer(HOUR)
+    return "nobody"
+
+
+@pytest.mark.parametrize("function", [polls, polls_once_and_waits, polls_either])
+def test_an_event_that_comes_after_the_code_has_asked_is_for_the_next_wait(function: Callable[..., Any]) -> None:
+    app = App("left")
+    app.orchestrator(name="work")(function)
+    at = [Event(name="approve", data="yes", after=1.5 * HOUR)]
+    assert run("work", 0, app=app, events=at) == "round 2: yes"
+    play = played(function)
+    if function is not polls_once_and_waits:
+        fire(play)
+    play.take(play.raised("approve", "yes"))
+    fire(play)
+    assert play.last.output == '"round 2: yes"'
+
+
+def test_a_wait_that_was_asked_too_early_gets_the_next_event_when_it_is_used_again() -> None:
+    async def work(ctx: OrchestrationContext, done: int) -> Any:
+        waits = [ctx.wait_for_external_event("approve") for _ in range(2)]
+        asked = [wait.is_complete for wait in waits]
+        await ctx.create_timer(HOUR)
+        asked += [wait.is_complete for wait in reversed(waits)]
+        return [asked, await ctx.when_all(waits)]
+
+    play = played(work)
+    play.take(play.raised("approve", 1))
+    fire(play)
+    play.take(play.raised("approve", 2))
+    assert play.last.output == "[[false,false,true,false],[2,1]]"
+
+
 class Test_a_wait_that_nobody_awaits:
     def test_leaves_the_event_to_one_that_is_awaited(self) -> None:
         made = App("made")
