@@ -511,9 +511,12 @@ class OrchestrationContext:
     def continue_as_new(self, new_input: Any = NO_INPUT, *, save_events: bool = True) -> None:
         """Start the orchestrator again with a new input and an empty history, when the orchestrator returns.
 
+        Until it returns, its waits still get events.
+
         :param new_input: the new input: one value that JSON can express; None is an input too. Without it, the
             orchestrator runs with the default of its parameter.
-        :param save_events: whether external events that no wait has taken are kept for the time after the new start.
+        :param save_events: whether external events that came before this call, and that no wait has taken, are kept for
+            the time after the new start. Events that come after this call are kept in any case.
         """
         what, annotation = f"input of orchestrator {self.name!r}", self._generation.definition.input_annotation
         text = None if new_input is NO_INPUT else dumps(new_input, annotation, what=what)

@@ -57,11 +57,18 @@ class ExternalEvents:
         return len(self._waits)
 
     @property
-    def unclaimed(self) -> list[EventRaised]:
-        """The events of which the code knows nothing yet, in the order in which they came: no wait has taken them, or
-        the code has never learned that the wait is complete."""
+    def count(self) -> int:
+        """Number of events that have come so far."""
+        return self._raised
+
+    def unclaimed(self, first: int) -> list[EventRaised]:
+        """Return the events of which the code knows nothing yet, in the order in which they came: no wait has taken
+        them, or the code has never learned that the wait is complete.
+
+        :param first: leave out so many of the events that came first.
+        """
         unread = {one.number: one.event for given in self._given.values() for one in given if not one.task.is_known}
-        return [event for _, event in sorted((self._unclaimed | unread).items())]
+        return [event for number, event in sorted((self._unclaimed | unread).items()) if number >= first]
 
     def wait(self, task: EventWait) -> None:
         """Give a wait the oldest unused event of its name. If there is none, the wait gets the next one that comes."""

@@ -112,7 +112,7 @@ class Generation:
         self.rewound_at = time
         self._rewinds_seen = 0
         self.numbers = 0
-        self._keep_events = True
+        self._dropped = 0  # so many of the first external events do not go to the next generation
         self._wants_generation = False
         self._past = past or Recorded()
         self._actions = OpenActions()
@@ -263,8 +263,7 @@ class Generation:
 
     def carried(self) -> list[HistoryEvent]:
         """Return the events to pass on at ``continue_as_new``: unused external events, suspends and resumes."""
-        kept: list[HistoryEvent] = [*self._events.unclaimed] if self._keep_events else []
-        return kept + self._carried
+        return [*self._events.unclaimed(self._dropped), *self._carried]
 
     def close(self) -> None:
         """Close the orchestrator function. Its ``finally`` blocks run, but have no effect: :attr:`is_muted`."""
@@ -391,7 +390,8 @@ class Generation:
         """Start a new generation when the orchestrator returns, instead of completing the instance.
 
         :param input: input of the new generation, as JSON text; None: no input.
-        :param keep_events: whether external events that no wait has taken go to the new generation.
+        :param keep_events: whether external events that came before this call, and that no wait has taken, go to the
+            new generation. Those that come later go to it in any case.
         :raises OrchestrationError: a branch calls it. The code of the other branches would go on and lose its events.
         """
         if self._closed:
@@ -404,7 +404,7 @@ class Generation:
             )
         self._wants_generation = True
         self.continue_input = input
-        self._keep_events = keep_events
+        self._dropped = 0 if keep_events else self._events.count
 
     # ---- reactions to events
 
@@ -413,10 +413,7 @@ class Generation:
 
     def _dispatch(self, entry: OpenAction | None, event: HistoryEvent) -> None:
         if isinstance(event, EventRaised):
-            if self._wants_generation:
-                self._carried.append(event)
-            else:
-                self._events.offer(event)
+            self._events.offer(event)
         elif isinstance(event, _FAILURES) and entry:
             recorded = self.recorded and entry.identity is not None
             entry.waiter.failed(error_of(event, entry.action.name), recorded=recorded)

@@ -740,6 +740,48 @@ class Test_generations:
         play.take(play.raised("other", 2))
         assert play.last.output == "2"
 
+    def test_a_wait_gets_its_event_after_continue_as_new_too(self) -> None:
+        """The code goes on until it returns."""
+        own = App("own")
+
+        @own.orchestrator
+        async def monitor(ctx: OrchestrationContext, seen: list[int]) -> Any:
+            if len(seen) == 2:
+                return seen
+            ctx.continue_as_new([*seen, 0])
+            made = ctx.wait_for_external_event("tick")
+            await ctx.wait_for_external_event("go")
+            ctx.continue_as_new([*seen, await made])
+            return None
+
+        play = Play(own)
+        play.start("monitor", [])
+        play.take(play.raised("tick", 1), play.raised("tick", 2))
+        play.take(play.raised("go"))
+        play.take(play.raised("go"))
+        assert play.last.output == "[1,2]", "the second tick was carried over"
+
+    @pytest.mark.parametrize("save_events", [True, False])
+    def test_events_after_continue_as_new_are_carried_over_in_any_case(self, save_events: bool) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        async def late(ctx: OrchestrationContext, again: bool) -> Any:
+            if again:
+                await ctx.wait_for_external_event("go")
+                ctx.continue_as_new(False, save_events=save_events)
+                await ctx.wait_for_external_event("go")
+                return None
+            return await ctx.wait_for_external_event("other")
+
+        play = Play(own)
+        play.start("late", True)
+        play.take(play.raised("other", 1))
+        play.take(play.raised("go"))
+        play.take(play.raised("other", 2))
+        play.take(play.raised("go"))
+        assert play.last.output == ("1" if save_events else "2")
+
     def test_terminate_wins_over_continue_as_new(self) -> None:
         own = App("own")
 
