@@ -475,6 +475,10 @@ class OrchestrationContext:
         ``when_any`` takes no event, unless the code comes back to it. If the data do not fit ``data_type``, awaiting
         the task raises :class:`InputError`.
 
+        The orchestrator gets the events that came before its start, and those that ``continue_as_new`` carries over, at
+        its first await. Until then ``is_complete`` of their waits is False: in a loop of ``continue_as_new``, await a
+        timer or an activity first and ask then.
+
         :param name: name of the event; upper and lower case are the same.
         :param data_type: type to which the data are decoded, such as a dataclass; None: plain JSON.
         :raises InputError: the name cannot be stored, or no value can be decoded to ``data_type``.

@@ -782,6 +782,27 @@ class Test_generations:
         play.take(play.raised("go"))
         assert play.last.output == ("1" if save_events else "2")
 
+    def test_code_sees_a_carried_event_after_its_first_await(self) -> None:
+        """And not before, also an event that comes with the start: the order of events is that of DurableTask."""
+        own = App("own")
+
+        @own.orchestrator
+        async def polls(ctx: OrchestrationContext, seen: list[bool]) -> Any:
+            stop = ctx.wait_for_external_event("stop")
+            seen.append(stop.is_complete)
+            await ctx.create_timer(timedelta(hours=1))
+            if len(seen) == 1:
+                ctx.continue_as_new(seen)
+                return None
+            return [*seen, stop.is_complete]
+
+        play = Play(own)
+        play.start("polls", [], with_events=[play.raised("stop")])
+        for _ in range(2):
+            play.wait(hours=1)
+            play.answer()
+        assert play.last.output == "[false,false,true]"
+
     def test_terminate_wins_over_continue_as_new(self) -> None:
         own = App("own")
 
