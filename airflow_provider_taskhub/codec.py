@@ -29,7 +29,8 @@ from pydantic_core import SchemaValidator
 
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.fast_dataclass import dataclass
-from airflow_provider_taskhub.plain_values import MAX_NESTED, TooDeep, Unwritable, is_exact, plain
+from airflow_provider_taskhub.plain_values import MAX_NESTED, TooDeep, Unwritable, content, is_exact, plain
+from airflow_provider_taskhub.read_back import Watch, mapped
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ISO = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?", re.ASCII)
@@ -139,7 +140,8 @@ def dumps(value: Any, annotation: Any = None, *, what: str = "value") -> str:
     :param annotation: the type to which the reader decodes the value; None: it is not known, or there is none.
     :param what: the name of the value in error texts, such as ``input of orchestrator 'flights'``.
     :raises InputError: if JSON cannot express a part of the value (NaN, for example), or would change its meaning (a
-        key that is no text). The text has the path of the part. Also if the value is nested deeper than
+        key that is no text), or if a reader who decodes to ``annotation`` would get a part as another type of a union
+        or without some of its fields. The text has the path of the part. Also if the value is nested deeper than
         :data:`MAX_NESTED`.
     """
     try:
@@ -159,7 +161,22 @@ def dumps(value: Any, annotation: Any = None, *, what: str = "value") -> str:
         raise InputError(
             f"{what} is nested more than {MAX_NESTED} levels deep, which is more than every reader supports"
         )
+    if annotation is not None and annotation is not Any and type(value) not in _PLAIN:
+        watch = _watch_of(annotation)
+        lost = None if watch is None else watch.lost(value, lambda: loads(text), _content)
+        if lost is not None:
+            raise InputError(f"{what}: {lost}")
     return text
+
+
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+
+
+def _content(value: Any) -> Any:
+    try:
+        return content(value, decode)
+    except (Unwritable, TooDeep):
+        return repr(value)
 
 
 def _text(value: Any, annotation: Any) -> str:
@@ -244,11 +261,13 @@ def is_decodable(annotation: Any) -> bool:
 
 
 def _validator_of(annotation: Any, what: str) -> TypeAdapter[Any] | SchemaValidator:
+    if isinstance(annotation, dict | list | set | tuple | bool | int | float):
+        raise InputError(f"{what} is {_shown(annotation)}, which is no type: give a type, such as dict[str, int]")
     try:
         try:
-            return _validator(annotation)
+            return _validator(annotation, _order(annotation))
         except TypeError:  # the cache cannot hold an annotation that has no hash
-            return _validator.__wrapped__(annotation)
+            return _validator.__wrapped__(annotation, "")
     except PydanticSchemaGenerationError as error:
         raise InputError(f"{what}: values cannot be decoded to annotation {annotation!r}") from error
     except PydanticUserError as error:  # such as typing.TypedDict on Python 3.11
@@ -260,18 +279,40 @@ def _validator_of(annotation: Any, what: str) -> TypeAdapter[Any] | SchemaValida
         ) from error
 
 
+def _watch_of(annotation: Any) -> Watch | None:
+    try:
+        return _watch(annotation, _order(annotation))
+    except TypeError:  # the cache cannot hold an annotation that has no hash
+        return _watch.__wrapped__(annotation, "")
+
+
+def _order(annotation: Any) -> str:
+    """Return what tells apart two annotations that are equal: unions are equal in any order of their types."""
+    return "" if isinstance(annotation, type) else repr(annotation)
+
+
 @lru_cache(maxsize=1024)
-def _validator(annotation: Any) -> TypeAdapter[Any] | SchemaValidator:
+def _watch(annotation: Any, order: str) -> Watch | None:
+    try:
+        adapter = _adapter(annotation)
+    except PydanticUserError:  # then the reader gets plain JSON
+        return None
+    return Watch.of(_adapted(adapter.core_schema))
+
+
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
     adapter = TypeAdapter(annotation)
     if not adapter.pydantic_complete:
         adapter.rebuild()
+    return adapter
+
+
+@lru_cache(maxsize=1024)
+def _validator(annotation: Any, order: str) -> TypeAdapter[Any] | SchemaValidator:
+    adapter = _adapter(annotation)
     schema = _adapted(adapter.core_schema)
     # without the last argument, pydantic would take the finished validators of models, which know nothing of UTC
     return adapter if schema is adapter.core_schema else SchemaValidator(schema, None, False)
-
-
-_NO_SCHEMA = frozenset({"metadata", "default", "serialization", "expected", "cls", "config", "function", "values"})
-"""Keys of pydantic's schemas whose values are no schemas."""
 
 
 def _adapted(schema: Any) -> Any:
@@ -289,12 +330,7 @@ def _adapted(schema: Any) -> Any:
             return {"type": "function-before", "function": find, "schema": inner, **named}
         if schema.get("type") == "datetime" and "tz_constraint" not in schema:
             return {"type": "function-after", "function": {"type": "no-info", "function": _in_utc}, "schema": schema}
-        made = {key: one if key in _NO_SCHEMA else _adapted(one) for key, one in schema.items()}
-        return made if any(made[key] is not one for key, one in schema.items()) else schema
-    if isinstance(schema, list | tuple):
-        items = [_adapted(one) for one in schema]
-        return type(schema)(items) if any(new is not old for new, old in zip(items, schema, strict=True)) else schema
-    return schema
+    return mapped(schema, _adapted)
 
 
 def _member_of(members: Sequence[Enum]) -> Callable[[Any], Any]:

@@ -18,7 +18,7 @@ from enum import Enum
 from functools import lru_cache
 from io import IOBase
 from math import isfinite, isnan
-from types import NoneType
+from types import CoroutineType, NoneType
 from typing import Any
 
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
@@ -101,6 +101,17 @@ def plain(value: Any, annotation: Any, decode: Decode) -> Any:
     return found
 
 
+def content(value: Any, decode: Decode) -> Any:
+    """Return what is written of a value, in a form that can be compared: keys that are no texts have their types in it.
+
+    :param value: any value.
+    :param decode: decodes a part to a type.
+    :raises Unwritable: JSON cannot express a part.
+    :raises TooDeep: the value is nested too deeply, or contains itself.
+    """
+    return _Walk(decode, _Keys.MARKED).plain(value, 0)
+
+
 _MAX_BITS = 14_000
 """Python reads and writes integers of at most 4,300 decimal digits. This is a little less."""
 
@@ -133,8 +144,7 @@ class _Walk:
             again = self._decode(made, annotation)
         except Exception:  # a validator of the user's code can raise any error
             return False
-        one, other = (_Walk(self._decode, _Keys.MARKED).plain(part, 0) for part in (again, value))
-        return bool(one == other)
+        return bool(content(again, self._decode) == content(value, self._decode))
 
     def plain(self, value: Any, depth: int) -> Any:
         kind: Any = type(value)
@@ -264,6 +274,8 @@ _INSTEAD = {
 
 
 def _why(value: Any, error: Exception) -> str:
+    if isinstance(value, CoroutineType):
+        return f"is the coroutine of {value.__qualname__}, which was not awaited: write await before the call"
     kind = type(value)
     package = kind.__module__.partition(".")[0]
     name = kind.__qualname__ if package == "builtins" else f"{package}.{kind.__name__}"

@@ -9,11 +9,12 @@ import uuid
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import pytest
-from pydantic import AwareDatetime, BaseModel, NaiveDatetime, SecretStr
+from pydantic import AwareDatetime, BaseModel, Field, NaiveDatetime, SecretStr
 from structlog.testing import capture_logs
 from typing_extensions import TypedDict
 
@@ -79,6 +80,84 @@ class Model(BaseModel):
 
 class Typed(TypedDict):
     at: datetime
+
+
+@dataclass
+class Ok:
+    value: int
+
+
+@dataclass
+class Err:
+    value: int
+
+
+@dataclass
+class Tagged:
+    value: int
+    kind: Literal["tagged"] = "tagged"
+
+
+@dataclass
+class OtherTag:
+    value: int
+    kind: Literal["other"] = "other"
+
+
+@dataclass
+class Judged:
+    path: Path
+    what: Ok | Err | None
+    size: int = 0
+
+
+class ErrModel(BaseModel):
+    value: int
+
+
+class Shade(enum.StrEnum):
+    RED = "red"
+
+
+@dataclass
+class Counted:
+    """Its ``total`` is not given, ``twice`` comes from another field, and ``seen`` is no part of its value."""
+
+    round: float
+    total: int = field(default=0, init=False)
+    twice: float = field(init=False)
+    seen: list[int] = field(default_factory=list, init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.twice = 2 * self.round
+
+    def after(self, **changes: Any) -> Counted:
+        for name, value in changes.items():
+            setattr(self, name, value)
+        return self
+
+
+@dataclass
+class Animal:
+    name: str
+
+
+@dataclass
+class Dog(Animal):
+    breed: str = "mutt"
+
+
+@dataclass
+class Cat(Animal):
+    pass
+
+
+class Pet(BaseModel):
+    name: str
+
+
+class Parrot(Pet):
+    words: list[str] = []
 
 
 # results
@@ -220,10 +299,169 @@ def test_a_type_of_a_call_that_cannot_be_decoded_to_is_refused_at_the_call() -> 
         testing.run(get, app=own)
 
 
+@pytest.mark.parametrize("given", [{"approved": False}, [int], True])
+def test_a_value_in_place_of_a_type_is_refused_at_the_call(given: Any) -> None:
+    own = App("own")
+
+    @own.orchestrator
+    async def get(ctx: OrchestrationContext) -> list[str]:
+        told = []
+        for call in (
+            lambda: ctx.wait_for_external_event("go", given),
+            lambda: ctx.call_activity("give", result_type=given),
+        ):
+            with pytest.raises(InputError) as caught:
+                call()
+            told.append(str(caught.value))
+        return told
+
+    event, result = testing.run(get, app=own)
+    assert event.startswith(f"data_type of event 'go' is {given!r}, which is no type")
+    if given is not True:
+        assert event.endswith("give a type, such as dict[str, int]")
+    assert (
+        result == f"result_type of activity 'give' is {given!r}, which is no type: give a type, such as dict[str, int]"
+    )
+
+
+def test_a_coroutine_that_was_not_awaited_is_named() -> None:
+    own = App("own")
+
+    async def helper(ctx: OrchestrationContext) -> int: ...  # type: ignore[empty-body]
+
+    @own.orchestrator
+    async def get(ctx: OrchestrationContext) -> Any:
+        call = helper(ctx)
+        with pytest.raises(InputError) as caught:
+            ctx.call_activity("give", {"a": call})
+        call.close()
+        return str(caught.value)
+
+    told = testing.run(get, app=own)
+    assert "value.a is the coroutine of " in told
+    assert "helper, which was not awaited: write await before the call" in told
+
+
 def test_an_annotation_is_resolved_once() -> None:
     def give() -> Totals: ...  # type: ignore[empty-body]
 
     assert result_annotation_of(give) is Totals
+
+
+# what a reader would not get
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "says"),
+    [
+        (Ok | Err, Err(1), "value is of type Err, and comes back as Ok, because its JSON fits both types of the union"),
+        (Err | Ok, Ok(1), "value is of type Ok, and comes back as Err"),
+        (list[Ok] | list[Err], [Err(1)], "value[0] is of type Err, and comes back as Ok"),
+        (dict[str, list[Ok | Err]], {"a": [Ok(1), Err(2)]}, "value.a[1] is of type Err, and comes back as Ok"),
+        (Judged, Judged(Path("a"), Err(1)), "value.what is of type Err, and comes back as Ok"),
+        (Tagged | Err, Err(1), "value is of type Err, and comes back as Tagged"),
+        (Ok | ErrModel, ErrModel(value=1), "value is of type ErrModel, and comes back as Ok"),
+        (str | datetime, NOON, "value is of type datetime, and comes back as str"),
+        (set[uuid.UUID | str], {uuid.UUID(int=7)}, "value[0] is of type UUID, and comes back as str"),
+        (float | decimal.Decimal, decimal.Decimal("1.5"), "value is of type Decimal, and comes back as float"),
+        (set[int] | list[int], {1}, "value is of type set, and comes back as list"),
+        (Color | Shade, Shade.RED, "value is of type Shade, and comes back as Color"),
+        (Path | str, Path("a"), "and comes back as str"),
+        (Counted, Counted(1).after(total=10), "value.total would be lost: its field has init=False"),
+        (list[Counted], [Counted(1), Counted(1).after(twice=3)], "value[1].twice would be lost"),
+        (
+            Animal,
+            Dog("rex"),
+            "value is of type Dog, and comes back as Animal, without breed. Declare Dog, or the union",
+        ),
+        (dict[str, Animal], {"a": Dog("rex")}, "value.a is of type Dog, and comes back as Animal"),
+        (Pet, Parrot(name="jo"), "value is of type Parrot, and comes back as Pet, without words"),
+    ],
+)
+def test_what_would_come_back_as_something_else_is_refused_where_it_is_written(
+    annotation: Any, value: Any, says: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        dumps(value, annotation, what="result of activity 'check'")
+    assert str(caught.value).startswith("result of activity 'check': ")
+    assert says in str(caught.value)
+    dumps(value)  # a reader without a type gets all of it
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (Ok | Err, Ok(1)),
+        (Err | Ok, Err(1)),
+        (Ok | Tagged, Tagged(1)),
+        (Tagged | OtherTag, OtherTag(1)),
+        (Annotated[Tagged | OtherTag, Field(discriminator="kind")], OtherTag(1)),
+        (Judged, Judged(Path("a"), None)),
+        (list[int | Plan], [1, Plan.DAY]),
+        (str | int | None, None),
+        (Row | str, Row(1, "x")),
+        (Counted, Counted(1.0)),
+        (Counted, Counted(1)),
+        (Counted | None, Counted(1).after(seen=[3])),
+        (Animal | Dog, Dog("rex")),
+    ],
+)
+def test_what_comes_back_as_it_was_is_written(annotation: Any, value: Any) -> None:
+    found = decode(loads(dumps(value, annotation)), annotation)
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (Ok | Err, {"value": 1}),
+        (Animal, Cat("tom")),
+        (Judged, Judged("a", Ok(1))),  # type: ignore[arg-type]
+        (dict[str, float | decimal.Decimal], {"a": 3}),
+        (list[int | str], (1, "a")),
+        (Ok | Err, {"value": "much"}),
+    ],
+)
+def test_what_is_of_no_type_of_the_union_is_left_to_the_reader(annotation: Any, value: Any) -> None:
+    dumps(value, annotation)
+
+
+def test_the_types_of_a_union_have_the_order_of_the_code() -> None:
+    """The annotations are equal, so one must not take the place of the other."""
+    assert Ok | Err == Err | Ok
+    for first, other in ((Ok, Err), (Err, Ok)):
+        assert type(decode({"value": 1}, first | other)) is first
+        assert type(decode([{"value": 1}], list[first | other])[0]) is first  # type: ignore[valid-type]
+
+
+def test_an_input_of_a_call_and_of_the_next_generation_is_compared_too() -> None:
+    own = App("own")
+
+    @own.activity
+    def check(given: Ok | Err) -> None: ...
+
+    @own.orchestrator
+    async def child(ctx: OrchestrationContext, given: Ok | Err) -> None: ...
+
+    @own.orchestrator
+    async def parent(ctx: OrchestrationContext, counted: Counted) -> list[str]:
+        told = []
+        counted.total += 10
+        for call in (
+            lambda: ctx.call_activity(check, Err(1)),
+            lambda: ctx.call_sub_orchestrator(child, Err(1)),
+            lambda: ctx.continue_as_new(counted),
+        ):
+            with pytest.raises(InputError) as caught:
+                call()
+            told.append(str(caught.value).partition(",")[0])
+        return told
+
+    assert testing.run(parent, Counted(1), app=own) == [
+        "input of activity 'check': value is of type Err",
+        "input of orchestrator 'child': value is of type Err",
+        "input of orchestrator 'parent': value.total would be lost: its field has init=False",
+    ]
 
 
 # what JSON has
@@ -333,6 +571,13 @@ def test_a_time_without_a_zone_is_utc(annotation: Any) -> None:
         assert found == text, "a text that fits a text stays one"
     else:
         assert getattr(found, "at", found) == NOON.replace(tzinfo=UTC)
+
+
+def test_a_field_can_have_the_name_of_a_key_of_pydantic() -> None:
+    class Named(BaseModel):
+        values: datetime
+
+    assert decode({"values": "2026-12-01T12:00:00"}, Named).values.tzinfo is UTC
 
 
 def test_models_inside_of_models_and_types_with_a_rule_of_their_own() -> None:

@@ -1,0 +1,261 @@
+"""Finds the part of a value that its reader would get as another type, or without some of its fields.
+
+The JSON of a value does not name classes. The reader of a union takes the first type that fits best, a field with
+``init=False`` is not read, and a subclass comes back as the declared class. A value is decoded as the reader does it,
+and compared, only if its declared type has such a place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from functools import cached_property
+from typing import Any
+from uuid import UUID
+
+from pydantic import BaseModel
+from pydantic_core import SchemaValidator
+
+from airflow_provider_taskhub.fast_dataclass import dataclass
+
+_NO_SCHEMA = frozenset({"metadata", "default", "serialization", "expected", "cls", "config", "function", "values"})
+"""Keys of pydantic's schemas whose values are no schemas."""
+_CLASSES: Mapping[str, type] = {
+    **{kind.__name__: kind for kind in (bool, int, float, str, bytes, complex, list, tuple, set, frozenset, dict)},
+    **{kind.__name__: kind for kind in (date, datetime, time, timedelta, deque)},
+    "decimal": Decimal,
+    "uuid": UUID,
+    "typed-dict": dict,
+}
+"""The classes of pydantic's schemas that do not name their class, by their type."""
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+_OF_JSON = _SCALARS | {list, dict}
+"""The classes that JSON tells apart."""
+
+Content = Callable[[Any], Any]
+"""Returns what is written of a value, in a form that can be compared."""
+
+_decoded_unions: ContextVar[list[tuple[frozenset[type], Any]]] = ContextVar("decoded_unions")
+"""What a watch has decoded by unions: the classes of the union and the value."""
+
+
+def mapped(schema: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a schema of pydantic with changed parts; the same object if no part changes.
+
+    :param schema: a schema, or a list or dict of schemas.
+    :param change: returns a part in its changed form, or the same object.
+    """
+    if isinstance(schema, dict):
+        other = _NO_SCHEMA if isinstance(schema.get("type"), str) else ()  # a dict of fields can have any key
+        made = {key: one if key in other else change(one) for key, one in schema.items()}
+        return made if any(made[key] is not one for key, one in schema.items()) else schema
+    if isinstance(schema, list | tuple):
+        items = [change(one) for one in schema]
+        return type(schema)(items) if any(new is not old for new, old in zip(items, schema, strict=True)) else schema
+    return schema
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Decodes values of one declared type, and notes what it decodes by unions.
+
+    :param schema: pydantic's schema of the type.
+    :param always: whether each value must be decoded, because the type has a union or a field that is not read.
+    :param classes: the dataclasses and models in the type. If one has a subclass, a value must be decoded too.
+    """
+
+    schema: Any
+    always: bool
+    classes: frozenset[type]
+
+    @classmethod
+    def of(cls, schema: Any) -> Watch | None:
+        """Return the watch of a type; None if each value of the type comes back as it was.
+
+        :param schema: pydantic's schema of the type.
+        """
+        found = list(_schemas(schema))
+        classes = frozenset(one["cls"] for one in found if one["type"] in ("dataclass", "model"))
+        definitions = _definitions(found)
+        kinds = (set(_classes(one["choices"], definitions, set())) for one in found if _is_union(one))
+        always = any(not one <= _OF_JSON for one in kinds) or any(map(_unread, classes))
+        return cls(schema, always, classes) if always or classes else None
+
+    @cached_property
+    def _validator(self) -> SchemaValidator:
+        return SchemaValidator(_watched(self.schema, _definitions(_schemas(self.schema))), None, False)
+
+    def lost(self, value: Any, read: Callable[[], Any], content: Content) -> str | None:
+        """Return what a reader would not get of a value, with its path and the way out; None if it gets all of it.
+
+        :param value: the value that is written.
+        :param read: gives the plain value of its text.
+        :param content: what is written of a part.
+        """
+        if not self.always and not any(one.__subclasses__() for one in self.classes):
+            return None
+        unions: list[tuple[frozenset[type], Any]] = []
+        token = _decoded_unions.set(unions)
+        try:
+            decoded = self._validator.validate_python(read())
+        except Exception:  # the reader says what does not fit; a validator of the user's code can raise any error
+            return None
+        finally:
+            _decoded_unions.reset(token)
+        return _lost(value, decoded, {id(made): kinds for kinds, made in unions}, content)
+
+
+def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield a schema and all schemas in it."""
+    left = [schema]
+    while left:
+        one = left.pop()
+        left.extend(_inner(one))
+        if isinstance(one, dict) and isinstance(one.get("type"), str):
+            yield one
+
+
+def _definitions(schemas: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    return {one["ref"]: one for one in schemas if "ref" in one}
+
+
+def _inner(schema: Any) -> list[Any]:
+    parts: list[Any] = []
+
+    def keep(part: Any) -> Any:
+        parts.append(part)
+        return part
+
+    mapped(schema, keep)
+    return parts
+
+
+def _is_union(schema: Mapping[str, Any]) -> bool:
+    # pydantic's own union of a Path and its text has an error type of its own
+    return schema["type"] == "union" and len(schema["choices"]) > 1 and "custom_error_type" not in schema
+
+
+def _watched(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    """Return a schema whose unions note what they have decoded."""
+    made = mapped(schema, lambda one: _watched(one, definitions))
+    if not isinstance(made, dict) or not isinstance(made.get("type"), str) or not _is_union(made):
+        return made
+    kinds = frozenset(_classes(schema["choices"], definitions, set()))
+
+    def note(value: Any) -> Any:
+        _decoded_unions.get().append((kinds, value))
+        return value
+
+    inner = {key: one for key, one in made.items() if key != "ref"}
+    named = {"ref": made["ref"]} if "ref" in made else {}
+    return {"type": "function-after", "function": {"type": "no-info", "function": note}, "schema": inner, **named}
+
+
+def _classes(schema: Any, definitions: Mapping[str, Any], seen: set[str]) -> Iterator[type]:
+    """Yield the classes of the values that a schema makes, without those of the fields of a class."""
+    if isinstance(schema, dict) and isinstance(kind := schema.get("type"), str):
+        if kind == "definition-ref":
+            if (ref := schema["schema_ref"]) not in seen:
+                seen.add(ref)
+                yield from _classes(definitions[ref], definitions, seen)
+            return
+        if kind in ("lax-or-strict", "json-or-python"):  # the other part is the text from which the value is made
+            yield from _classes(schema.get("strict_schema") or schema["python_schema"], definitions, seen)
+            return
+        own = schema["function"] if kind == "call" else schema.get("cls")
+        if isinstance(own, type) and kind != "typed-dict":
+            yield own
+            return
+        if kind in _CLASSES:
+            yield _CLASSES[kind]
+    for part in _inner(schema):
+        yield from _classes(part, definitions, seen)
+
+
+def _lost(value: Any, decoded: Any, unions: Mapping[int, frozenset[type]], content: Content) -> str | None:
+    left = deque([("value", value, decoded, frozenset[type]())])
+    while left:
+        path, one, made, kinds = left.popleft()
+        kinds = unions.get(id(made), kinds)
+        own = type(one)
+        if own is not type(made):
+            if why := _changed(one, made, kinds) or _without_fields(one, made):
+                return f"{path} is of type {own.__name__}, and {why}"
+        else:
+            for name in _unread(own):
+                if content(getattr(one, name, None)) != content(getattr(made, name, None)):
+                    return (
+                        f"{path}.{name} would be lost: its field has init=False, so the reader makes a new "
+                        f"{own.__name__} without it. Leave init=False out, compute the field from the others in "
+                        "__post_init__, or write compare=False if it may be lost"
+                    )
+        for part, inner, again in _parts(one, made, content):
+            if type(inner) is not type(again) or type(inner) not in _SCALARS:
+                left.append((f"{path}{part}", inner, again, kinds))
+    return None
+
+
+def _changed(one: Any, made: Any, kinds: Iterable[type]) -> str | None:
+    """Return what is wrong if a union has made a value of another of its types; None if nothing is wrong."""
+    if type(one) in (int, bool) and type(made) in (int, float):  # an int is a float for type checkers
+        return None
+    own = [kind for kind in kinds if type(one) is kind or (isinstance(one, kind) and not isinstance(made, kind))]
+    if not own or not isinstance(made, tuple(kinds)):
+        return None
+    return (
+        f"comes back as {type(made).__name__}, because its JSON fits both types of the union. Declare one type, or "
+        'give each class of the union a field with a value of its own, such as kind: Literal["a"] = "a"'
+    )
+
+
+def _without_fields(one: Any, made: Any) -> str | None:
+    """Return what is wrong if a value comes back as its base class, which does not have all its fields."""
+    if not isinstance(one, type(made)) or not (dataclasses.is_dataclass(made) or isinstance(made, BaseModel)):
+        return None
+    kept = {*_fields(made), *(getattr(made, "model_extra", None) or ())}
+    if not (lost := [name for name in _fields(one) if name not in kept]):
+        return None
+    base, own = type(made).__name__, type(one).__name__
+    return f"comes back as {base}, without {', '.join(lost)}. Declare {own}, or the union {base} | {own}"
+
+
+def _fields(value: Any) -> Sequence[str]:
+    """Return the names of the fields of a dataclass or model; empty for other values."""
+    if isinstance(value, BaseModel):
+        return tuple(type(value).model_fields)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return tuple(field.name for field in dataclasses.fields(value))
+    return ()
+
+
+def _unread(kind: type) -> tuple[str, ...]:
+    """Return the fields of a dataclass that its reader makes anew, and that are a part of its value."""
+    if not dataclasses.is_dataclass(kind):
+        return ()
+    return tuple(field.name for field in dataclasses.fields(kind) if not field.init and field.compare)
+
+
+def _parts(one: Any, made: Any, content: Content) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the parts that two values have in common: the path of the part, the one and the other."""
+    if isinstance(one, Mapping):
+        names = made if isinstance(made, Mapping) else _fields(made)
+        for key, inner in one.items():
+            if key in names:
+                yield f".{key}", inner, made[key] if isinstance(made, Mapping) else getattr(made, key, None)
+    elif isinstance(one, list | tuple | deque) and isinstance(made, list | tuple | deque):
+        for number, (inner, again) in enumerate(zip(one, made, strict=False)):
+            yield f"[{number}]", inner, again
+    elif isinstance(one, set | frozenset) and isinstance(made, set | frozenset):
+        again = sorted(made, key=lambda element: repr(content(element)))
+        for number, inner in enumerate(sorted(one, key=lambda element: repr(content(element)))):
+            if again:  # it has fewer elements if two of them have become equal
+                yield f"[{number}]", inner, again[min(number, len(again) - 1)]
+    else:
+        known = _fields(made)
+        for name in _fields(one):
+            if name in known:
+                yield f".{name}", getattr(one, name, None), getattr(made, name, None)
