@@ -8,7 +8,7 @@ import json
 import random
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -107,19 +107,20 @@ class Found:
     allowed: int
 
 
-def unexplained(runs: Sequence[Run], gone: Mapping[str, float]) -> int:
-    """Return the largest number of attempts of a call of which none lost its worker before the next one began.
+def unexplained(runs: Sequence[Run], gone: Mapping[str, float]) -> list[list[Run]]:
+    """Return, for each call, the attempts of which none lost its worker before the next one began; most first.
 
     A worker that is killed may not have stored that the attempt has ended.
 
     :param gone: when the workers were gone that were killed.
     """
-    last, again = dict[str, Run](), Counter[str]()
+    last, again = dict[str, Run](), defaultdict[str, list[Run]](list)
     for run in sorted(runs, key=lambda one: one.begun):
         before = last.get(run.call)
-        again[run.call] += before is None or gone.get(before.worker, float("inf")) > run.begun
+        if before is None or gone.get(before.worker, float("inf")) > run.begun:
+            again[run.call].append(run)
         last[run.call] = run
-    return max(again.values(), default=0)
+    return sorted(again.values(), key=len, reverse=True)
 
 
 def counted(runs: Sequence[Run], gone: Mapping[str, float]) -> list[Found]:
@@ -145,7 +146,7 @@ def counted(runs: Sequence[Run], gone: Mapping[str, float]) -> list[Found]:
         Found("bill at once for a tenant", largest(tenants), hour_app.TENANT),
         Found(f"mail begun within {hour_app.WITHIN:g} s", most_within(of("mail"), hour_app.WITHIN), hour_app.STARTS),
         Found("GiB at once in a worker", largest(workers, hour_app.NEEDS), MEMORY),
-        Found("attempts of a call that no kill explains", unexplained(runs, gone), 1),
+        Found("attempts of a call that no kill explains", max(map(len, unexplained(runs, gone)), default=0), 1),
     ]
 
 
@@ -208,7 +209,15 @@ class Hour:
             for one in counted(self.runs, self.gone)
             if one.most > one.allowed
         ]
-        return [*self.lost, *over]
+        return [*self.lost, *over, *self._stories()]
+
+    def _stories(self) -> Iterator[str]:
+        """Tell about some calls with attempts that no kill explains."""
+        first = min((run.begun for run in self.runs), default=0.0)
+        for attempts in unexplained(self.runs, self.gone)[:5]:
+            if len(attempts) > 1:
+                told = (f"{run.worker} from {run.begun - first:.1f} to {run.ended - first:.1f} s" for run in attempts)
+                yield f"{attempts[0].name} {attempts[0].call}: {', '.join(told)}"
 
     def told(self) -> Iterator[str]:
         """Yield lines for people."""
