@@ -78,7 +78,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "spark/connect_apps.py": {"_slow": WORK, "dies_once": POLL, "settings": POLL},
     "testing/test_branches.py": {"work": "an activity in testing.run, whose time is virtual"},
     "testing/test_cancel.py": {
-        "test_an_activity_that_runs_is_cancelled_when_its_limit_is_over": "an activity in testing.run, whose time is virtual"
+        "test_a_running_activity_is_cancelled": "an activity in testing.run, whose time is virtual"
     },
     "testing/test_not_awaited.py": {"note": "an activity in testing.run, whose time is virtual"},
     "waiting.py": {"until": WAIT, "until_async": WAIT},

@@ -12,7 +12,7 @@ from airflow_provider_taskhub.testing import run
 
 
 @pytest.mark.parametrize("record", [False, True])
-def test_an_activity_that_runs_is_cancelled_when_its_limit_is_over(record: bool) -> None:
+def test_a_running_activity_is_cancelled(record: bool) -> None:
     app, done = App("cancels"), list[str]()
 
     @app.activity(record=record)
