@@ -14,6 +14,7 @@ from configparser import RawConfigParser
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,7 @@ def connection() -> str:
 # --- metrics and log events -----------------------------------------------------------------------------------------
 
 
+@cache
 def metrics() -> dict[str, tuple[str, str]]:
     """Kind and meaning of every metric that the sources name."""
     found: dict[str, tuple[str, str]] = {}
@@ -227,6 +229,7 @@ class Event:
     fields: set[str] = field(default_factory=set)
 
 
+@cache
 def events() -> dict[str, Event]:
     """Every log event of workers and commands that the sources name."""
     found: dict[str, Event] = {}

@@ -7,8 +7,6 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
-
 from airflow_provider_taskhub.cli.output import Exit
 from airflow_provider_taskhub.settings import LeaseTimes, Settings, SparkSettings
 from airflow_provider_taskhub.workers.orchestrations.watchdog import STATUS as STUCK_STATUS
@@ -60,9 +58,8 @@ def test_every_log_event_has_a_meaning_and_no_meaning_is_left_over() -> None:
     assert told - logged == set(), "no code logs them: remove them from docs/reference/log-events.toml"
 
 
-@pytest.mark.parametrize("event", ["worker_ready", "quarantined", "partition_not_renewed", "receive_failed"])
-def test_events_are_found_however_they_are_logged(event: str) -> None:
-    assert event in reference.events()
+def test_events_are_found_however_they_are_logged() -> None:
+    assert {"worker_ready", "quarantined", "partition_not_renewed", "receive_failed"} <= reference.events().keys()
 
 
 def test_events_whose_level_depends_are_in_the_reference_with_their_levels_and_fields() -> None:
