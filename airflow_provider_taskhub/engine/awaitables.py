@@ -291,12 +291,24 @@ class EventWait(Revocable[Any], CancellableTask[Any]):
     :param since: the orchestrator's time when the wait began.
     :param wait_changes: recorder that is notified when the wait ends.
     :param claim: function that gives a wait what came while it was left behind.
+    :ivar is_joined: whether the code awaits the wait, or gives it to a group, at this moment; it does not only ask it.
     :ivar place: place among the waits.
     :ivar left_place: the same place, if an event has come and gone by because the wait was left behind; else
         None.
     """
 
-    __slots__ = ("_annotation", "_claim", "_told", "_wait_changes", "left_place", "name", "place", "since")
+    __slots__ = (
+        "_annotation",
+        "_cancelled",
+        "_claim",
+        "_told",
+        "_wait_changes",
+        "is_joined",
+        "left_place",
+        "name",
+        "place",
+        "since",
+    )
 
     claims = True
 
@@ -312,6 +324,8 @@ class EventWait(Revocable[Any], CancellableTask[Any]):
         self._wait_changes = wait_changes
         self._claim = claim
         self._told = []
+        self._cancelled = False
+        self.is_joined = False
         self.place = 0
         self.left_place: int | None = None
         self.name = name
@@ -329,8 +343,19 @@ class EventWait(Revocable[Any], CancellableTask[Any]):
         self._wait_changes.end(self)
         super()._notify_groups()
 
+    def join(self, group: Group[Any]) -> None:
+        self.is_joined = True
+        try:
+            super().join(group)
+        finally:
+            self.is_joined = False
+
     def claim(self) -> None:
         self._claim(self)
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        super().cancel()
 
     @property
     def is_known(self) -> bool:
@@ -346,6 +371,8 @@ class EventWait(Revocable[Any], CancellableTask[Any]):
         """Wait again, because the event is for another wait. :param place: the place among the waits."""
         self.wait_again()
         self.left_place = place
+        if self._cancelled:
+            super().cancel()
 
     def raised(self, input: str | None) -> None:
         what = f"data of event {self.name!r}"

@@ -31,10 +31,16 @@ from airflow_provider_taskhub.engine.pending_waits import MAX_EXAMINED, AwaitedE
 
 
 class _Given(NamedTuple):
-    """An event that a wait has taken, with the number of the event and that of the wait."""
+    """An event that a wait has taken.
+
+    :ivar number: number of the event.
+    :ivar place: number of the wait.
+    :ivar waits: how many waits there were when the event came.
+    """
 
     number: int
     place: int
+    waits: int
     task: EventWait
     event: EventRaised
 
@@ -114,7 +120,7 @@ class ExternalEvents:
         given = self._given.setdefault(key, [])
         if given and (given[0].task.is_known or (len(given) >= MAX_EXAMINED and len(given) & (len(given) - 1) == 0)):
             given[:] = [one for one in given if not one.task.is_known]
-        given.append(_Given(number, place, task, event))
+        given.append(_Given(number, place, self._numbers, task, event))
         task.raised(event.input)
 
     def _take_back(self, key: str) -> None:
@@ -133,14 +139,18 @@ class ExternalEvents:
     def _take_over(self, task: EventWait) -> None:
         """Give a wait the oldest event of those of which the code does not know. The wait that had it waits again."""
         given = self._given.get(task.name.casefold(), [])
-        found = min((one for one in given[:MAX_EXAMINED] if one.task.is_unused), default=None, key=itemgetter(0))
+        unused = (one for one in given[:MAX_EXAMINED] if one.task.is_unused)
+        # If the code asks two waits in turn, the event stays with the one that had it: else it would count for both.
+        free = (one for one in unused if task.is_joined or not one.task._used or task.place > one.waits)
+        found = min(free, default=None, key=itemgetter(0))
         if found is None:
             return
         given.remove(found)
         found.task.give_back(found.place)
+        if not found.task._done:  # else it was cancelled
+            found.task.left_place = None
+            self._wait(found.task, found.place)
         self._give(found.number, task.place, task, found.event)
-        found.task.left_place = None
-        self._wait(found.task, found.place)
 
     def _next(self, waits: deque[tuple[int, EventWait]]) -> tuple[int, EventWait] | None:
         """Remove and return the wait that takes the next event, with its number.

@@ -11,6 +11,7 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status, TimerFired
+from airflow_provider_taskhub.errors import TaskCancelledError
 from airflow_provider_taskhub.testing import Event, run
 from tests.engine.play import Play
 
@@ -441,7 +442,61 @@ def test_a_wait_that_was_asked_too_early_gets_the_next_event_when_it_is_used_aga
     play.take(play.raised("approve", 1))
     fire(play)
     play.take(play.raised("approve", 2))
-    assert play.last.output == "[[false,false,true,false],[2,1]]"
+    assert play.last.output == "[[false,false,false,true],[1,2]]"
+
+
+def test_one_event_is_not_that_of_two_waits_that_were_asked_in_turn() -> None:
+    """Two approvals are needed, and one has come."""
+
+    async def work(ctx: OrchestrationContext, done: int) -> str:
+        first, second = (ctx.wait_for_external_event("approve") for _ in range(2))
+        for _ in range(2):
+            if second.is_complete:
+                return "both"
+            if first.is_complete:
+                return "one"
+            await ctx.create_timer(HOUR)
+        return "none"
+
+    play = played(work)
+    play.take(play.raised("approve", 1))
+    fire(play)
+    assert play.last.output == '"one"'
+
+
+def test_an_event_that_is_taken_over_stays_with_a_wait_that_lost_a_when_any_before() -> None:
+    """It came while the code did something else, so an older wait had it that the code has only asked."""
+
+    async def work(ctx: OrchestrationContext, done: int) -> Any:
+        early = ctx.wait_for_external_event("approve")
+        assert not early.is_complete
+        got = ctx.wait_for_external_event("approve")
+        while await ctx.when_any([got, ctx.create_timer(HOUR)]) is not got:
+            await ctx.call_activity("remind")
+        return await got
+
+    play = played(work)
+    fire(play)
+    play.take(play.raised("approve", 1))
+    play.take(play.done(next(one for one in play.outbound if getattr(one.event, "name", "") == "remind")))
+    assert play.last.output == "1"
+
+
+def test_a_cancelled_wait_leaves_its_unread_event_to_the_next_one() -> None:
+    async def work(ctx: OrchestrationContext, done: int) -> Any:
+        old = ctx.wait_for_external_event("approve")
+        await ctx.create_timer(HOUR)
+        old.cancel()
+        data = await ctx.wait_for_external_event("approve")
+        try:
+            return [data, await old]
+        except TaskCancelledError as error:
+            return [data, str(error)]
+
+    play = played(work)
+    play.take(play.raised("approve", 1))
+    fire(play)
+    assert play.last.output == '[1,"the task was cancelled by the orchestrator"]'
 
 
 class Test_a_wait_that_nobody_awaits:
