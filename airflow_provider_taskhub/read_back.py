@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from enum import Enum
 from functools import cached_property
 from typing import Any
 from uuid import UUID
@@ -32,6 +33,8 @@ _CLASSES: Mapping[str, type] = {
     "typed-dict": dict,
 }
 """The classes of pydantic's schemas that do not name their class, by their type."""
+_COLLECTIONS = frozenset({"list", "tuple", "set", "frozenset", "dict", "generator"})
+"""The types of pydantic's schemas of collections."""
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _OF_JSON = _SCALARS | {list, dict}
 """The classes that JSON tells apart."""
@@ -39,7 +42,9 @@ _OF_JSON = _SCALARS | {list, dict}
 Content = Callable[[Any], Any]
 """Returns what is written of a value, in a form that can be compared."""
 
-_decoded_unions: ContextVar[list[tuple[frozenset[type], Any]]] = ContextVar("decoded_unions")
+Kinds = tuple[frozenset[type], frozenset[type]]
+"""The classes that a union allows: those of its values, and those of the elements of collections in it."""
+_decoded_unions: ContextVar[list[tuple[Kinds, Any]]] = ContextVar("decoded_unions")
 """What a watch has decoded by unions: the classes of the union and the value."""
 
 
@@ -98,7 +103,7 @@ class Watch:
         """
         if not self.always and not any(one.__subclasses__() for one in self.classes):
             return None
-        unions: list[tuple[frozenset[type], Any]] = []
+        unions: list[tuple[Kinds, Any]] = []
         token = _decoded_unions.set(unions)
         try:
             decoded = self._validator.validate_python(read())
@@ -144,7 +149,11 @@ def _watched(schema: Any, definitions: Mapping[str, Any]) -> Any:
     made = mapped(schema, lambda one: _watched(one, definitions))
     if not isinstance(made, dict) or not isinstance(made.get("type"), str) or not _is_union(made):
         return made
-    kinds = frozenset(_classes(schema["choices"], definitions, set()))
+    choices = schema["choices"]
+    kinds = (
+        frozenset(_classes(choices, definitions, set(), into=False)),
+        frozenset(_inside(choices, definitions, set())),
+    )
 
     def note(value: Any) -> Any:
         _decoded_unions.get().append((kinds, value))
@@ -155,16 +164,42 @@ def _watched(schema: Any, definitions: Mapping[str, Any]) -> Any:
     return {"type": "function-after", "function": {"type": "no-info", "function": note}, "schema": inner, **named}
 
 
-def _classes(schema: Any, definitions: Mapping[str, Any], seen: set[str]) -> Iterator[type]:
-    """Yield the classes of the values that a schema makes, without those of the fields of a class."""
+def _inside(schema: Any, definitions: Mapping[str, Any], seen: set[str]) -> Iterator[type]:
+    """Yield the classes of the elements of the lists, dicts and other collections that a schema makes, at any depth."""
     if isinstance(schema, dict) and isinstance(kind := schema.get("type"), str):
         if kind == "definition-ref":
             if (ref := schema["schema_ref"]) not in seen:
                 seen.add(ref)
-                yield from _classes(definitions[ref], definitions, seen)
+                yield from _inside(definitions[ref], definitions, seen)
+            return
+        if kind in _COLLECTIONS:
+            for part in _elements(schema):
+                yield from _classes(part, definitions, seen)
+            return
+        if isinstance(schema.get("cls"), type):
+            return
+    for part in _inner(schema):
+        yield from _inside(part, definitions, seen)
+
+
+def _elements(schema: Mapping[str, Any]) -> list[Any]:
+    """Return the schemas of the elements of a collection; of a dict those of the values, because keys are texts."""
+    return _inner({key: part for key, part in schema.items() if key != "keys_schema"})
+
+
+def _classes(schema: Any, definitions: Mapping[str, Any], seen: set[str], *, into: bool = True) -> Iterator[type]:
+    """Yield the classes of the values that a schema makes, without those of the fields of a class.
+
+    :param into: whether those of the elements of lists, dicts and other collections are among them.
+    """
+    if isinstance(schema, dict) and isinstance(kind := schema.get("type"), str):
+        if kind == "definition-ref":
+            if (ref := schema["schema_ref"]) not in seen:
+                seen.add(ref)
+                yield from _classes(definitions[ref], definitions, seen, into=into)
             return
         if kind in ("lax-or-strict", "json-or-python"):  # the other part is the text from which the value is made
-            yield from _classes(schema.get("strict_schema") or schema["python_schema"], definitions, seen)
+            yield from _classes(schema.get("strict_schema") or schema["python_schema"], definitions, seen, into=into)
             return
         own = schema["function"] if kind == "call" else schema.get("cls")
         if isinstance(own, type) and kind != "typed-dict":
@@ -172,15 +207,20 @@ def _classes(schema: Any, definitions: Mapping[str, Any], seen: set[str]) -> Ite
             return
         if kind in _CLASSES:
             yield _CLASSES[kind]
+        if kind in _COLLECTIONS:
+            for part in _elements(schema) if into else ():
+                yield from _classes(part, definitions, seen)
+            return
     for part in _inner(schema):
-        yield from _classes(part, definitions, seen)
+        yield from _classes(part, definitions, seen, into=into)
 
 
-def _lost(value: Any, decoded: Any, unions: Mapping[int, frozenset[type]], content: Content) -> str | None:
-    left = deque([("value", value, decoded, frozenset[type]())])
+def _lost(value: Any, decoded: Any, unions: Mapping[int, Kinds], content: Content) -> str | None:
+    nothing = frozenset[type]()
+    left = deque([("value", value, decoded, (nothing, nothing))])
     while left:
-        path, one, made, kinds = left.popleft()
-        kinds = unions.get(id(made), kinds)
+        path, one, made, known = left.popleft()
+        kinds, below = unions.get(id(made), known)
         own = type(one)
         if own is not type(made):
             if why := _changed(one, made, kinds) or _without_fields(one, made):
@@ -193,15 +233,19 @@ def _lost(value: Any, decoded: Any, unions: Mapping[int, frozenset[type]], conte
                         f"{own.__name__} without it. Leave init=False out, compute the field from the others in "
                         "__post_init__, or write compare=False if it may be lost"
                     )
+        if _fields(made):  # the union says nothing of the fields of its classes
+            below = nothing
         for part, inner, again in _parts(one, made, content):
             if type(inner) is not type(again) or type(inner) not in _SCALARS:
-                left.append((f"{path}{part}", inner, again, kinds))
+                left.append((f"{path}{part}", inner, again, (below, below)))
     return None
 
 
 def _changed(one: Any, made: Any, kinds: Iterable[type]) -> str | None:
     """Return what is wrong if a union has made a value of another of its types; None if nothing is wrong."""
     if type(one) in (int, bool) and type(made) in (int, float):  # an int is a float for type checkers
+        return None
+    if isinstance(one, Enum) and isinstance(one, str | int) and one == made:  # a StrEnum is its text
         return None
     own = [kind for kind in kinds if type(one) is kind or (isinstance(one, kind) and not isinstance(made, kind))]
     if not own or not isinstance(made, tuple(kinds)):

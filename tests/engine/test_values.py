@@ -9,8 +9,10 @@ import uuid
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -102,6 +104,15 @@ class Tagged:
 class OtherTag:
     value: int
     kind: Literal["other"] = "other"
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+@dataclass
+class Painted:
+    colour: Colour
 
 
 @dataclass
@@ -409,6 +420,20 @@ def test_what_would_come_back_as_something_else_is_refused_where_it_is_written(
 def test_what_comes_back_as_it_was_is_written(annotation: Any, value: Any) -> None:
     found = decode(loads(dumps(value, annotation)), annotation)
     assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (Painted | str, Painted("red")),  # type: ignore[arg-type]  # a dataclass does not check its fields
+        (dict[str, datetime] | list[datetime], {"a": "2026-01-01T00:00:00Z"}),
+        (list[UUID] | str, ["0f8fad5b-d9cb-469f-a165-70867728950e"]),
+        (Colour | str, Colour.RED),
+    ],
+)
+def test_what_the_reader_makes_by_its_declared_type_is_written(annotation: Any, value: Any) -> None:
+    """The union does not choose here: a field, a key or an element has a type of its own, or the values are equal."""
+    decode(loads(dumps(value, annotation)), annotation)
 
 
 @pytest.mark.parametrize(
