@@ -69,7 +69,8 @@ class Watch:
     """Decodes values of one declared type, and notes what it decodes by unions.
 
     :param schema: pydantic's schema of the type.
-    :param always: whether each value must be decoded, because the type has a union or a field that is not read.
+    :param always: whether each value is decoded. That is needed for a type with a union, or with a field that no
+        reader reads.
     :param classes: the dataclasses and models in the type. If one has a subclass, a value must be decoded too.
     """
 
@@ -140,7 +141,7 @@ def _inner(schema: Any) -> list[Any]:
 
 
 def _is_union(schema: Mapping[str, Any]) -> bool:
-    # pydantic's own union of a Path and its text has an error type of its own
+    # Pydantic's schema of a Path has a union too, which no user has declared. Only such unions have this key.
     return schema["type"] == "union" and len(schema["choices"]) > 1 and "custom_error_type" not in schema
 
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from airflow_provider_taskhub.codec import Timestamp, decode, loads
 from airflow_provider_taskhub.engine.actions import TIMER, Action, CallSite
 from airflow_provider_taskhub.engine.events import EventType, FailureDetails, TimerCreated
+from airflow_provider_taskhub.engine.no_event_loop import user_line
 from airflow_provider_taskhub.engine.recorded import retry_role
 from airflow_provider_taskhub.engine.retry import RetryDecision, RetryPolicy, decide_retry
 from airflow_provider_taskhub.engine.tasks import CancellableTask, Group, Revocable, Task
@@ -149,7 +150,7 @@ class Attempts(Group[Any], CancellableTask[Any]):
             super().cancel()
             self._pause.cancel()
             return
-        self._engine.cancel(self._action, CallSite.of(sys._getframe(1)))
+        self._engine.cancel(self._action, user_line() or CallSite.of(sys._getframe(1)))
         if self._action.kind is EventType.SubOrchestrationInstanceCreated:
             super().cancel()
 

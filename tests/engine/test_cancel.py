@@ -179,6 +179,26 @@ class Test_an_activity:
         assert other.status is Status.FAILED
         assert "the history has EventSent 'cancel load' as action 1" in str(other.output)
 
+    def test_the_line_of_a_cancel_at_the_end_of_a_block_is_the_users(self) -> None:
+        def app(which: int) -> App:
+            made = App("changed")
+
+            @made.orchestrator
+            async def work(ctx: OrchestrationContext) -> None:
+                tasks = [ctx.call_activity("load", number) for number in range(2)]
+                scope = ctx.cancel_scope()
+                scope.tasks[id(tasks[which])] = tasks[which]
+                async with scope:
+                    await ctx.wait_for_external_event("stop")
+
+            return made
+
+        play = Play(app(0))
+        play.start("work")
+        play.take(play.raised("stop"))
+        other = play.replay(app(1), play.raised("more"))
+        assert "decided it with the data 1 at test_cancel.py:" in str(other.output)
+
     def test_code_that_cancels_another_call_is_found(self) -> None:
         def app(which: int) -> App:
             made = App("changed")
