@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from airflow_provider_taskhub.demo.processes import tail
+from airflow_provider_taskhub.demo.processes import marked, tail
 
 MARK = "STARTED_BY_TEST"
 """The environment variable. Its value is the number of the process of pytest, and the id of the test.
@@ -72,7 +72,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
     """End what the test has left running, and fail."""
     result = yield
     if item.get_closest_marker("process") and _mark(item) != SHARED:
-        _, alive = psutil.wait_procs(marked(_mark(item)), timeout=PATIENCE)
+        _, alive = psutil.wait_procs(marked(_mark(item), MARK), timeout=PATIENCE)
         told = [_told(process) for process in alive]
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -89,21 +89,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """Return the processes with a mark in their environment, without this process."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.pid != os.getpid() and process.environ().get(MARK) == mark:
-                found.append(process)
-    return found
-
-
 def _outputs(item: pytest.Item) -> Sequence[Path]:
     """Return the files into which processes of a test write, and those into which ended ones have written since it
     began. A process that has written nothing since is shown too: it may stand still."""
     files, running = set(), set()
-    for process in (*marked(_mark(item)), *marked(SHARED)):
+    for process in (*marked(_mark(item), MARK), *marked(SHARED, MARK)):
         with contextlib.suppress(psutil.Error, OSError):
             running |= {Path(file.path) for file in process.open_files() if file.fd in (1, 2)}
     folders = {file.parent for file in running if file.suffix == ".out"}  # also of processes that have ended

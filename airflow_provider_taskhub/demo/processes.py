@@ -156,13 +156,31 @@ class Processes:
             child.process.wait()
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """Return this user's processes that have a mark in their environment, without this process."""
+def marked(mark: str, variable: str = MARK) -> list[psutil.Process]:
+    """Return this user's processes that have a mark in their environment, without this process.
+
+    :param mark: the mark.
+    :param variable: the name of the environment variable with the mark.
+    """
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.pid != os.getpid() and process.environ().get(MARK) == mark:
+            if process.pid != os.getpid() and _environment(process).get(variable) == mark:
                 found.append(process)
+    return found
+
+
+def _environment(process: psutil.Process) -> Mapping[str, str]:
+    """Return the environment of a process. Wait for it while the kernel loads the program: until then it is empty, and
+    so are the arguments. A thread of the kernel has neither, and no program."""
+    deadline = time.monotonic() + LAST
+    found: dict[str, str] = process.environ()
+    while not found and process.exe() and time.monotonic() < deadline:
+        loaded = bool(process.cmdline())
+        found = process.environ()
+        if loaded:
+            break
+        time.sleep(0.01)
     return found
 
 

@@ -93,6 +93,29 @@ def test_a_run_that_was_killed_is_cleaned_up_by_the_next(tmp_path: Path) -> None
         assert gone(left)
 
 
+def test_a_process_whose_program_is_still_being_loaded_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its environment and its arguments are empty until the kernel has loaded the program."""
+
+    class Starting:
+        def __init__(self, pid: int, looks: int, exe: str = "/bin/sleep") -> None:
+            self.pid, self._looks, self._exe = pid, looks, exe
+
+        def environ(self) -> dict[str, str]:
+            self._looks -= 1
+            return {module.MARK: "mine"} if self._looks < 0 else {}
+
+        def exe(self) -> str:
+            return self._exe
+
+        def cmdline(self) -> list[str]:
+            return ["sleep"] if self._looks <= 0 else []
+
+    found = [Starting(-1, 3), Starting(-2, 1), Starting(-3, 0)]
+    kernel = Starting(-4, 1_000_000, exe="")
+    monkeypatch.setattr(module.psutil, "process_iter", lambda: iter([*found, kernel]))
+    assert marked("mine") == found
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_ctrl_c_does_not_stop_the_cleaning(tmp_path: Path, number: signal.Signals) -> None:
     text = (
