@@ -41,12 +41,12 @@ GOALS: Mapping[tuple[str, str, str], Goal] = {
     ("embedded", "b", "whole"): Goal(value=0.4, unit="s", size=1000),
     ("embedded", "c", "step"): Goal(value=1.2, unit="ms", size=100),
     ("embedded", "d", "last / first"): Goal(value=1.1, unit="", size=1000),
-    ("embedded", "i", "CPU of worker and executors"): Goal(value=1, unit="% of a core", size=20),
+    ("embedded", "i", "CPU of worker and executors"): Goal(value=1, unit="% of a core", size=60),
     ("azurite", "a0", "p50"): Goal(value=20, unit="ms", size=100),
     ("azurite", "a", "finished"): Goal(value=170, unit="per s", size=1000, share=0.9),
     ("azurite", "b", "whole"): Goal(value=4.5, unit="s", size=1000),
     ("azurite", "c", "step"): Goal(value=12, unit="ms", size=100),
     ("azurite", "d", "last / first"): Goal(value=1.1, unit="", size=1000),
-    ("azurite", "i", "CPU of worker and executors"): Goal(value=1, unit="% of a core", size=20),
+    ("azurite", "i", "CPU of worker and executors"): Goal(value=1, unit="% of a core", size=60),
 }
 """By store, workload and figure."""

@@ -50,8 +50,8 @@ SEEDING = 256
 SIZES = (1_000, 10_000, 100_000)
 """Instances in a hub; each copy has 13 history rows."""
 WORKERS = (1, 2, 4)
-IDLE = {EMBEDDED: (5.0, 30.0), EMULATOR: (100.0, 120.0)}
-"""Seconds until nothing more is expected of an idle worker (on Azure polling falls to its floor), and to watch it."""
+IDLE = {EMBEDDED: (100.0, 30.0), EMULATOR: (100.0, 120.0)}
+"""Seconds until nothing more is expected of an idle worker (its polling falls to its floor), and to watch it."""
 EVICTED = 40.0
 """Seconds after which an idle session is gone: a timeout of 30, looked at six times within it."""
 PAGE = 20

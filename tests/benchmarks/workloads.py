@@ -42,9 +42,8 @@ AT_ONCE: Mapping[str, int] = {EMULATOR: 8}
 messages that it holds; the embedded store carries the more the more arrives together."""
 WARM = 8
 """Orchestrations before anything is measured: every executor has run something, every code path is loaded."""
-IDLE_AFTER: Mapping[str, float] = {EMULATOR: 60.0}
-"""Seconds until an idle worker's polling is at its floor: on Azure the back-off doubles from 50 ms to 30 s."""
-IDLE_AFTER_EMBEDDED = 5.0
+IDLE_AFTER = 60.0
+"""Seconds until an idle worker's polling is at its floor: the back-off doubles from 50 ms to 30 s."""
 TIMED = ("queue.receive", "queue.update")
 """Kinds whose number depends on the moment: receives, and renewals of messages held for long."""
 BUDGETED = "operations beside receives"
@@ -278,7 +277,7 @@ async def _long_chain(stage: Stage, client: Client, size: int) -> Measured:
 
 
 async def _idle(stage: Stage, client: Client, size: int) -> Measured:
-    await asyncio.sleep(min(IDLE_AFTER.get(stage.store, IDLE_AFTER_EMBEDDED), 3.0 * size))
+    await asyncio.sleep(min(IDLE_AFTER, 1.0 * size))
     before = await stage.reading()
     await asyncio.sleep(size)
     after = await stage.reading()
@@ -357,6 +356,6 @@ WORKLOADS: Mapping[str, Workload] = {
         Workload(
             letter="d", text="a long chain of activities", size=1000, repeats=3, unit=STEP, run=_long_chain, least=10
         ),
-        Workload(letter="i", text="an idle worker, for seconds", size=20, repeats=1, unit="per min", run=_idle),
+        Workload(letter="i", text="an idle worker, for seconds", size=60, repeats=1, unit="per min", run=_idle),
     )
 }

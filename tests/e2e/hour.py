@@ -29,6 +29,8 @@ from tests.waiting import until
 APP = "hour_app:app"
 EVERY = 15.0
 """Seconds between two kills."""
+DELIVERED = 2.0
+"""Seconds within which a work item that was sent begins if it waits for nothing."""
 OPEN = 24
 """Instances that are open at once, so that something waits for every limit all the time."""
 LOW = 8
@@ -107,26 +109,42 @@ class Found:
     allowed: int
 
 
-def unexplained(runs: Sequence[Run], gone: Mapping[str, float]) -> list[list[Run]]:
-    """Return, for each call, the attempts of which none lost its worker before the next one began; most first.
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A kill of a worker.
 
-    A worker that is killed may not have stored that the attempt has ended.
+    :param at: monotonic time at which the signal was sent.
+    :param gone: monotonic time at which the last of its processes was seen to be gone.
+    """
 
-    :param gone: when the workers were gone that were killed.
+    at: float
+    gone: float
+
+
+def unexplained(runs: Sequence[Run], kills: Mapping[str, Kill]) -> list[list[Run]]:
+    """Return, for each call, the attempts that begin without a kill which explains them; most first.
+
+    Two kills explain another attempt. A killed worker may not have stored that its attempt has ended. And a worker that
+    is killed during a checkpoint may have sent the work item without storing the history: the next owner of the
+    partition sends it again. That can be any worker, up to :data:`DELIVERED` before the first attempt.
+
+    :param kills: by worker.
     """
     last, again = dict[str, Run](), defaultdict[str, list[Run]](list)
     for run in sorted(runs, key=lambda one: one.begun):
         before = last.get(run.call)
-        if before is None or gone.get(before.worker, float("inf")) > run.begun:
+        own = before is not None and before.worker in kills and kills[before.worker].at <= run.begun
+        sent = before is not None and any(before.begun - DELIVERED <= kill.at <= run.begun for kill in kills.values())
+        if not own and not sent:
             again[run.call].append(run)
         last[run.call] = run
     return sorted(again.values(), key=len, reverse=True)
 
 
-def counted(runs: Sequence[Run], gone: Mapping[str, float]) -> list[Found]:
+def counted(runs: Sequence[Run], kills: Mapping[str, Kill]) -> list[Found]:
     """Count the attempts that ran at once, or began within a time, against every limit.
 
-    :param gone: when the workers were gone that were killed.
+    :param kills: by worker.
     """
 
     def of(*names: str) -> list[Run]:
@@ -146,21 +164,21 @@ def counted(runs: Sequence[Run], gone: Mapping[str, float]) -> list[Found]:
         Found("bill at once for a tenant", largest(tenants), hour_app.TENANT),
         Found(f"mail begun within {hour_app.WITHIN:g} s", most_within(of("mail"), hour_app.WITHIN), hour_app.STARTS),
         Found("GiB at once in a worker", largest(workers, hour_app.NEEDS), MEMORY),
-        Found("attempts of a call that no kill explains", max(map(len, unexplained(runs, gone)), default=0), 1),
+        Found("attempts of a call that no kill explains", max(map(len, unexplained(runs, kills)), default=0), 1),
     ]
 
 
 class Pair:
     """Two workers that are killed and started again.
 
-    :ivar gone: for each worker that was killed, when the last of its processes was seen to be gone.
+    :ivar kills: by worker.
     """
 
     def __init__(self, house: House, slots: int) -> None:
         self._house, self._slots, self._numbers = house, slots, count(1)
         self._workers = [self._new(name) for name in ("one", "two")]
         self._dice = random.Random(1)
-        self.gone: dict[str, float] = {}
+        self.kills: dict[str, Kill] = {}
 
     def _new(self, name: str) -> tuple[Worker, str]:
         number = str(next(self._numbers))
@@ -172,10 +190,11 @@ class Pair:
         at = self._dice.randrange(2)
         dead, key = self._workers[at]
         executors = [child.pid for child in psutil.Process(dead.process.pid).children(recursive=True)]
+        killed = time.monotonic()
         dead.kill()
         until(f"the processes of {dead.name} are gone", lambda: not any(map(_is_alive, executors)))
-        self.gone[key] = time.monotonic()
-        dead.log.rename(dead.log.with_suffix(f".{len(self.gone)}"))
+        self.kills[key] = Kill(at=killed, gone=time.monotonic())
+        dead.log.rename(dead.log.with_suffix(f".{len(self.kills)}"))
         self._house.workers.remove(dead)
         self._workers[at] = self._new(dead.name)
 
@@ -192,13 +211,13 @@ def _is_alive(pid: int) -> bool:
 class Hour:
     """What was done, and what was wrong with it.
 
-    :ivar gone: when the workers were gone that were killed.
+    :ivar kills: by worker.
     :ivar waits: by name of an activity and whether the priority is low, the seconds from the start of an instance to
         the beginning of each of its calls.
     """
 
     runs: Sequence[Run]
-    gone: Mapping[str, float]
+    kills: Mapping[str, Kill]
     lost: list[str] = field(default_factory=list)
     waits: dict[tuple[str, bool], list[float]] = field(default_factory=dict)
 
@@ -206,7 +225,7 @@ class Hour:
     def damage(self) -> list[str]:
         over = [
             f"{one.what}: {one.most}, allowed {one.allowed}"
-            for one in counted(self.runs, self.gone)
+            for one in counted(self.runs, self.kills)
             if one.most > one.allowed
         ]
         return [*self.lost, *over, *self._stories()]
@@ -214,7 +233,7 @@ class Hour:
     def _stories(self) -> Iterator[str]:
         """Tell about some calls with attempts that no kill explains."""
         first = min((run.begun for run in self.runs), default=0.0)
-        for attempts in unexplained(self.runs, self.gone)[:5]:
+        for attempts in unexplained(self.runs, self.kills)[:5]:
             if len(attempts) > 1:
                 told = (f"{run.worker} from {run.begun - first:.1f} to {run.ended - first:.1f} s" for run in attempts)
                 yield f"{attempts[0].name} {attempts[0].call}: {', '.join(told)}"
@@ -223,10 +242,10 @@ class Hour:
         """Yield lines for people."""
         killed = sum(run.killed for run in self.runs)
         yield (
-            f"{len(self.runs)} attempts of {len({run.call for run in self.runs})} activities, {len(self.gone)} kills, "
+            f"{len(self.runs)} attempts of {len({run.call for run in self.runs})} activities, {len(self.kills)} kills, "
             f"{killed} attempts cut off, lost {len(self.lost)}"
         )
-        for one in counted(self.runs, self.gone):
+        for one in counted(self.runs, self.kills):
             yield f"  {one.what}: at most {one.most} of {one.allowed}"
         for (name, low), seconds in sorted(self.waits.items()):
             middle, longest = sorted(seconds)[len(seconds) // 2], max(seconds)
@@ -253,7 +272,7 @@ async def hour(house: House, *, seconds: float, every: float = EVERY, kills: int
                 gate.release()
 
         async def killing() -> None:
-            while time.monotonic() < end or len(pair.gone) < kills:
+            while time.monotonic() < end or len(pair.kills) < kills:
                 await asyncio.sleep(every)
                 await asyncio.to_thread(pair.kill)
 
@@ -272,12 +291,12 @@ async def hour(house: House, *, seconds: float, every: float = EVERY, kills: int
     calls = set[str]()
     for run in runs.values():
         if run.ended == float("inf"):
-            run.ended, run.killed = pair.gone[run.worker], True
+            run.ended, run.killed = pair.kills[run.worker].gone, True
         if run.call not in calls:
             calls.add(run.call)
             since, low = started[run.call.partition("/")[0]]
             waits[run.name, low].append(run.begun - since)
-    return Hour([*runs.values()], pair.gone, lost, dict(waits))
+    return Hour([*runs.values()], pair.kills, lost, dict(waits))
 
 
 async def _is_done(client: Client, name: str) -> list[str]:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.e2e.hour import Run, counted, hour, most_at_once, most_within, runs_of
+from tests.e2e.hour import Kill, Run, counted, hour, most_at_once, most_within, runs_of
 from tests.e2e.house import House
 
 
@@ -14,9 +14,9 @@ from tests.e2e.house import House
 async def test_limits_hold_while_one_of_two_workers_is_killed(embedded: House) -> None:
     done = await hour(embedded, seconds=8.0, every=3.0, kills=2, slots=8)
     assert done.damage == []
-    assert len(done.gone) >= 2
+    assert len(done.kills) >= 2
     assert {name for name, _ in done.waits} == {"load", "read", "write", "bill", "mail", "large", "small", "plain"}
-    at_once = {one.what: one.most for one in counted(done.runs, done.gone)}
+    at_once = {one.what: one.most for one in counted(done.runs, done.kills)}
     assert at_once["load at once"] == 2, "something waits for the limit, or the test shows nothing"
 
 
@@ -47,8 +47,16 @@ def test_each_limit_that_is_exceeded_is_found() -> None:
     ]
     runs += [run("plain", 0, 1, call="twice/1"), run("plain", 2, 3, call="twice/1")]
     assert [(one.most, one.allowed) for one in counted(runs, {})] == [(3, 2), (3, 2), (2, 1), (16, 15), (6, 4), (2, 1)]
-    assert counted(runs, {"one 1": 1.5})[-1].most == 1, "its worker was killed, perhaps before it had stored the end"
-    assert counted(runs, {"one 1": 2.5})[-1].most == 2, "the second attempt had begun before"
+    assert counted(runs, killed("one 1", 1.5))[-1].most == 1, "its worker was perhaps killed before it stored the end"
+    assert counted(runs, killed("one 1", 2.5))[-1].most == 2, "the second attempt had begun before"
+    assert counted(runs, killed("two 2", -1.0))[-1].most == 1, (
+        "who sent it was perhaps killed before it stored the call"
+    )
+    assert counted(runs, killed("two 2", -3.0))[-1].most == 2, "too long before"
+
+
+def killed(worker: str, at: float) -> dict[str, Kill]:
+    return {worker: Kill(at=at, gone=at + 5)}
 
 
 def test_an_attempt_without_an_end_is_one_that_was_cut_off() -> None:

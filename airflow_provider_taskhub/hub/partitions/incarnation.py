@@ -15,6 +15,7 @@ import re
 import secrets
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -33,6 +34,10 @@ LIVE, DEAD = ".lock", ".dead"
 """Endings of the names of lock files: of an incarnation that is not proven dead, and of one that is proven dead."""
 KEEP = timedelta(hours=1)
 """The time for which the file of a dead worker is kept, so that other workers on this machine can read it."""
+RELISTED = 1.0
+"""Seconds after which the folder is read again even if its time of change is the same."""
+SETTLED = timedelta(seconds=0.1)
+"""A look into the folder is kept if the folder's last change was longer ago."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -51,6 +56,20 @@ class _Note:
     itself: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Listed:
+    """What a look into the folder of the lock files has found.
+
+    :param changed: the folder's time of change, in nanoseconds.
+    :param at: monotonic time of the look.
+    :param paths: the paths of the files of other incarnations.
+    """
+
+    changed: int
+    at: float
+    paths: tuple[Path, ...]
+
+
 class Incarnation:
     """The identity of this worker process, and its lock file. :meth:`claim` creates it.
 
@@ -67,6 +86,7 @@ class Incarnation:
         self._path = path
         self._trusted = trusted
         self._proven: dict[str, str] = {}
+        self._listed: _Listed | None = None
 
     @classmethod
     def claim(cls, name: str = "", home: Path | None = None) -> Incarnation:
@@ -112,15 +132,26 @@ class Incarnation:
         if not self._trusted:
             return ()
         dead = []
-        names: list[str] = []
-        with suppress(OSError):
-            names = sorted(os.listdir(self._path.parent))
-        for name in names:
-            path = self._path.parent / name
+        for path in self._others():
             with suppress(OSError):  # another worker has renamed or removed the file: go on with the others
-                if path != self._path and (worker := self._worker_of(path)):
+                if worker := self._worker_of(path):
                     dead.append(worker)
         return tuple(dead)
+
+    def _others(self) -> Sequence[Path]:
+        """Return the paths of the other lock files. Read the folder only if it has changed, or after a second."""
+        now, listed = time.monotonic(), self._listed
+        with suppress(OSError):
+            changed = os.stat(self._path.parent).st_mtime_ns
+            if listed is not None and listed.changed == changed and now - listed.at < RELISTED:
+                return listed.paths
+            paths = tuple(self._path.parent / name for name in sorted(os.listdir(self._path.parent)))
+            listed = _Listed(changed=changed, at=now, paths=tuple(path for path in paths if path != self._path))
+            # Two changes within one tick of the file system's clock have the same time.
+            settled = time.time_ns() - changed > SETTLED.total_seconds() * 1e9
+            self._listed = listed if settled else None
+            return listed.paths
+        return ()
 
     def _worker_of(self, path: Path) -> str:
         """Return the full name of the incarnation that a lock file proves dead; "" if the file proves no death.

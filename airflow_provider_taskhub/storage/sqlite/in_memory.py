@@ -25,9 +25,6 @@ T = TypeVar("T")
 class InMemory:
     """Access to a private database in memory. The content survives :meth:`close` until the next :meth:`open`."""
 
-    fallback: float | None = None
-    """Seconds after which a waiting store reads the database without a wake-up. None: never, because no other process
-    can write."""
     identity = 0
 
     def __init__(self, clock: Clock) -> None:

@@ -1,7 +1,8 @@
 """Sends wake-ups between the processes that share an SQLite file. A table of the file has their sockets' addresses.
 
 After a commit the writer sends the names of the queues that have new visible messages. A store that receives a wake-up
-reads the file. A waiting store also reads the file once a second, so a lost wake-up costs at most one second.
+reads the file. A store with waiting tasks also looks into the file once a second, so a lost wake-up costs at most one
+second.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from airflow_provider_taskhub.storage.sqlite.store_clock import TICKS, boot_ticks
@@ -19,23 +20,33 @@ from airflow_provider_taskhub.storage.sqlite.transactions import Change
 from airflow_provider_taskhub.storage.wakeups import WakeupSender
 
 FALLBACK = 1.0
-"""Seconds after which a waiting store reads the file, even without a wake-up."""
+"""Seconds between two looks of a store into the file for all its waiting tasks, even without a wake-up."""
 MAX_ADDRESS = 100
 """Longest path of a socket, in bytes. The kernel allows 108 bytes on Linux and 104 on macOS."""
 
 
 class Waiters:
-    """The tasks of one event loop that wait for wake-ups, by the queue or topic that they wait for."""
+    """The tasks of one event loop that wait for wake-ups, by the queue or topic that they wait for.
 
-    def __init__(self) -> None:
+    :param look: called once in :data:`FALLBACK` seconds while a task waits, with the names of all queues and topics. It
+        returns those whose tasks must read the file, None for all. One look for all tasks: a worker has a task for each
+        queue, and while it is idle, looks are most of what it does. None: no process can write without a wake-up.
+    """
+
+    def __init__(self, look: Callable[[Sequence[str]], Iterable[str] | None] | None = None) -> None:
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        self._look = look
+        self._alarm: asyncio.TimerHandle | None = None
 
     @contextlib.contextmanager
     def listening(self, queues: Sequence[str]) -> Iterator[asyncio.Future[None]]:
         """Return a context manager with a future. The first wake-up for one of the queues completes the future."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
         for name in queues:
             self._waiting.setdefault(name, set()).add(future)
+        if self._look is not None and self._alarm is None:
+            self._alarm = loop.call_later(FALLBACK, self._look_once, loop, self._look)
         try:
             yield future
         finally:
@@ -44,6 +55,15 @@ class Waiters:
                 waiting.discard(future)
                 if not waiting:
                     self._waiting.pop(name, None)
+            if not self._waiting and self._alarm is not None:
+                self._alarm.cancel()
+                self._alarm = None
+
+    def _look_once(
+        self, loop: asyncio.AbstractEventLoop, look: Callable[[Sequence[str]], Iterable[str] | None]
+    ) -> None:
+        self._alarm = loop.call_later(FALLBACK, self._look_once, loop, look)
+        self.signal(look(list(self._waiting)))
 
     def signal(self, queues: Iterable[str] | None) -> None:
         """Wake the tasks that wait for these queues or topics.
@@ -105,8 +125,8 @@ class Announcer:
         """Return the wake-ups to send after the commit. Call this method inside the transaction.
 
         If there are wake-ups, the method also deletes the socket addresses of dead processes from the SQLite file. A
-        message that stays invisible for longer than :data:`FALLBACK` gets no wake-up: each waiting store reads the file
-        before that message becomes visible.
+        message that stays invisible for longer than :data:`FALLBACK` gets no wake-up: each store with waiting tasks
+        looks into the file before that message becomes visible.
 
         :param touched: the :attr:`Change.touched` of each function that the transaction has run: names of queues and
             topics, each with the time at which a message becomes visible.

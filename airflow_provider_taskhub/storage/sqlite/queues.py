@@ -12,7 +12,7 @@ then differ, and the column is ignored.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 
 from airflow_provider_taskhub.codec import Timestamp, ticks_of
@@ -178,6 +178,16 @@ def earliest(connection: sqlite3.Connection, queue: str) -> int | None:
     owner = identifier(connection, "queues", queue)
     found = connection.execute("SELECT min(visible) FROM messages WHERE queue = ?", (owner,)).fetchone()[0]
     return None if found is None else int(found)
+
+
+def all_earliest(connection: sqlite3.Connection, names: Sequence[str]) -> dict[str, int]:
+    """Return for each of these queues that has messages what :func:`earliest` returns. Leave out absent queues."""
+    found = connection.execute(
+        "SELECT name, (SELECT min(visible) FROM messages WHERE queue = queues.id) FROM queues "
+        f"WHERE name IN ({', '.join('?' * len(names))})",
+        names,
+    )
+    return {name: visible for name, visible in found if visible is not None}
 
 
 def drop(change: Change, queue: str) -> None:

@@ -12,11 +12,12 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from airflow_provider_taskhub.clock import Clock
-from airflow_provider_taskhub.errors import Unavailable
+from airflow_provider_taskhub.errors import StorageError, Unavailable
 from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.storage.sqlite.file import RETRY, connect, retried
 from airflow_provider_taskhub.storage.sqlite.process_wakeups import (
@@ -26,7 +27,8 @@ from airflow_provider_taskhub.storage.sqlite.process_wakeups import (
     register,
     unregister,
 )
-from airflow_provider_taskhub.storage.sqlite.store_clock import boot_ticks
+from airflow_provider_taskhub.storage.sqlite.queues import all_earliest
+from airflow_provider_taskhub.storage.sqlite.store_clock import TICKS, boot_ticks
 from airflow_provider_taskhub.storage.sqlite.transactions import Transactions, Work, is_busy, translated
 from airflow_provider_taskhub.storage.sqlite.writer_thread import Job, Writer
 from airflow_provider_taskhub.storage.wakeups import WakeupReceiver
@@ -54,8 +56,6 @@ class SharedFile:
     :param timeout: seconds after which a write without an answer fails, and for which a read waits for a locked file.
     """
 
-    fallback: float | None = FALLBACK
-
     def __init__(self, path: Path, clock: Clock, timeout: float) -> None:
         self._path = path
         self._clock = clock
@@ -67,7 +67,7 @@ class SharedFile:
         self._has_no_socket = False
         self._unanswered: dict[asyncio.Future[Any], float] = {}
         self._alarm: asyncio.TimerHandle | None = None
-        self.waiters = Waiters()
+        self.waiters = Waiters(self._soon_visible)
         self.identity = 0
 
     async def open(self) -> None:
@@ -168,13 +168,25 @@ class SharedFile:
         except sqlite3.Error as error:
             raise (_Busy() if is_busy(error) else translated(error)) from error
 
+    def _soon_visible(self, names: Sequence[str]) -> list[str] | None:
+        """Return those of the queues that have a message which is visible before the next look.
+
+        :returns: None if the file cannot be read now: the tasks that wait try it themselves, and meet its errors.
+        """
+        try:
+            found = self.glance(partial(all_earliest, names=names))
+            limit = self.now() + int(FALLBACK * TICKS)
+        except StorageError:
+            return None
+        return [name for name, visible in found.items() if visible <= limit]
+
     async def listen(self, queues: Sequence[str]) -> None:
         """Create the socket for wake-ups from other processes, if this store does not have the socket yet."""
         async with self._listening:
             if self._receiver is None and not self._has_no_socket:
                 try:
                     receiver = WakeupReceiver(addresses_of(self._path), self.waiters.signal)
-                except OSError:  # no folder for a socket: waiters read the file once a second
+                except OSError:  # no folder for a socket: the file is looked at once a second
                     self._has_no_socket = True
                     return
                 try:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
-from airflow_provider_taskhub.errors import NotFound
 from airflow_provider_taskhub.storage import rules
 from airflow_provider_taskhub.storage.deletions import answered, holders_of, receipts_kept
 from airflow_provider_taskhub.storage.primitives import (
@@ -41,6 +40,7 @@ from airflow_provider_taskhub.storage.primitives import (
 from airflow_provider_taskhub.storage.sqlite import blobs, filters, leases, queues, rows
 from airflow_provider_taskhub.storage.sqlite.in_memory import InMemory
 from airflow_provider_taskhub.storage.sqlite.process_wakeups import wait_for_wakeup
+from airflow_provider_taskhub.storage.sqlite.queues import all_earliest
 from airflow_provider_taskhub.storage.sqlite.shared_file import Reader, SharedFile
 from airflow_provider_taskhub.storage.sqlite.store_clock import TICKS
 from airflow_provider_taskhub.storage.sqlite.transactions import Work
@@ -225,14 +225,11 @@ class SqliteStore(Paged):
         deadline = self._clock.monotonic() + timeout
         while True:
             with self._access.waiters.listening(queues) as woken:
-                visible, now = await self._earliest(queues), self._access.now()
-                left = deadline - self._clock.monotonic()
+                visible = await self._access.read(partial(all_earliest, names=queues))
+                now, left = self._access.now(), deadline - self._clock.monotonic()
                 if (found := [queue for queue, at in visible.items() if at <= now]) or left <= 0:
                     return found
-                waits = [left, *((at - now) / TICKS for at in visible.values())]
-                if self._access.fallback is not None:
-                    waits.append(self._access.fallback)
-                await wait_for_wakeup(woken, min(waits))
+                await wait_for_wakeup(woken, min([left, *((at - now) / TICKS for at in visible.values())]))
 
     @asynccontextmanager
     async def subscribe(self, name: str) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
@@ -250,21 +247,6 @@ class SqliteStore(Paged):
                         woken = entered.enter_context(self._access.waiters.listening((name,)))
 
             yield wait
-
-    async def _earliest(self, names: Sequence[str]) -> dict[str, int]:
-        """Return for each of these queues that has messages when its next one becomes or became visible, in ticks.
-
-        A queue that does not exist counts as empty.
-        """
-        found: dict[str, int] = {}
-        for name in names:
-            try:
-                due = await self._access.read(partial(queues.earliest, queue=name))
-            except NotFound:
-                continue
-            if due is not None:
-                found[name] = due
-        return found
 
     # --- the methods of Store for tables
 

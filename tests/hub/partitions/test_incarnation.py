@@ -9,12 +9,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.hub.partitions import incarnation
 from airflow_provider_taskhub.hub.partitions.incarnation import KEEP, Incarnation
 from tests.waiting import PATIENCE
 
@@ -164,6 +167,32 @@ def test_files_of_the_long_dead_and_damaged_ones_prove_nothing(tmp_path: Path) -
     os.utime(folder / "4-d.dead", (old, old))
     assert me.predecessors() == ()
     assert not (folder / "4-d.dead").exists()
+
+
+def test_an_unchanged_folder_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle worker asks ten times a second."""
+    monkeypatch.setattr(incarnation, "RELISTED", 3600.0)
+    monkeypatch.setattr(incarnation, "SETTLED", timedelta(seconds=40))
+    me, folder, listed = Incarnation.claim("me", tmp_path), tmp_path / "incarnations", list[str]()
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: listed.append(path) or listdir(path))  # type: ignore[func-returns-value]
+
+    def aged(seconds: int) -> None:
+        at = time.time() - seconds
+        os.utime(folder, (at, at))
+
+    aged(60)
+    assert [me.predecessors() for _ in range(3)] == [()] * 3
+    assert len(listed) == 1
+    (folder / "4-d.dead").write_text(json.dumps({"name": "w", "host": me.identity.host, "incarnation": "4-d"}))
+    assert me.predecessors() == (f"w@{me.identity.host}/4-d",)
+    me.predecessors()
+    assert len(listed) == 3, "a change within the same tick of the file system's clock is seen too"
+    aged(50)
+    me.predecessors()
+    monkeypatch.setattr(incarnation, "RELISTED", 0.0)
+    me.predecessors()
+    assert len(listed) == 5
 
 
 def test_where_locks_do_nothing_nobody_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,12 @@ import os
 import shutil
 import sqlite3
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -352,7 +353,7 @@ async def test_without_a_socket_directory_there_is_an_error(monkeypatch: pytest.
 
 async def test_without_sockets_a_waiter_looks_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_wakeups, "MAX_ADDRESS", 3)
-    monkeypatch.setattr(SharedFile, "fallback", 0.02)
+    monkeypatch.setattr(process_wakeups, "FALLBACK", 0.02)
     async with SqliteStore(tmp_path / "hub.db") as store:
         await store.create_queue("abc")
         waiting = asyncio.ensure_future(store.arrival(["abc"], 3600.0))
@@ -361,6 +362,59 @@ async def test_without_sockets_a_waiter_looks_once_a_second(tmp_path: Path, monk
         assert not waiting.done()
         await store.execute(PutMessage(queue="abc", text="x"))
         assert await asyncio.wait_for(waiting, PATIENCE) == ["abc"]
+
+
+async def test_all_waiters_share_one_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle worker waits for a message in each of twenty queues and more."""
+    monkeypatch.setattr(process_wakeups, "FALLBACK", 0.02)
+    names, thrice = [f"queue-{number}" for number in range(20)], asyncio.Event()
+    looks: list[list[str]] = []
+    reads: list[object] = []
+    look, read = SharedFile._soon_visible, SharedFile.glance
+
+    def looking(self: SharedFile, asked: Sequence[str]) -> list[str] | None:
+        looks.append(sorted(asked))
+        if looks.count(sorted(names)) == 3:
+            thrice.set()
+        return look(self, asked)
+
+    def reading(self: SharedFile, wanted: Callable[[sqlite3.Connection], Any]) -> Any:
+        reads.append(wanted)
+        return read(self, wanted)
+
+    monkeypatch.setattr(SharedFile, "_soon_visible", looking)
+    async with SqliteStore(tmp_path / "hub.db") as store:
+        for name in names:
+            await store.create_queue(name)
+        await store.execute(PutMessage(queue=names[3], text="x", visibility=timedelta(hours=1)))
+        monkeypatch.setattr(SharedFile, "glance", reading)
+        waiting = [asyncio.ensure_future(store.arrival([name], 3600.0)) for name in names]
+        await thrice.wait()
+        assert len(reads) == len(names) + len(looks)
+        await store.execute(PutMessage(queue=names[7], text="x"))
+        assert await asyncio.wait_for(waiting[7], PATIENCE) == [names[7]]
+        assert [task.done() for task in waiting].count(True) == 1
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+    before = len(looks)
+    await asyncio.sleep(0)
+    assert len(looks) == before
+
+
+async def test_a_waiter_meets_the_error_of_a_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_wakeups, "FALLBACK", 0.02)
+    async with SqliteStore(tmp_path / "hub.db") as store:
+        await store.create_queue("abc")
+        waiting = asyncio.ensure_future(store.arrival(["abc"], 3600.0))
+        await store.count("abc")
+
+        def broken(self: SharedFile, wanted: object) -> None:
+            raise Unavailable("the disk is gone", maybe_done=False)
+
+        monkeypatch.setattr(SharedFile, "glance", broken)
+        with pytest.raises(Unavailable, match="the disk is gone"):
+            await asyncio.wait_for(waiting, PATIENCE)
 
 
 # --- time

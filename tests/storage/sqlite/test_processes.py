@@ -111,8 +111,8 @@ async def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
 
 @pytest.fixture
 def signals_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No look into the file without news: what wakes a waiter then is a signal."""
-    monkeypatch.setattr(SharedFile, "fallback", None)
+    """No look into the file without news finds anything: what wakes a waiter then is a signal."""
+    monkeypatch.setattr(SharedFile, "_soon_visible", lambda self, names: [])
 
 
 @pytest.mark.usefixtures("signals_only")
