@@ -8,14 +8,15 @@ and compared, only if its declared type has such a place.
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import cached_property
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from pydantic import BaseModel
@@ -42,8 +43,28 @@ _OF_JSON = _SCALARS | {list, dict}
 Content = Callable[[Any], Any]
 """Returns what is written of a value, in a form that can be compared."""
 
-Kinds = tuple[frozenset[type], frozenset[type]]
-"""The classes that a union allows: those of its values, and those of the elements of collections in it."""
+
+class Kinds(NamedTuple):
+    """The classes that a union allows.
+
+    :param own: those of its values.
+    :param inside: those of the elements of collections in it.
+    :param generic: the classes that are more than one of its choices, such as Box of ``Box[int] | Box[str]``. The
+        classes of their fields are among ``inside``.
+    """
+
+    own: frozenset[type] = frozenset()
+    inside: frozenset[type] = frozenset()
+    generic: frozenset[type] = frozenset()
+
+    @property
+    def elements(self) -> Kinds:
+        return Kinds(self.inside, self.inside, self.generic)
+
+    def __or__(self, other: Kinds) -> Kinds:
+        return Kinds(*(mine | its for mine, its in zip(self, other, strict=True)))
+
+
 _decoded_unions: ContextVar[list[tuple[Kinds, Any]]] = ContextVar("decoded_unions")
 """What a watch has decoded by unions: the classes of the union and the value."""
 
@@ -112,7 +133,10 @@ class Watch:
             return None
         finally:
             _decoded_unions.reset(token)
-        return _lost(value, decoded, {id(made): kinds for kinds, made in unions}, content)
+        by_value: dict[int, Kinds] = {}
+        for kinds, made in unions:  # one object can stand for equal texts or numbers in several places
+            by_value[id(made)] = kinds | by_value.get(id(made), Kinds())
+        return _lost(value, decoded, by_value, content)
 
 
 def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
@@ -151,9 +175,11 @@ def _watched(schema: Any, definitions: Mapping[str, Any]) -> Any:
     if not isinstance(made, dict) or not isinstance(made.get("type"), str) or not _is_union(made):
         return made
     choices = schema["choices"]
-    kinds = (
+    generic = _generic(choices, definitions)
+    kinds = Kinds(
         frozenset(_classes(choices, definitions, set(), into=False)),
-        frozenset(_inside(choices, definitions, set())),
+        frozenset(_inside(choices, definitions, set(), generic)),
+        generic,
     )
 
     def note(value: Any) -> Any:
@@ -165,22 +191,39 @@ def _watched(schema: Any, definitions: Mapping[str, Any]) -> Any:
     return {"type": "function-after", "function": {"type": "no-info", "function": note}, "schema": inner, **named}
 
 
-def _inside(schema: Any, definitions: Mapping[str, Any], seen: set[str]) -> Iterator[type]:
-    """Yield the classes of the elements of the lists, dicts and other collections that a schema makes, at any depth."""
+def _generic(choices: Sequence[Any], definitions: Mapping[str, Any]) -> frozenset[type]:
+    """Return the classes that occur in more than one choice of a union, also in fields of such classes."""
+    found: frozenset[type] = frozenset()
+    while True:
+        of_each = [set(_classes(choice, definitions, set(), generic=found)) for choice in choices]
+        before, found = found, frozenset(kind for kind, many in Counter(chain(*of_each)).items() if many > 1)
+        if found == before:
+            return found
+
+
+def _inside(
+    schema: Any, definitions: Mapping[str, Any], seen: set[str], generic: Collection[type] = ()
+) -> Iterator[type]:
+    """Yield the classes of the elements of the lists, dicts and other collections that a schema makes, at any depth.
+
+    :param generic: classes whose fields count as such elements.
+    """
     if isinstance(schema, dict) and isinstance(kind := schema.get("type"), str):
         if kind == "definition-ref":
             if (ref := schema["schema_ref"]) not in seen:
                 seen.add(ref)
-                yield from _inside(definitions[ref], definitions, seen)
+                yield from _inside(definitions[ref], definitions, seen, generic)
             return
         if kind in _COLLECTIONS:
             for part in _elements(schema):
-                yield from _classes(part, definitions, seen)
+                yield from _classes(part, definitions, seen, generic=generic)
             return
-        if isinstance(schema.get("cls"), type):
+        if isinstance(own := schema.get("cls"), type):
+            if own in generic:
+                yield from _classes(_inner(schema), definitions, seen, generic=generic)
             return
     for part in _inner(schema):
-        yield from _inside(part, definitions, seen)
+        yield from _inside(part, definitions, seen, generic)
 
 
 def _elements(schema: Mapping[str, Any]) -> list[Any]:
@@ -188,43 +231,57 @@ def _elements(schema: Mapping[str, Any]) -> list[Any]:
     return _inner({key: part for key, part in schema.items() if key != "keys_schema"})
 
 
-def _classes(schema: Any, definitions: Mapping[str, Any], seen: set[str], *, into: bool = True) -> Iterator[type]:
+def _classes(
+    schema: Any,
+    definitions: Mapping[str, Any],
+    seen: set[str],
+    *,
+    into: bool = True,
+    generic: Collection[type] = (),
+) -> Iterator[type]:
     """Yield the classes of the values that a schema makes, without those of the fields of a class.
 
     :param into: whether those of the elements of lists, dicts and other collections are among them.
+    :param generic: classes whose fields count as such elements.
     """
     if isinstance(schema, dict) and isinstance(kind := schema.get("type"), str):
         if kind == "definition-ref":
             if (ref := schema["schema_ref"]) not in seen:
                 seen.add(ref)
-                yield from _classes(definitions[ref], definitions, seen, into=into)
+                yield from _classes(definitions[ref], definitions, seen, into=into, generic=generic)
             return
         if kind in ("lax-or-strict", "json-or-python"):  # the other part is the text from which the value is made
-            yield from _classes(schema.get("strict_schema") or schema["python_schema"], definitions, seen, into=into)
+            yield from _classes(
+                schema.get("strict_schema") or schema["python_schema"], definitions, seen, into=into, generic=generic
+            )
+            return
+        if kind == "literal":
+            yield from map(type, schema["expected"])
             return
         own = schema["function"] if kind == "call" else schema.get("cls")
         if isinstance(own, type) and kind != "typed-dict":
             yield own
+            if into and own in generic:
+                yield from _classes(_inner(schema), definitions, seen, generic=generic)
             return
         if kind in _CLASSES:
             yield _CLASSES[kind]
         if kind in _COLLECTIONS:
             for part in _elements(schema) if into else ():
-                yield from _classes(part, definitions, seen)
+                yield from _classes(part, definitions, seen, generic=generic)
             return
     for part in _inner(schema):
-        yield from _classes(part, definitions, seen, into=into)
+        yield from _classes(part, definitions, seen, into=into, generic=generic)
 
 
 def _lost(value: Any, decoded: Any, unions: Mapping[int, Kinds], content: Content) -> str | None:
-    nothing = frozenset[type]()
-    left = deque([("value", value, decoded, (nothing, nothing))])
+    left = deque([("value", value, decoded, Kinds())])
     while left:
         path, one, made, known = left.popleft()
-        kinds, below = unions.get(id(made), known)
+        kinds = unions.get(id(made), known)
         own = type(one)
         if own is not type(made):
-            if why := _changed(one, made, kinds) or _without_fields(one, made):
+            if why := _changed(one, made, kinds.own) or _without_fields(one, made):
                 return f"{path} is of type {own.__name__}, and {why}"
         else:
             for name in _unread(own):
@@ -234,11 +291,11 @@ def _lost(value: Any, decoded: Any, unions: Mapping[int, Kinds], content: Conten
                         f"{own.__name__} without it. Leave init=False out, compute the field from the others in "
                         "__post_init__, or write compare=False if it may be lost"
                     )
-        if _fields(made):  # the union says nothing of the fields of its classes
-            below = nothing
+        # A union says nothing of the fields of its classes.
+        below = Kinds() if _fields(made) and type(made) not in kinds.generic else kinds.elements
         for part, inner, again in _parts(one, made, content):
             if type(inner) is not type(again) or type(inner) not in _SCALARS:
-                left.append((f"{path}{part}", inner, again, (below, below)))
+                left.append((f"{path}{part}", inner, again, below))
     return None
 
 
@@ -251,10 +308,11 @@ def _changed(one: Any, made: Any, kinds: Iterable[type]) -> str | None:
     own = [kind for kind in kinds if type(one) is kind or (isinstance(one, kind) and not isinstance(made, kind))]
     if not own or not isinstance(made, tuple(kinds)):
         return None
-    return (
-        f"comes back as {type(made).__name__}, because its JSON fits both types of the union. Declare one type, or "
-        'give each class of the union a field with a value of its own, such as kind: Literal["a"] = "a"'
-    )
+    way = "a dataclass with a field for each type"
+    if _fields(one) and _fields(made):
+        way = 'give each class of the union a field with a value of its own, such as kind: Literal["a"] = "a"'
+    why = f"comes back as {type(made).__name__}, because its JSON fits both types of the union"
+    return f"{why}. Declare one type, or {way}"
 
 
 def _without_fields(one: Any, made: Any) -> str | None:
@@ -262,7 +320,7 @@ def _without_fields(one: Any, made: Any) -> str | None:
     if not isinstance(one, type(made)) or not (dataclasses.is_dataclass(made) or isinstance(made, BaseModel)):
         return None
     kept = {*_fields(made), *(getattr(made, "model_extra", None) or ())}
-    if not (lost := [name for name in _fields(one) if name not in kept]):
+    if not (lost := [name for name in _fields(one) if name not in kept and _is_part(one, name)]):
         return None
     base, own = type(made).__name__, type(one).__name__
     return f"comes back as {base}, without {', '.join(lost)}. Declare {own}, or the union {base} | {own}"
@@ -275,6 +333,13 @@ def _fields(value: Any) -> Sequence[str]:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return tuple(field.name for field in dataclasses.fields(value))
     return ()
+
+
+def _is_part(value: Any, name: str) -> bool:
+    """Return False for a field of a dataclass with ``compare=False``, and of a model with ``exclude=True``."""
+    if isinstance(value, BaseModel):
+        return not type(value).model_fields[name].exclude
+    return next(field.compare for field in dataclasses.fields(value) if field.name == name)
 
 
 def _unread(kind: type) -> tuple[str, ...]:

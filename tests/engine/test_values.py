@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 from uuid import UUID
 
 import numpy as np
@@ -163,12 +163,37 @@ class Cat(Animal):
     pass
 
 
+@dataclass
+class Nicknamed(Animal):
+    nick: str = field(default="", compare=False)
+
+
 class Pet(BaseModel):
     name: str
 
 
 class Parrot(Pet):
     words: list[str] = []
+
+
+class Hidden(Pet):
+    note: str = Field(default="", exclude=True)
+
+
+T = TypeVar("T")
+
+
+@dataclass
+class Box(Generic[T]):
+    content: T
+
+
+@dataclass
+class Named:
+    """Both fields can have the same short text. Python keeps one object of it."""
+
+    where: str | Path
+    what: str | Color
 
 
 # results
@@ -378,6 +403,16 @@ def test_an_annotation_is_resolved_once() -> None:
         (set[int] | list[int], {1}, "value is of type set, and comes back as list"),
         (Color | Shade, Shade.RED, "value is of type Shade, and comes back as Color"),
         (Path | str, Path("a"), "and comes back as str"),
+        (
+            Literal["a"] | Path,
+            Path("a"),
+            "comes back as str, because its JSON fits both types of the union. Declare one",
+        ),
+        (Literal["red"] | Color, Color.RED, "or a dataclass with a field for each type"),
+        (Box[Ok] | Box[Err], Box(Err(1)), "value.content is of type Err, and comes back as Ok"),
+        (list[Box[Ok]] | list[Box[Err]], [Box(Err(1))], "value[0].content is of type Err, and comes back as Ok"),
+        (Box[Box[Ok]] | Box[Box[Err]], Box(Box(Err(1))), "value.content.content is of type Err, and comes back as Ok"),
+        (Named, Named(Path("a"), "a"), "value.where is of type PosixPath, and comes back as str"),
         (Counted, Counted(1).after(total=10), "value.total would be lost: its field has init=False"),
         (list[Counted], [Counted(1), Counted(1).after(twice=3)], "value[1].twice would be lost"),
         (
@@ -415,6 +450,9 @@ def test_what_would_come_back_as_something_else_is_refused_where_it_is_written(
         (Counted, Counted(1)),
         (Counted | None, Counted(1).after(seen=[3])),
         (Animal | Dog, Dog("rex")),
+        (Box[int] | Box[str], Box("1")),
+        (Box[Path] | Box[str], Box("a")),
+        (Box[Ok] | Box[Err], Box(Ok(1))),
     ],
 )
 def test_what_comes_back_as_it_was_is_written(annotation: Any, value: Any) -> None:
@@ -429,10 +467,12 @@ def test_what_comes_back_as_it_was_is_written(annotation: Any, value: Any) -> No
         (dict[str, datetime] | list[datetime], {"a": "2026-01-01T00:00:00Z"}),
         (list[UUID] | str, ["0f8fad5b-d9cb-469f-a165-70867728950e"]),
         (Colour | str, Colour.RED),
+        (Pet, Hidden(name="jo")),
+        (Animal, Nicknamed("tom")),
     ],
 )
 def test_what_the_reader_makes_by_its_declared_type_is_written(annotation: Any, value: Any) -> None:
-    """The union does not choose here: a field, a key or an element has a type of its own, or the values are equal."""
+    """No union chooses here, the values are equal, or a field is lost that is no part of the value."""
     decode(loads(dumps(value, annotation)), annotation)
 
 
