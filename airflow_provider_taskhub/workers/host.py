@@ -162,7 +162,12 @@ class Host:
             me=me,
             settings=settings,
             roles=options.roles,
-            peers=Peers(live=members.live, dead=incarnation.predecessors, partitions_free=lambda: owner.hurry()),
+            peers=Peers(
+                live=members.live,
+                dead=incarnation.predecessors,
+                alone=lambda: incarnation.alone,
+                partitions_free=lambda: owner.hurry(),
+            ),
             closes=closer,
         )
         owner = OwnerThread(

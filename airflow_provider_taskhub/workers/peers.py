@@ -19,6 +19,9 @@ RELEASE_CHECK = 3600.0
 """Seconds after which ``partitions_free`` is called although the store has announced no release of a partition."""
 DEATH_CHECK = 0.1
 """Seconds between two checks of the lock files of other workers on this machine. A check needs no storage request."""
+ALONE_CHECK = 1.0
+"""Seconds between two checks while this worker is the only one on its machine: nobody can die before a check has seen
+him, and most embedded workers are alone."""
 
 
 def _no_workers() -> Collection[str]:
@@ -32,6 +35,7 @@ class Peers:
     :param live: reads the live members of the hub.
     :param dead: returns the full names of the workers on this machine that are proven dead, because their lock files
         could be locked. None: this worker proves no deaths, and ``partitions_free`` is never called.
+    :param alone: whether no other worker runs on this machine, as far as ``dead`` has seen.
     :param partitions_free: called when partitions may be free: after another worker was proven dead and its messages
         were made visible, after a worker on this machine has released a partition, and at least every
         :data:`RELEASE_CHECK` seconds.
@@ -39,6 +43,7 @@ class Peers:
 
     live: Callable[[], Coroutine[Any, Any, Sequence[Member]]]
     dead: Callable[[], Collection[str]] | None = None
+    alone: Callable[[], bool] = lambda: False
     partitions_free: Callable[[], None] = lambda: None
 
     def is_dead(self, worker: str) -> bool:
@@ -69,7 +74,8 @@ class Peers:
         """Make the messages of dead workers visible at once. Otherwise they stay hidden until their visibility ends."""
         known: frozenset[str] = frozenset()
         while True:
-            dead, pause = frozenset((self.dead or _no_workers)()), DEATH_CHECK
+            dead = frozenset((self.dead or _no_workers)())
+            pause = ALONE_CHECK if self.alone() else DEATH_CHECK
             if fresh := dead - known:
                 try:
                     released = await hub.store.release_claims(fresh)

@@ -6,6 +6,8 @@ import asyncio
 from collections import Counter
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.faults import unsent
+from airflow_provider_taskhub.workers.peers import Peers
 from tests.simulation.crash import go_through
 from tests.simulation.lives import DEATHS, Kind
 from tests.simulation.scenarios import SCENARIOS
@@ -205,3 +208,19 @@ def test_nothing_is_lost_or_doubled_where_deaths_are_proven(name: str) -> None:
         line for _, count in go_through(SCENARIOS[name], (*DEATHS, Kind.LEFT), PROVING, sample=4) for line in count.told
     ]
     assert not told, "\n".join(told)
+
+
+@pytest.mark.parametrize(("alone", "pause"), [(False, 0.1), (True, 1.0)])
+async def test_a_worker_that_is_alone_on_its_machine_looks_less_often(alone: bool, pause: float) -> None:
+    pauses = list[float]()
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise asyncio.CancelledError
+
+    hub: Any = SimpleNamespace(clock=SimpleNamespace(sleep=sleep))
+    peers = Peers(live=lambda: asyncio.sleep(0, ()), dead=tuple, alone=lambda: alone)
+    with pytest.raises(asyncio.CancelledError):
+        await peers._watch_deaths(hub)
+    assert pauses == [pause] * 3

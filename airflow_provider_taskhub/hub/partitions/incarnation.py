@@ -138,6 +138,12 @@ class Incarnation:
                     dead.append(worker)
         return tuple(dead)
 
+    @property
+    def alone(self) -> bool:
+        """Whether the last call of :meth:`predecessors` has seen no incarnation that may live beside this one."""
+        listed = self._listed
+        return listed is not None and all(path.suffix != LIVE for path in listed.paths)
+
     def _others(self) -> Sequence[Path]:
         """Return the paths of the other lock files. Read the folder only if it has changed, or after a second."""
         now, listed = time.monotonic(), self._listed
