@@ -278,6 +278,9 @@ class Generation:
         :raises OrchestrationError: the code that calls is that of another instance, or of an earlier run of this code.
         """
         if is_code_of_others(self._driver.refused):
+            if self._driver.runs_code():  # nothing refers to this run any more: Python closes its code, at any time
+                self._closed = True
+                return
             raise noted(
                 OrchestrationError(
                     f"the context of a run of instance {self.instance.instance_id!r} was used outside of this run (at "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 from datetime import UTC, datetime, timedelta, timezone
@@ -1114,6 +1115,38 @@ class Test_code:
         assert seen[0][0] == seen[1][0]
         assert len(set(seen[0][0].split())) == 2
         assert [replaying for _, replaying in seen] == [False, True]
+
+    @pytest.mark.parametrize("depth", [0, 1])
+    def test_code_that_python_closes_while_another_instance_runs_has_no_effect(self, depth: int) -> None:
+        """Python may collect what nothing refers to at any line of any code."""
+        lines: list[LogLine] = []
+        seen: list[bool] = []
+        own = App("own")
+
+        async def wait(ctx: OrchestrationContext) -> None:
+            try:
+                await ctx.wait_for_external_event("go")
+            finally:
+                ctx.logger.warning("closed")
+                ctx.call_activity("clean")
+                seen.append(ctx.is_replaying)
+
+        @own.orchestrator
+        async def order(ctx: OrchestrationContext) -> None:
+            await (ctx.branch(wait(ctx)) if depth else wait(ctx))
+
+        @own.orchestrator
+        async def other(ctx: OrchestrationContext) -> str:
+            gc.collect()
+            return "fine"
+
+        registry = Registry.of([own])
+        left = Execution(registry, (), instance=INSTANCE, log=lines.append)
+        left.advance([ExecutionStarted(timestamp=START, instance=INSTANCE, name="order")], now=START)
+        del left
+        running = Execution(registry, (), instance=INSTANCE, log=lines.append)
+        episode = running.advance([ExecutionStarted(timestamp=START, instance=INSTANCE, name="other")], now=START)
+        assert (episode.output, seen, lines) == ('"fine"', [True], [])
 
     @pytest.mark.parametrize("form", ["async def", "generator"])
     @pytest.mark.parametrize("end", ["evicted", "terminated"])
