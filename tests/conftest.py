@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -46,6 +47,15 @@ _HARMLESS = {"file", "ldconfig", "uname"}
 """Python's own modules ``platform`` and ``ctypes.util`` run them once, for whoever asks first."""
 _now: pytest.Item | None = None
 """The test that runs without the marker ``process``."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Let Python's garbage collector leave out what lives until the end: modules and thousands of tests. It runs less
+    often, too. In simulations it took an eighth of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -256,7 +256,7 @@ def test_a_higher_priority_comes_first_and_a_lower_one_does_not_wait_for_ever() 
 
             async def start(name: str, priority: int) -> None:
                 limit = InstanceLimit(name="nightly", instances=1)
-                await world.client.start("load", 600.0, instance_id=name, limit=limit, priority=priority)
+                await world.client.start("load", 60.0, instance_id=name, limit=limit, priority=priority)
                 await world.clock.sleep(1)
 
             await start("runs", 0)
@@ -266,7 +266,7 @@ def test_a_higher_priority_comes_first_and_a_lower_one_does_not_wait_for_ever() 
             assert str(why).endswith("now runs; 2 before it"), str(why)
             (why,) = await world.client.instance("urgent").waiting()
             assert str(why).endswith("now runs; it is the next"), str(why)
-            await world.clock.sleep(7200)
+            await world.clock.sleep(720)
             await start("late", 0)
             await world.wait("late")
             assert gate.order == ["runs", "urgent", "plain1", "plain2", "backfill1", "backfill2", "late"]
