@@ -99,21 +99,21 @@ def plain(statement: str) -> str:
     return "'…'".join(kept).replace("??", "?").replace("??", "?").replace("??", "?")
 
 
-def grow(connection: sqlite3.Connection, source: str) -> None:
-    """Copies of all rows of an instance, on both sides of every key, without order."""
+def grow(connection: sqlite3.Connection, source: str, copies: range = range(1, COPIES)) -> None:
+    """Copies of all rows of an instance, on both sides of every key, without order; and messages in each queue."""
     connection.execute(
         "INSERT INTO rows (tbl, pk, rk, etag, ts, data) "
-        "WITH RECURSIVE copies (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM copies WHERE n < ?) "
+        "WITH RECURSIVE copies (n) AS (SELECT ? UNION ALL SELECT n + 1 FROM copies WHERE n < ?) "
         "SELECT tbl, printf('%08x-', n * 2654435761 % 4294967296) || pk, rk, etag, ts, data "
         "FROM rows CROSS JOIN copies WHERE pk = ?",
-        (COPIES, source),
+        (copies.start, copies.stop, source),
     )
     connection.execute(  # due after everything that the test sends
         "INSERT INTO messages (number, queue, visible, inserted, receipt, dequeues, text) "
-        "WITH RECURSIVE copies (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM copies WHERE n < ?) "
+        "WITH RECURSIVE copies (n) AS (SELECT ? UNION ALL SELECT n + 4 FROM copies WHERE n + 4 < ?) "
         "SELECT -100 * n - queues.id, queues.id, high + 864000000000 + n, 0, 0, 0, 'later' "
         "FROM queues CROSS JOIN copies CROSS JOIN anchor",
-        (COPIES // 4,),
+        (copies.start, copies.stop),
     )
 
 
@@ -176,6 +176,7 @@ def test_no_statement_scans_or_sorts() -> None:
 
 def test_a_step_does_the_same_work_in_a_hub_of_any_size() -> None:
     async def play(hub: House, clock: VirtualClock, meter: Meter, connection: sqlite3.Connection) -> Any:
+        grow(connection, "first", range(-4, 0))
         with meter.running():
             await step(hub, clock, "5-before")
         before = meter.most()
