@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from airflow_provider_taskhub import __version__, telemetry
-from airflow_provider_taskhub.cli import hub, instances, limits, partitions, quarantine
+from airflow_provider_taskhub.cli import failover, hub, instances, limits, partitions, quarantine
 from airflow_provider_taskhub.cli.worker import worker
 
 
@@ -37,6 +37,7 @@ app.add_typer(hub.app, name="hub")
 app.add_typer(instances.app, name="instances")
 app.add_typer(partitions.app, name="partitions")
 app.add_typer(quarantine.app, name="quarantine")
+app.add_typer(failover.app, name="failover")
 app.add_typer(limits.app, name="limits")
 app.command()(worker)
 

@@ -630,6 +630,25 @@ class Ownership:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Failover:
+    """A worker has taken a partition whose owner was lost: it had died, or it renewed its lease no more.
+
+    :param lost: full name of the former owner.
+    :param taken_by: full name of the worker that has taken the partition.
+    :param at: when, by the clock of ``taken_by``. For people.
+    :param silent: seconds from the last sign of life of the former owner to this time, as ``taken_by`` has seen it.
+    :param proven: True if the former owner was proven dead (:mod:`hub.partitions.incarnation`); False if its lease had
+        expired.
+    """
+
+    lost: str
+    taken_by: str
+    at: Timestamp
+    silent: float
+    proven: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionState:
     """A partition: which worker serves it, and how many messages wait. A value that is not known is None.
 
@@ -648,6 +667,7 @@ class PartitionState:
     :param polled: when the owner last asked the queue for messages, by the owner's clock.
     :param kicked: which administrator last made an owner hand the partition over, when and why; None: nobody did.
     :param offline: True if an administrator ordered that no worker serves the partition.
+    :param failover: the last time the owner was lost; None: never, or no TaskHub worker has taken the partition then.
     """
 
     partition: int
@@ -664,6 +684,7 @@ class PartitionState:
     polled: Timestamp | None = None
     kicked: str | None = None
     offline: bool = False
+    failover: Failover | None = None
 
 
 class ControlKind(StrEnum):

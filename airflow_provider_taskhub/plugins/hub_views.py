@@ -45,6 +45,14 @@ def partition(state: PartitionState, orders: Sequence[Control]) -> dict[str, Any
         "load": state.load,
         "kicked": masked(state.kicked) or None,
         "offline": state.offline,
+        "failover": None
+        if state.failover is None
+        else {
+            "lost": state.failover.lost,
+            "at": milliseconds(state.failover.at),
+            "silent": state.failover.silent,
+            "proven": state.failover.proven,
+        },
         "orders": [order(one) for one in orders if one.partition == state.partition],
     }
 

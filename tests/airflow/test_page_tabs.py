@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState, Place
-from airflow_provider_taskhub.hub.model import Control, ControlKind, OwnerState, PartitionState
+from airflow_provider_taskhub.hub.model import Control, ControlKind, Failover, OwnerState, PartitionState
 from airflow_provider_taskhub.hub.queues.quarantine import Quarantined
 from airflow_provider_taskhub.plugins.administration import ACTIONS, MOST_MESSAGES
 from tests.airflow.fake import NOW, FakeHub, member
@@ -63,7 +63,9 @@ def limit(name: str, kind: LimitKind, *ids: str, **more: Any) -> LimitState:
 
 @pytest.fixture
 def full(hub: FakeHub) -> FakeHub:
-    hub.serving = (partition(0, messages=4, load=0.5, kicked="ann: password=hunter2"), partition(1, None, offline=True))
+    failover = Failover(lost="b@host/2", taken_by="a@host/1", at=NOW, silent=0.4, proven=True)
+    first = partition(0, messages=4, load=0.5, kicked="ann: password=hunter2", failover=failover)
+    hub.serving = (first, partition(1, None, offline=True))
     hub.controls = (
         order(ControlKind.OFFLINE, partition=1, reason="token=hunter2"),
         order(ControlKind.DRAIN, node="a@host"),
@@ -103,7 +105,9 @@ def test_partitions_with_their_owners_and_orders(page: Page, full: FakeHub) -> N
         "partition": 0, "queue": "hub-control-00", "owner": "a@host/1", "state": "live", "next_owner": None,
         "draining": False, "epoch": 7, "owned_since": MS, "last_renewal": MS, "polled": None, "messages": 4,
         "load": 0.5, "kicked": "ann: password=***", "offline": False, "orders": [],
+        "failover": {"lost": "b@host/2", "at": MS, "silent": 0.4, "proven": True},
     }  # fmt: skip
+    assert second["failover"] is None
     assert (second["owner"], second["state"], second["offline"]) == (None, "new", True)
     offline = {"kind": "offline", "text": "offline", "node": None, "by": "ann", "at": MS, "reason": "token=***"}
     assert second["orders"] == [offline]

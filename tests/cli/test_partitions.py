@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from airflow_provider_taskhub.cli.main import app
 from airflow_provider_taskhub.cli.partitions import app as partitions
-from airflow_provider_taskhub.hub.model import HubNames, Member
+from airflow_provider_taskhub.hub.model import Failover, HubNames, Member
 from airflow_provider_taskhub.hub.partitions.lease_stores import TableLeases
 from airflow_provider_taskhub.hub.partitions.members import PATIENCE, PROOF, Members
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact
@@ -221,6 +222,38 @@ def test_a_dead_owner_is_not_shown_as_alive(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.rows("T59", "T67", "T75")
+@pytest.mark.rows("D105")
+def test_lost_workers_are_listed_with_who_has_taken_what(tmp_path: Path) -> None:
+    taskhub("create", "--partitions", "4")
+
+    def show(*options: str) -> str:
+        result = CliRunner().invoke(app, ["failover", "show", *options])
+        assert result.exit_code == 0, result.output
+        return str(result.output)
+
+    assert "no worker of hub TaskHub was lost" in show()
+
+    async def take(partition: int, lost: str, by: str, minute: int, silent: float, proven: bool) -> None:
+        at = START + timedelta(minutes=minute)
+        failover = Failover(lost=lost, taken_by=by, at=at, silent=silent, proven=proven)
+        async with SqliteStore(tmp_path / "hub.db") as store:
+            leases = TableLeases(store, HubNames("TaskHub"))
+            lease = (await leases.scan())[partition].claimed(by, at, timedelta(seconds=30))
+            await leases.write(replace(lease, failover=failover))
+
+    asyncio.run(take(0, "old@host/1", "two@host/2", 1, 4.2, proven=False))
+    asyncio.run(take(1, "one@host/3", "two@host/2", 7, 0.1, proven=True))
+    asyncio.run(take(3, "one@host/3", "three@host/4", 8, 0.3, proven=True))
+    one, old = json.loads(show("--json"))
+    assert (one["worker"], one["noticed"], one["partitions"]) == ("one@host/3", "proven dead", [1, 3])
+    assert (one["taken_by"], one["after"]) == (["three@host/4", "two@host/2"], 0.3)
+    assert (one["first"], one["last"]) == ((START + timedelta(minutes=7)).text(), (START + timedelta(minutes=8)).text())
+    assert (old["worker"], old["noticed"], old["partitions"]) == ("old@host/1", "lease expired", [0])
+    lines = show().splitlines()
+    assert [line.split()[0] for line in lines[-2:]] == ["one@host/3", "old@host/1"]
+    assert lines[-1].endswith("4.2 s")
+
+
 def test_a_name_that_no_worker_has_is_said_to_be_waited_for() -> None:
     taskhub("create", "--partitions", "2")
     for order in (

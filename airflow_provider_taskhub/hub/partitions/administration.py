@@ -235,6 +235,7 @@ async def partition_states(
             polled=lease.polled,
             kicked=lease.kicked_by,
             offline=ownership.offline,
+            failover=lease.failover,
         )
 
     return tuple(await gather_bounded(state, leases.values(), limit=_AT_ONCE))

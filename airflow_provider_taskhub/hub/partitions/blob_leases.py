@@ -33,7 +33,13 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.errors import Conflict, InputError, LeaseLost, NotFound
 from airflow_provider_taskhub.hub.model import HubNames
-from airflow_provider_taskhub.hub.partitions.lease import Lease, finite, is_control_queue
+from airflow_provider_taskhub.hub.partitions.lease import (
+    Lease,
+    decode_failover,
+    encode_failover,
+    finite,
+    is_control_queue,
+)
 from airflow_provider_taskhub.hub.unreadable_rows import unreadable
 from airflow_provider_taskhub.storage.primitives import Blob, PutBlob, Store
 
@@ -199,6 +205,7 @@ def decode_blob(queue: str, columns: Mapping[str, Any], etag: str) -> Lease:
         previous=_text(ours.get("Previous")),
         released=_text(ours.get("Released")),
         kicked_by=_text(ours.get("Kicked")),
+        failover=decode_failover(ours.get("Failover")),
         extra={name: value for name, value in columns.items() if name not in _KNOWN and not name.startswith("TaskHub")},
         token=_id(columns.get("Token")),
         under=() if (under := _id(ours.get("Under"))) is None else (under,),
@@ -223,6 +230,7 @@ def encode_blob(lease: Lease) -> bytes:
         "Previous": lease.previous,
         "Released": lease.released,
         "Kicked": lease.kicked_by,
+        "Failover": encode_failover(lease.failover),
         "Under": lease.under[0] if lease.under else None,
     }
     content = {

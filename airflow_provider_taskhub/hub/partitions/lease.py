@@ -7,6 +7,7 @@ never used for a decision.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Collection, Mapping
@@ -17,7 +18,7 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.hub.model import HubNames, Service
+from airflow_provider_taskhub.hub.model import Failover, HubNames, Service
 from airflow_provider_taskhub.hub.partitions.balance import Row
 from airflow_provider_taskhub.storage.primitives import Entity, Int64, Property
 
@@ -32,8 +33,9 @@ POLLED = "TaskHubPolled"
 PREVIOUS = "TaskHubPrevious"
 RELEASED = "TaskHubReleased"
 KICKED = "TaskHubKicked"
+FAILOVER = "TaskHubFailover"
 _COLUMNS = frozenset({"CurrentOwner", "NextOwner", "OwnedSince", "LastRenewal", "ExpiresAt", "IsDraining"})
-_OURS = frozenset({EPOCH, RENEWALS, LOAD, POLLED, PREVIOUS, RELEASED, KICKED})
+_OURS = frozenset({EPOCH, RENEWALS, LOAD, POLLED, PREVIOUS, RELEASED, KICKED, FAILOVER})
 NOBODY = "kicked"
 """The value of ``NextOwner`` in a lease that an administrator has kicked. No worker has this name, so any worker that
 is allowed may take the partition."""
@@ -63,6 +65,7 @@ class Lease:
     :param previous: full name of the former owner. None: no former owner is known.
     :param released: why the former owner released the partition. None after another worker has taken it.
     :param kicked_by: which administrator last made an owner hand the partition over, when and why.
+    :param failover: the last time the owner was lost. It stays when the partition is handed over.
     :param token: only for a lease in a blob: the id under which the owner leases the blob.
     :param under: only for a lease in a blob: other ids under which the blob may still be leased. The last writer may
         have died before it leased the blob under ``token`` or released it.
@@ -84,6 +87,7 @@ class Lease:
     previous: str | None = None
     released: str | None = None
     kicked_by: str | None = None
+    failover: Failover | None = None
     token: str | None = None
     under: tuple[str, ...] = ()
     extra: Mapping[str, Property | None] = field(default_factory=dict)
@@ -196,6 +200,7 @@ def decode_lease(entity: Entity, names: HubNames) -> Lease | None:
         previous=_text(columns.get(PREVIOUS)),
         released=_text(columns.get(RELEASED)),
         kicked_by=_text(columns.get(KICKED)),
+        failover=decode_failover(columns.get(FAILOVER)),
         extra={name: value for name, value in columns.items() if name not in _COLUMNS and name not in _OURS},
         etag=entity.etag,
     )
@@ -220,9 +225,34 @@ def encode_lease(lease: Lease) -> Entity:
             PREVIOUS: lease.previous,
             RELEASED: lease.released,
             KICKED: lease.kicked_by,
+            FAILOVER: encode_failover(lease.failover),
             **lease.extra,
         },
         etag=lease.etag,
+    )
+
+
+def decode_failover(value: object) -> Failover | None:
+    """Return the failover in a column; None if there is none, or if the column is damaged."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else None
+        return Failover(**{**found, "at": Timestamp.parse(found["at"])}) if found else None
+    except (ValueError, TypeError, KeyError):  # it is only for people
+        return None
+
+
+def encode_failover(failover: Failover | None) -> str | None:
+    if failover is None:
+        return None
+    return json.dumps(
+        {
+            "lost": failover.lost,
+            "taken_by": failover.taken_by,
+            "at": failover.at.text(),
+            "silent": failover.silent,
+            "proven": failover.proven,
+        },
+        separators=(",", ":"),
     )
 
 

@@ -18,7 +18,7 @@ import structlog
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import Conflict, HubError, NotFound, StorageError, Unavailable
-from airflow_provider_taskhub.hub.model import Member
+from airflow_provider_taskhub.hub.model import Failover, Member
 from airflow_provider_taskhub.hub.partitions.balance import BalancePlan, Seat, plan
 from airflow_provider_taskhub.hub.partitions.differences import Differences
 from airflow_provider_taskhub.hub.partitions.dotnet_workers import DotnetWorkers, owned_by_dotnet
@@ -35,6 +35,8 @@ from airflow_provider_taskhub.settings import LeaseTimes
 
 log = structlog.get_logger("taskhub.partitions")
 
+TAKEN_OVER, EXPIRED = "taken over", "expired"
+"""Why a partition was free to take although its lease names an owner: that is proven dead, or its lease has expired."""
 _MAX_UNANSWERED = 3
 """If the store answered no write of a lease in this many scans in a row, this worker writes no lease for a while. A
 call of :meth:`Scanner.collect` counts as a scan."""
@@ -366,8 +368,18 @@ class Scanner:
         :param unchanged: seconds since the last sign of life of the former owner.
         :returns: whether the store answered in time.
         """
-        sent = self._clock.monotonic()
-        claim = lease.claimed(self._me, self._clock.utc_now(), self._take_after)
+        sent, now, change = self._clock.monotonic(), self._clock.utc_now(), self._change(lease)
+        claim = lease.claimed(self._me, now, self._take_after)
+        if change in (TAKEN_OVER, EXPIRED):
+            assert lease.owner is not None
+            lost = Failover(
+                lost=lease.owner,
+                taken_by=self._me,
+                at=now,
+                silent=round(unchanged, 1),
+                proven=change == TAKEN_OVER,
+            )
+            claim = replace(claim, failover=lost)
         try:
             claimed = await self._leases.write(claim)
         except (Conflict, NotFound):
@@ -380,7 +392,6 @@ class Scanner:
         if self._holding.take_up(claimed, sent) is None:
             return False
         self._placing.take(lease.partition, self._clock.monotonic())
-        change = self._change(lease)
         self._metrics.taken(change)
         log.info(
             "partition_owner_changed",
@@ -400,7 +411,7 @@ class Scanner:
             return "new" if lease.previous is None else "handed over" if lease.next_owner == self._me else "released"
         if lease.owner == self._me:
             return "resumed"
-        return "taken over" if lease.owner in self._dead() else "expired"
+        return TAKEN_OVER if lease.owner in self._dead() else EXPIRED
 
     async def _ask(self, lease: Lease) -> bool:
         """Ask the owner of a partition to hand it over to this worker.

@@ -37,9 +37,11 @@ function line(one, answer) {
     el("td", {}, el("span", { class: `s ${STATES[one.state] ?? ""}`, title: PARTITION_STATES[one.state] ?? "" }, el("i", { "aria-hidden": "true" }), standing)),
     el("td", { class: "n" }, one.epoch ?? "–"), el("td", { class: "n" }, one.messages ?? "–"), el("td", { class: "n" }, one.load == null ? "–" : `${one.load.toPrecision(2)}/s`),
     el("td", {}, time(one.owned_since)), el("td", {}, one.last_renewal == null ? "–" : `${duration(answer.time - one.last_renewal)} ago`),
-    el("td", { class: "now small" }, one.orders.map((order) => el("div", {}, said(order))), one.kicked ? el("div", { class: "mute" }, `last kick: ${one.kicked}`) : ""),
+    el("td", { class: "now small" }, one.orders.map((order) => el("div", {}, said(order))), one.kicked ? el("div", { class: "mute" }, `last kick: ${one.kicked}`) : "", one.failover ? lost(one.failover) : ""),
     el("td", { class: "n" }, answer.may ? actions(one) : ""));
 }
+
+const lost = ({ lost: name, at, silent, proven }) => el("div", { class: "mute" }, "last failover: ", time(at), " from ", el("span", { title: name }, worker(name)), proven ? ", which was proven dead" : ", whose lease had expired", `, ${silent} s after its last sign of life`);
 
 const said = (order) => [order.text, el("span", { class: "mute" }, ` by ${order.by || "?"}, `, time(order.at), order.reason ? `: ${order.reason}` : "")];
 

@@ -15,6 +15,7 @@ from airflow_provider_taskhub.hub.partitions.balance import Row
 from airflow_provider_taskhub.hub.partitions.blob_leases import content, decode_blob, encode_blob
 from airflow_provider_taskhub.hub.partitions.lease import (
     EPOCH,
+    FAILOVER,
     LOAD,
     PREVIOUS,
     RENEWALS,
@@ -163,6 +164,15 @@ def test_foreign_columns_survive_and_each_take_raises_the_epoch() -> None:
         "ExpiresAt": START + TAKE,
     }
     assert isinstance(claimed.properties[EPOCH], Int64)
+
+
+@pytest.mark.parametrize("damaged", ["{", "[1]", '{"lost":"a"}', 7, ""])
+def test_a_damaged_failover_is_none(damaged: Any) -> None:
+    """It is only for people, so it must not keep a worker from taking the partition."""
+    row = Entity(partition_key="", row_key=NAMES.control(0), properties={"CurrentOwner": "a", FAILOVER: damaged})
+    lease = decode_lease(row, NAMES)
+    assert lease is not None
+    assert (lease.owner, lease.failover) == ("a", None)
 
 
 def test_an_ask_and_a_renewal_keep_the_tenure_a_new_take_does_not() -> None:

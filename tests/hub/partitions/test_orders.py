@@ -417,15 +417,23 @@ async def test_each_change_of_owner_is_one_record_that_says_why() -> None:
             await cluster.crash(b)
             await cluster.join("c")
             await cluster.settle(TAKE + 2 * CYCLE)
+            await cluster.join("d")
+            await cluster.settle(60)
+            leases = await cluster.leases.scan()
     changes = [entry for entry in logs if entry["event"] == "partition_owner_changed"]
     assert {entry["log_level"] for entry in changes} == {"info"}
     told = [(entry["previous"], entry["owner"], entry["change"]) for entry in changes]
-    a_id, b_id, c_id = (f"{name}@host/{name}-1" for name in "abc")
+    a_id, b_id, c_id, d_id = (f"{name}@host/{name}-1" for name in "abcd")
     assert told.count((None, a_id, "new")) == 4
     assert told.count((a_id, b_id, "handed over")) == 2
     assert told.count((a_id, b_id, "released")) == 2
     assert told.count((b_id, c_id, "expired")) == 4
-    assert len(told) == 12
+    assert told.count((c_id, d_id, "handed over")) == 2
+    assert len(told) == 14
+    assert {lease.owner for lease in leases} == {c_id, d_id}
+    lost = [lease.failover for lease in leases if lease.failover is not None]
+    assert [(one.lost, one.taken_by, one.proven) for one in lost] == [(b_id, c_id, False)] * 4, "a handover is none"
+    assert all(TAKE <= one.silent <= TAKE + CYCLE for one in lost)
     assert {entry["reason"] for entry in changes if entry["change"] == "released"} == {"the worker stops"}
     silent = [entry["silent"] for entry in changes if entry["change"] == "expired"]
     assert all(TAKE <= seconds <= TAKE + CYCLE for seconds in silent), "for how long it was without an owner"
