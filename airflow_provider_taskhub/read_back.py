@@ -15,7 +15,6 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import cached_property
-from itertools import chain
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -31,7 +30,6 @@ _CLASSES: Mapping[str, type] = {
     **{kind.__name__: kind for kind in (date, datetime, time, timedelta, deque)},
     "decimal": Decimal,
     "uuid": UUID,
-    "typed-dict": dict,
 }
 """The classes of pydantic's schemas that do not name their class, by their type."""
 _COLLECTIONS = frozenset({"list", "tuple", "set", "frozenset", "dict", "generator"})
@@ -49,8 +47,7 @@ class Kinds(NamedTuple):
 
     :param own: those of its values.
     :param inside: those of the elements of collections in it.
-    :param generic: the classes that are more than one of its choices, such as Box of ``Box[int] | Box[str]``. The
-        classes of their fields are among ``inside``.
+    :param generic: the classes of :func:`_generic`. The classes of their fields are among ``inside``.
     """
 
     own: frozenset[type] = frozenset()
@@ -108,7 +105,8 @@ class Watch:
         found = list(_schemas(schema))
         classes = frozenset(one["cls"] for one in found if one["type"] in ("dataclass", "model"))
         definitions = _definitions(found)
-        kinds = (set(_classes(one["choices"], definitions, set())) for one in found if _is_union(one))
+        unions = [one["choices"] for one in found if _is_union(one)]
+        kinds = (set(_classes(one, definitions, set(), generic=_generic(one, definitions))) for one in unions)
         always = any(not one <= _OF_JSON for one in kinds) or any(map(_unread, classes))
         return cls(schema, always, classes) if always or classes else None
 
@@ -192,11 +190,12 @@ def _watched(schema: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def _generic(choices: Sequence[Any], definitions: Mapping[str, Any]) -> frozenset[type]:
-    """Return the classes that occur in more than one choice of a union, also in fields of such classes."""
+    """Return the classes that occur in a union with different fields, such as Box of ``Box[int] | Box[str]``, also in
+    fields of such classes. Dicts are among them if the union has several TypedDicts."""
     found: frozenset[type] = frozenset()
     while True:
-        of_each = [set(_classes(choice, definitions, set(), generic=found)) for choice in choices]
-        before, found = found, frozenset(kind for kind, many in Counter(chain(*of_each)).items() if many > 1)
+        schemas = set(_made(choices, definitions, set(), generic=found))
+        before, found = found, frozenset(kind for kind, many in Counter(one for one, _ in schemas).items() if many > 1)
         if found == before:
             return found
 
@@ -214,16 +213,22 @@ def _inside(
                 seen.add(ref)
                 yield from _inside(definitions[ref], definitions, seen, generic)
             return
-        if kind in _COLLECTIONS:
-            for part in _elements(schema):
-                yield from _classes(part, definitions, seen, generic=generic)
-            return
-        if isinstance(own := schema.get("cls"), type):
-            if own in generic:
-                yield from _classes(_inner(schema), definitions, seen, generic=generic)
+        own = _class_of(schema)
+        elements = _elements(schema) if kind in _COLLECTIONS else _inner(schema) if own in generic else []
+        for part in elements:
+            yield from _classes(part, definitions, set(), generic=generic)
+        if own is not None or kind in _COLLECTIONS:
             return
     for part in _inner(schema):
         yield from _inside(part, definitions, seen, generic)
+
+
+def _class_of(schema: Mapping[str, Any]) -> type | None:
+    """Return the class with fields that a schema makes; None: it makes something else."""
+    if schema["type"] == "typed-dict":
+        return dict
+    own = schema["function"] if schema["type"] == "call" else schema.get("cls")
+    return own if isinstance(own, type) else None
 
 
 def _elements(schema: Mapping[str, Any]) -> list[Any]:
@@ -232,14 +237,18 @@ def _elements(schema: Mapping[str, Any]) -> list[Any]:
 
 
 def _classes(
-    schema: Any,
-    definitions: Mapping[str, Any],
-    seen: set[str],
-    *,
-    into: bool = True,
-    generic: Collection[type] = (),
+    schema: Any, definitions: Mapping[str, Any], seen: set[str], *, into: bool = True, generic: Collection[type] = ()
 ) -> Iterator[type]:
+    """Yield the classes of :func:`_made`."""
+    return (kind for kind, _ in _made(schema, definitions, seen, into=into, generic=generic))
+
+
+def _made(
+    schema: Any, definitions: Mapping[str, Any], seen: set[str], *, into: bool = True, generic: Collection[type] = ()
+) -> Iterator[tuple[type, int]]:
     """Yield the classes of the values that a schema makes, without those of the fields of a class.
+
+    With each class comes a number, which is another one for another schema.
 
     :param into: whether those of the elements of lists, dicts and other collections are among them.
     :param generic: classes whose fields count as such elements.
@@ -248,30 +257,28 @@ def _classes(
         if kind == "definition-ref":
             if (ref := schema["schema_ref"]) not in seen:
                 seen.add(ref)
-                yield from _classes(definitions[ref], definitions, seen, into=into, generic=generic)
+                yield from _made(definitions[ref], definitions, seen, into=into, generic=generic)
             return
         if kind in ("lax-or-strict", "json-or-python"):  # the other part is the text from which the value is made
-            yield from _classes(
-                schema.get("strict_schema") or schema["python_schema"], definitions, seen, into=into, generic=generic
-            )
+            chosen = schema.get("strict_schema") or schema["python_schema"]
+            yield from _made(chosen, definitions, seen, into=into, generic=generic)
             return
         if kind == "literal":
-            yield from map(type, schema["expected"])
+            yield from ((type(value), id(schema)) for value in schema["expected"])
             return
-        own = schema["function"] if kind == "call" else schema.get("cls")
-        if isinstance(own, type) and kind != "typed-dict":
-            yield own
+        if (own := _class_of(schema)) is not None:
+            yield own, id(schema)
             if into and own in generic:
-                yield from _classes(_inner(schema), definitions, seen, generic=generic)
+                yield from _made(_inner(schema), definitions, seen, generic=generic)
             return
         if kind in _CLASSES:
-            yield _CLASSES[kind]
+            yield _CLASSES[kind], 0
         if kind in _COLLECTIONS:
             for part in _elements(schema) if into else ():
-                yield from _classes(part, definitions, seen, generic=generic)
+                yield from _made(part, definitions, seen, generic=generic)
             return
     for part in _inner(schema):
-        yield from _classes(part, definitions, seen, into=into, generic=generic)
+        yield from _made(part, definitions, seen, into=into, generic=generic)
 
 
 def _lost(value: Any, decoded: Any, unions: Mapping[int, Kinds], content: Content) -> str | None:
@@ -303,7 +310,9 @@ def _changed(one: Any, made: Any, kinds: Iterable[type]) -> str | None:
     """Return what is wrong if a union has made a value of another of its types; None if nothing is wrong."""
     if type(one) in (int, bool) and type(made) in (int, float):  # an int is a float for type checkers
         return None
-    if isinstance(one, Enum) and isinstance(one, str | int) and one == made:  # a StrEnum is its text
+    if (
+        isinstance(one, Enum) and isinstance(one, str | int) and one == made and not isinstance(made, Enum)
+    ):  # a StrEnum is its text
         return None
     own = [kind for kind in kinds if type(one) is kind or (isinstance(one, kind) and not isinstance(made, kind))]
     if not own or not isinstance(made, tuple(kinds)):

@@ -52,7 +52,7 @@ _now: pytest.Item | None = None
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """Let Python's garbage collector leave out what lives until the end: modules and thousands of tests. It runs less
-    often, too. In simulations it took an eighth of the time."""
+    often, too. It took an eighth of the time of simulations."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)

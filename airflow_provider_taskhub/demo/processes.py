@@ -162,18 +162,22 @@ def marked(mark: str, variable: str = MARK) -> list[psutil.Process]:
     :param mark: the mark.
     :param variable: the name of the environment variable with the mark.
     """
-    found = []
+    found, deadline = [], time.monotonic() + LAST
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.pid != os.getpid() and _environment(process).get(variable) == mark:
+            if process.pid != os.getpid() and _environment(process, deadline).get(variable) == mark:
                 found.append(process)
     return found
 
 
-def _environment(process: psutil.Process) -> Mapping[str, str]:
-    """Return the environment of a process. Wait for it while the kernel loads the program: until then it is empty, and
-    so are the arguments. A thread of the kernel has neither, and no program."""
-    deadline = time.monotonic() + LAST
+def _environment(process: psutil.Process, deadline: float) -> Mapping[str, str]:
+    """Return the environment of a process.
+
+    Wait for it while the kernel loads the program: until then it is empty, and so are the arguments. A thread of the
+    kernel has neither, and no program.
+
+    :param deadline: monotonic time until which to wait.
+    """
     found: dict[str, str] = process.environ()
     while not found and process.exe() and time.monotonic() < deadline:
         loaded = bool(process.cmdline())

@@ -32,6 +32,14 @@ def _note(phase: str, _: Mapping[str, int]) -> None:
 gc.callbacks.append(_note)
 
 
+def is_collecting() -> bool:
+    """Return whether Python is searching for cycles in this thread.
+
+    It can close code then to which nothing refers any more, in the middle of any other code.
+    """
+    return get_ident() in _COLLECTING
+
+
 class AsyncGenerators:
     """The async generators that the code of one orchestrator has begun.
 
@@ -70,7 +78,7 @@ class AsyncGenerators:
     def _left(self, generator: Generator) -> None:
         """React to a generator that has not ended and to which nothing refers any more."""
         number = self._number_of.pop(id(generator))
-        if self._is_running() and get_ident() not in _COLLECTING:
+        if self._is_running() and not is_collecting():
             self._close(generator)
         elif self._is_closed():
             with suppress(BaseException):  # the code is not needed any more: its first await ends the clean-up

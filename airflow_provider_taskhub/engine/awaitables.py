@@ -8,7 +8,6 @@ attempt or the next part of a long timer. A task uses its generation only throug
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Protocol
@@ -284,6 +283,14 @@ class Timer(CancellableTask[None]):
         self.fail(error)
 
 
+class Events(Protocol):
+    """What gives external events to waits."""
+
+    def claim(self, task: EventWait, *, joins: bool) -> None: ...
+
+    def release(self, task: EventWait) -> None: ...
+
+
 class EventWait(Revocable[Any], CancellableTask[Any]):
     """The task of a wait for an external event.
 
@@ -291,8 +298,7 @@ class EventWait(Revocable[Any], CancellableTask[Any]):
     :param annotation: type to which the event's data are decoded; None: plain JSON.
     :param since: the orchestrator's time when the wait began.
     :param wait_changes: recorder that is notified when the wait ends.
-    :param claim: function that gives a wait what came while it was left behind.
-    :ivar is_joined: whether the code awaits the wait, or gives it to a group, at this moment; it does not only ask it.
+    :param events: the external events, which give a wait what came while it was left behind.
     :ivar place: place among the waits.
     :ivar left_place: the same place, if an event has come and gone by because the wait was left behind; else
         None.
@@ -300,11 +306,9 @@ class EventWait(Revocable[Any], CancellableTask[Any]):
 
     __slots__ = (
         "_annotation",
-        "_cancelled",
-        "_claim",
+        "_events",
         "_told",
         "_wait_changes",
-        "is_joined",
         "left_place",
         "name",
         "place",
@@ -319,14 +323,12 @@ class EventWait(Revocable[Any], CancellableTask[Any]):
         annotation: Any,
         since: Timestamp,
         wait_changes: WaitRecorder,
-        claim: Callable[[EventWait], None],
+        events: Events,
     ) -> None:
         super().__init__()
         self._wait_changes = wait_changes
-        self._claim = claim
+        self._events = events
         self._told = []
-        self._cancelled = False
-        self.is_joined = False
         self.place = 0
         self.left_place: int | None = None
         self.name = name
@@ -344,18 +346,11 @@ class EventWait(Revocable[Any], CancellableTask[Any]):
         self._wait_changes.end(self)
         super()._notify_groups()
 
-    def join(self, group: Group[Any]) -> None:
-        self.is_joined = True
-        try:
-            super().join(group)
-        finally:
-            self.is_joined = False
-
-    def claim(self) -> None:
-        self._claim(self)
+    def claim(self, *, joins: bool) -> None:
+        self._events.claim(self, joins=joins)
 
     def cancel(self) -> None:
-        self._cancelled = True
+        self._events.release(self)
         super().cancel()
 
     @property
@@ -372,8 +367,6 @@ class EventWait(Revocable[Any], CancellableTask[Any]):
         """Wait again, because the event is for another wait. :param place: the place among the waits."""
         self.wait_again()
         self.left_place = place
-        if self._cancelled:
-            super().cancel()
 
     def raised(self, input: str | None) -> None:
         what = f"data of event {self.name!r}"

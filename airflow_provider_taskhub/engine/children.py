@@ -49,9 +49,7 @@ class Child:
 
 
 def awaited(history: Iterable[HistoryEvent]) -> tuple[SubOrchestrationInstanceCreated, ...]:
-    """Return the events that created the children of this generation for which the code still waits.
-
-    A child that has completed is not among them, and neither is a child that the code has cancelled.
+    """Return the events that created the children of this generation that have neither completed nor been cancelled.
 
     Children with the fire-and-forget tag are not included, because the orchestrator does not wait for their end.
 

@@ -9,11 +9,9 @@ The module ``generation`` decides what a result or an error of the main branch m
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
 from contextvars import Context, copy_context
-from traceback import walk_stack
 from types import CoroutineType, FrameType, GeneratorType, TracebackType
 from typing import Any
 
@@ -225,7 +223,7 @@ class Branch(CancellableTask[T_co], Group[T_co]):
         if self._pending is not None:  # it is interrupted at this await, so it must take no event here
             return
         if yielded.claims:
-            yielded.claim()
+            yielded.claim(joins=True)
         if not yielded._done:
             yielded.join(self)
 
@@ -311,13 +309,6 @@ class Driver:
     def is_over(self) -> bool:
         """Whether the orchestrator function and the clean-up of its async generators have ended."""
         return self.main._done and not self._cleanups
-
-    def runs_code(self) -> bool:
-        """Return whether the caller is code of one of these branches."""
-        stack = {frame for frame, _ in walk_stack(sys._getframe(1))}
-        return any(
-            frame in stack for branch in (self.main, *self._branches.values()) for frame in _waiting(branch._body)
-        )
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call the orchestrator function.

@@ -14,7 +14,10 @@ missing or has failed. The next wait of its name then takes that event, as if it
 A wait that the code has only made, or asked too early, can have its event before the code goes elsewhere. So a wait
 that the code uses, and that has no event, takes the oldest event of which the code does not know. The wait that had
 this event gets the next one in the same way, if the code uses it later. The same holds for the waits of a ``when_any``
-that the code has only made or asked before.
+that the code has only made or asked before. A wait that is only asked takes no event from another wait that was asked,
+unless it was made after that one got the event: else the event would count for both.
+
+A wait that the code cancels gives an event of which the code does not know to the next wait.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ class _Given(NamedTuple):
 
     :ivar number: number of the event.
     :ivar place: number of the wait.
-    :ivar waits: how many waits there were when the event came.
+    :ivar waits: how many waits there were when the wait got the event.
     """
 
     number: int
@@ -81,28 +84,46 @@ class ExternalEvents:
         self._numbers += 1
         self._wait(task, self._numbers)
 
-    def claim(self, task: EventWait) -> None:
+    def claim(self, task: EventWait, *, joins: bool) -> None:
         """Do what :meth:`wait` does, for a wait to which the code comes back. It has its old place among the waits.
 
         If there is no unused event, a wait that the code uses takes one of which the code does not know from a wait.
+
+        :param joins: whether the code awaits the wait, or gives it to a group; False: it only asks it.
         """
         number, task.left_place = task.left_place, None
         if number is not None:
             self._wait(task, number)
         if task._used and not task._done:
-            self._take_over(task)
+            self._take_over(task, joins=joins)
+
+    def release(self, task: EventWait) -> None:
+        """Give the event of a wait that the code cancels to the next wait, if the code does not know of it."""
+        if not task._done or not (task.is_unused or task.is_left_unfinished):
+            return
+        key = task.name.casefold()
+        given = self._given.get(key, [])
+        found = next((one for one in given if one.task is task), None)
+        if found is None:
+            return
+        given.remove(found)
+        task.give_back(found.place)
+        self._offer(found.number, found.event)
 
     def offer(self, event: EventRaised) -> None:
         """Give an event to the oldest wait for its name. If there is no such wait, keep the event for a later wait."""
+        number, self._raised = self._raised, self._raised + 1
+        self._offer(number, event)
+
+    def _offer(self, number: int, event: EventRaised) -> None:
         key = event.name.casefold()
         found = self._next(self._waits.get(key, deque()))
-        number, self._raised = self._raised, self._raised + 1
         if found is not None:
             self._give(number, *found, event)
             return
         self._waits.pop(key, None)
         self._unclaimed[number] = event
-        self._by_name.setdefault(key, deque()).append(number)
+        insort(self._by_name.setdefault(key, deque()), number)
 
     def awaited(self) -> list[AwaitedEvent]:
         """Return the oldest open wait of each name, for at most :data:`.pending_waits.MAX_EXAMINED` names."""
@@ -136,20 +157,18 @@ class ExternalEvents:
             self._unclaimed[one.number] = one.event
             insort(self._by_name.setdefault(key, deque()), one.number)
 
-    def _take_over(self, task: EventWait) -> None:
+    def _take_over(self, task: EventWait, *, joins: bool) -> None:
         """Give a wait the oldest event of those of which the code does not know. The wait that had it waits again."""
         given = self._given.get(task.name.casefold(), [])
         unused = (one for one in given[:MAX_EXAMINED] if one.task.is_unused)
-        # If the code asks two waits in turn, the event stays with the one that had it: else it would count for both.
-        free = (one for one in unused if task.is_joined or not one.task._used or task.place > one.waits)
+        free = (one for one in unused if joins or not one.task._used or task.place > one.waits)
         found = min(free, default=None, key=itemgetter(0))
         if found is None:
             return
         given.remove(found)
         found.task.give_back(found.place)
-        if not found.task._done:  # else it was cancelled
-            found.task.left_place = None
-            self._wait(found.task, found.place)
+        found.task.left_place = None
+        self._wait(found.task, found.place)
         self._give(found.number, task.place, task, found.event)
 
     def _next(self, waits: deque[tuple[int, EventWait]]) -> tuple[int, EventWait] | None:

@@ -16,6 +16,7 @@ from typing import Any
 from airflow_provider_taskhub.codec import Timestamp, dumps, loads
 from airflow_provider_taskhub.engine import cancel_scope
 from airflow_provider_taskhub.engine.actions import CANCEL, Action, CallSite, Decided, Scope, default_child_id
+from airflow_provider_taskhub.engine.async_generators import is_collecting
 from airflow_provider_taskhub.engine.awaitables import Answerable, EventWait
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.driver import Body, Branch, Driver
@@ -134,9 +135,10 @@ class Generation:
     def is_muted(self) -> bool:
         """Whether the code that runs must have no effect: it is replayed, or only its ``finally`` blocks run.
 
-        They run when the instance is terminated, and each time when the worker removes the orchestrator from memory.
+        They run when the instance is terminated, each time when the worker removes the orchestrator from memory, and
+        when Python collects it.
         """
-        return self.replaying or self._closed
+        return self.replaying or self._closed or is_collecting()
 
     @property
     def is_decided(self) -> bool:
@@ -277,10 +279,7 @@ class Generation:
 
         :raises OrchestrationError: the code that calls is that of another instance, or of an earlier run of this code.
         """
-        if is_code_of_others(self._driver.refused):
-            if self._driver.runs_code():  # nothing refers to this run any more: Python closes its code, at any time
-                self._closed = True
-                return
+        if is_code_of_others(self._driver.refused) and not is_collecting():
             raise noted(
                 OrchestrationError(
                     f"the context of a run of instance {self.instance.instance_id!r} was used outside of this run (at "
@@ -350,7 +349,7 @@ class Generation:
         :param annotation: type to which the event's data are decoded; None: plain JSON.
         :param where: line of user code that waits.
         """
-        task = EventWait(name, annotation, self.time, self.wait_changes, self._events.claim)
+        task = EventWait(name, annotation, self.time, self.wait_changes, self._events)
         if self._closed:
             return task
         cancel_scope.started(task)

@@ -65,7 +65,7 @@ class Task(Generic[T_co]):
         """Whether the task has a result or has failed."""
         self.use()
         if self.claims and not self._done:
-            self.claim()
+            self.claim(joins=False)
         if self._done:
             self.take()
         return self._done
@@ -140,7 +140,7 @@ class Task(Generic[T_co]):
         if not group.combines:
             self.use()
         if self.claims and not self._done:
-            self.claim()
+            self.claim(joins=True)
         if self._done:
             group.settled(self)
         elif self._groups is None:
@@ -159,8 +159,11 @@ class Task(Generic[T_co]):
         if self._groups is not None and group in self._groups:
             self._groups.remove(group)
 
-    def claim(self) -> None:
-        """For the engine: the code comes back to this task. Take what came while the task was left behind."""
+    def claim(self, *, joins: bool) -> None:
+        """For the engine: the code comes back to this task. Take what came while the task was left behind.
+
+        :param joins: whether the code awaits the task, or gives it to a group; False: it only asks it.
+        """
 
     def use(self) -> None:
         """For the engine: note that the code has awaited the task, or has asked it for something."""
@@ -412,10 +415,10 @@ class _Combined(Group[T_co]):
             if child._done:
                 child.take()
 
-    def claim(self) -> None:
+    def claim(self, *, joins: bool) -> None:
         for child in self._claiming:
             if not child._done:
-                child.claim()
+                child.claim(joins=joins)
 
 
 class WhenAll(_Combined[list[Any]]):

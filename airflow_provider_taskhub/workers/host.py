@@ -165,7 +165,7 @@ class Host:
             peers=Peers(
                 live=members.live,
                 dead=incarnation.predecessors,
-                alone=lambda: incarnation.alone,
+                alone=incarnation.is_alone,
                 partitions_free=lambda: owner.hurry(),
             ),
             closes=closer,

@@ -20,8 +20,8 @@ RELEASE_CHECK = 3600.0
 DEATH_CHECK = 0.1
 """Seconds between two checks of the lock files of other workers on this machine. A check needs no storage request."""
 ALONE_CHECK = 1.0
-"""Seconds between two checks while this worker is the only one on its machine: nobody can die before a check has seen
-him, and most embedded workers are alone."""
+"""Seconds between two checks while this worker is the only one on its machine, as most embedded workers are. A worker
+that dies in its first second is noticed up to a second later."""
 
 
 def _no_workers() -> Collection[str]:

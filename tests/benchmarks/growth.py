@@ -41,6 +41,7 @@ from tests.benchmarks.figures import machine
 from tests.benchmarks.findings import Extent, Finding, Findings
 from tests.benchmarks.histories import LONG, long_history, replayed
 from tests.benchmarks.stage import AZURITE, EMBEDDED, EMULATOR, BenchError, Stage
+from tests.benchmarks.workloads import IDLE_AFTER
 
 WIDTH = 140
 STARTING = 32
@@ -50,7 +51,7 @@ SEEDING = 256
 SIZES = (1_000, 10_000, 100_000)
 """Instances in a hub; each copy has 13 history rows."""
 WORKERS = (1, 2, 4)
-IDLE = {EMBEDDED: (100.0, 30.0), EMULATOR: (100.0, 120.0)}
+IDLE = {EMBEDDED: (IDLE_AFTER, 60.0), EMULATOR: (IDLE_AFTER, 120.0)}
 """Seconds until nothing more is expected of an idle worker (its polling falls to its floor), and to watch it."""
 EVICTED = 40.0
 """Seconds after which an idle session is gone: a timeout of 30, looked at six times within it."""

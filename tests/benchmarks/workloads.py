@@ -277,7 +277,7 @@ async def _long_chain(stage: Stage, client: Client, size: int) -> Measured:
 
 
 async def _idle(stage: Stage, client: Client, size: int) -> Measured:
-    await asyncio.sleep(min(IDLE_AFTER, 1.0 * size))
+    await asyncio.sleep(min(IDLE_AFTER, size))
     before = await stage.reading()
     await asyncio.sleep(size)
     after = await stage.reading()

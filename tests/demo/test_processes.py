@@ -97,23 +97,25 @@ def test_a_process_whose_program_is_still_being_loaded_is_found(monkeypatch: pyt
     """Its environment and its arguments are empty until the kernel has loaded the program."""
 
     class Starting:
-        def __init__(self, pid: int, looks: int, exe: str = "/bin/sleep") -> None:
-            self.pid, self._looks, self._exe = pid, looks, exe
+        def __init__(self, pid: int, looks: int, *, exe: str = "/bin/sleep", environ: str | None = "mine") -> None:
+            self.pid, self.looks, self._exe, self._environ = pid, looks, exe, environ
 
         def environ(self) -> dict[str, str]:
-            self._looks -= 1
-            return {module.MARK: "mine"} if self._looks < 0 else {}
+            self.looks -= 1
+            return {} if self.looks >= 0 or self._environ is None else {module.MARK: self._environ}
 
         def exe(self) -> str:
             return self._exe
 
         def cmdline(self) -> list[str]:
-            return ["sleep"] if self._looks <= 0 else []
+            return ["sleep"] if self.looks <= 0 else []
 
     found = [Starting(-1, 3), Starting(-2, 1), Starting(-3, 0)]
-    kernel = Starting(-4, 1_000_000, exe="")
-    monkeypatch.setattr(module.psutil, "process_iter", lambda: iter([*found, kernel]))
+    kernel, without = Starting(-4, 9, exe=""), Starting(-5, 0, environ=None)
+    monkeypatch.setattr(module.psutil, "process_iter", lambda: iter([*found, kernel, without]))
     assert marked("mine") == found
+    assert kernel.looks == 8, "a thread of the kernel is looked at once"
+    assert without.looks == -2, "so is a program without an environment, and once more when it has its arguments"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

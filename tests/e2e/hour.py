@@ -126,7 +126,7 @@ def unexplained(runs: Sequence[Run], kills: Mapping[str, Kill]) -> list[list[Run
 
     Two kills explain another attempt. A killed worker may not have stored that its attempt has ended. And a worker that
     is killed during a checkpoint may have sent the work item without storing the history: the next owner of the
-    partition sends it again. That can be any worker, up to :data:`DELIVERED` before the first attempt.
+    partition sends it again. That can be any worker, within :data:`DELIVERED` of the beginning of the first attempt.
 
     :param kills: by worker.
     """
@@ -134,7 +134,7 @@ def unexplained(runs: Sequence[Run], kills: Mapping[str, Kill]) -> list[list[Run
     for run in sorted(runs, key=lambda one: one.begun):
         before = last.get(run.call)
         own = before is not None and before.worker in kills and kills[before.worker].at <= run.begun
-        sent = before is not None and any(before.begun - DELIVERED <= kill.at <= run.begun for kill in kills.values())
+        sent = before is not None and any(abs(kill.at - before.begun) <= DELIVERED for kill in kills.values())
         if not own and not sent:
             again[run.call].append(run)
         last[run.call] = run

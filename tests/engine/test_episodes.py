@@ -6,6 +6,8 @@ import asyncio
 import gc
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -1116,8 +1118,9 @@ class Test_code:
         assert len(set(seen[0][0].split())) == 2
         assert [replaying for _, replaying in seen] == [False, True]
 
-    @pytest.mark.parametrize("depth", [0, 1])
-    def test_code_that_python_closes_while_another_instance_runs_has_no_effect(self, depth: int) -> None:
+    @pytest.mark.parametrize("form", ["call", "branch", "manager"])
+    @pytest.mark.parametrize("where", ["in another instance", "outside"])
+    def test_code_that_python_collects_has_no_effect(self, form: str, where: str) -> None:
         """Python may collect what nothing refers to at any line of any code."""
         lines: list[LogLine] = []
         seen: list[bool] = []
@@ -1131,9 +1134,21 @@ class Test_code:
                 ctx.call_activity("clean")
                 seen.append(ctx.is_replaying)
 
+        @contextmanager
+        def closing(ctx: OrchestrationContext) -> Iterator[None]:
+            try:
+                yield
+            finally:
+                ctx.logger.warning("closed")
+                seen.append(ctx.is_replaying)
+
+        async def managed(ctx: OrchestrationContext) -> None:
+            with closing(ctx):
+                await ctx.wait_for_external_event("go")
+
         @own.orchestrator
         async def order(ctx: OrchestrationContext) -> None:
-            await (ctx.branch(wait(ctx)) if depth else wait(ctx))
+            await {"call": wait, "branch": lambda ctx: ctx.branch(wait(ctx)), "manager": managed}[form](ctx)
 
         @own.orchestrator
         async def other(ctx: OrchestrationContext) -> str:
@@ -1141,11 +1156,19 @@ class Test_code:
             return "fine"
 
         registry = Registry.of([own])
-        left = Execution(registry, (), instance=INSTANCE, log=lines.append)
-        left.advance([ExecutionStarted(timestamp=START, instance=INSTANCE, name="order")], now=START)
-        del left
-        running = Execution(registry, (), instance=INSTANCE, log=lines.append)
-        episode = running.advance([ExecutionStarted(timestamp=START, instance=INSTANCE, name="other")], now=START)
+        gc.collect()
+        gc.disable()
+        try:
+            left = Execution(registry, (), instance=INSTANCE, log=lines.append)
+            left.advance([ExecutionStarted(timestamp=START, instance=INSTANCE, name="order")], now=START)
+            del left
+            assert seen == []
+            if where == "outside":
+                gc.collect()
+            running = Execution(registry, (), instance=INSTANCE, log=lines.append)
+            episode = running.advance([ExecutionStarted(timestamp=START, instance=INSTANCE, name="other")], now=START)
+        finally:
+            gc.enable()
         assert (episode.output, seen, lines) == ('"fine"', [True], [])
 
     @pytest.mark.parametrize("form", ["async def", "generator"])

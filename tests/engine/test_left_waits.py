@@ -499,6 +499,49 @@ def test_a_cancelled_wait_leaves_its_unread_event_to_the_next_one() -> None:
     assert play.last.output == '[1,"the task was cancelled by the orchestrator"]'
 
 
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_cancelled_wait_leaves_its_unread_event_to_a_wait_that_was_there_too(asks: bool) -> None:
+    async def work(ctx: OrchestrationContext, done: int) -> Any:
+        old, new = ctx.wait_for_external_event("approve"), ctx.wait_for_external_event("approve")
+        await ctx.create_timer(HOUR)
+        old.cancel()
+        return new.is_complete if asks else await ctx.when_any([new, ctx.create_timer(HOUR)]) is new
+
+    play = played(work)
+    play.take(play.raised("approve", 1))
+    fire(play)
+    assert play.last.output == "true"
+
+
+def test_an_event_of_a_cancelled_wait_is_older_than_those_that_came_after_it() -> None:
+    async def work(ctx: OrchestrationContext, done: int) -> Any:
+        old = ctx.wait_for_external_event("approve")
+        await ctx.create_timer(HOUR)
+        old.cancel()
+        return [await ctx.wait_for_external_event("approve") for _ in range(3)]
+
+    play = played(work)
+    for number in (1, 2, 3):
+        play.take(play.raised("approve", number))
+    fire(play)
+    assert play.last.output == "[1,2,3]"
+
+
+def test_an_awaited_group_takes_the_event_of_a_wait_that_was_only_asked() -> None:
+    async def work(ctx: OrchestrationContext, done: int) -> Any:
+        first, second = ctx.wait_for_external_event("approve"), ctx.wait_for_external_event("approve")
+        both = ctx.when_any([second, ctx.create_timer(HOUR)])
+        assert not first.is_complete
+        assert not second.is_complete
+        await ctx.call_activity("check")
+        return await both is second
+
+    play = played(work)
+    play.take(play.raised("approve", 1))
+    play.take(play.done(next(one for one in play.outbound if getattr(one.event, "name", "") == "check")))
+    assert play.last.output == "true"
+
+
 class Test_a_wait_that_nobody_awaits:
     def test_leaves_the_event_to_one_that_is_awaited(self) -> None:
         made = App("made")

@@ -188,6 +188,30 @@ class Box(Generic[T]):
     content: T
 
 
+class Pair(NamedTuple, Generic[T]):
+    content: T
+    size: int
+
+
+class FirstRow(TypedDict):
+    content: Ok
+
+
+class SecondRow(TypedDict):
+    content: Err
+
+
+@dataclass
+class Note:
+    at: datetime
+    data: dict[str, Any]
+
+
+class NoteRow(TypedDict):
+    at: datetime
+    data: dict[str, Any]
+
+
 @dataclass
 class Named:
     """Both fields can have the same short text. Python keeps one object of it."""
@@ -412,6 +436,10 @@ def test_an_annotation_is_resolved_once() -> None:
         (Box[Ok] | Box[Err], Box(Err(1)), "value.content is of type Err, and comes back as Ok"),
         (list[Box[Ok]] | list[Box[Err]], [Box(Err(1))], "value[0].content is of type Err, and comes back as Ok"),
         (Box[Box[Ok]] | Box[Box[Err]], Box(Box(Err(1))), "value.content.content is of type Err, and comes back as Ok"),
+        (Ok | list[Ok] | list[Err], [Err(1)], "value[0] is of type Err, and comes back as Ok"),
+        (FirstRow | SecondRow, {"content": Err(1)}, "value.content is of type Err, and comes back as Ok"),
+        (Pair[Ok] | Pair[Err], Pair(Err(1), 2), "value[0] is of type Err, and comes back as Ok"),
+        (Colour | Shade, Shade.RED, "value is of type Shade, and comes back as Colour"),
         (Named, Named(Path("a"), "a"), "value.where is of type PosixPath, and comes back as str"),
         (Counted, Counted(1).after(total=10), "value.total would be lost: its field has init=False"),
         (list[Counted], [Counted(1), Counted(1).after(twice=3)], "value[1].twice would be lost"),
@@ -469,6 +497,8 @@ def test_what_comes_back_as_it_was_is_written(annotation: Any, value: Any) -> No
         (Colour | str, Colour.RED),
         (Pet, Hidden(name="jo")),
         (Animal, Nicknamed("tom")),
+        (Note | list[Note], Note(NOON, {"at": NOON})),
+        (NoteRow | None, {"at": NOON, "data": {"at": NOON}}),
     ],
 )
 def test_what_the_reader_makes_by_its_declared_type_is_written(annotation: Any, value: Any) -> None:

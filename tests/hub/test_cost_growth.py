@@ -99,11 +99,11 @@ def plain(statement: str) -> str:
     return "'…'".join(kept).replace("??", "?").replace("??", "?").replace("??", "?")
 
 
-def grow(connection: sqlite3.Connection, source: str, copies: range = range(1, COPIES)) -> None:
+def grow(connection: sqlite3.Connection, source: str, copies: range = range(COPIES)) -> None:
     """Copies of all rows of an instance, on both sides of every key, without order; and messages in each queue."""
     connection.execute(
         "INSERT INTO rows (tbl, pk, rk, etag, ts, data) "
-        "WITH RECURSIVE copies (n) AS (SELECT ? UNION ALL SELECT n + 1 FROM copies WHERE n < ?) "
+        "WITH RECURSIVE copies (n) AS (SELECT ? UNION ALL SELECT n + 1 FROM copies WHERE n + 1 < ?) "
         "SELECT tbl, printf('%08x-', n * 2654435761 % 4294967296) || pk, rk, etag, ts, data "
         "FROM rows CROSS JOIN copies WHERE pk = ?",
         (copies.start, copies.stop, source),
@@ -176,7 +176,7 @@ def test_no_statement_scans_or_sorts() -> None:
 
 def test_a_step_does_the_same_work_in_a_hub_of_any_size() -> None:
     async def play(hub: House, clock: VirtualClock, meter: Meter, connection: sqlite3.Connection) -> Any:
-        grow(connection, "first", range(-4, 0))
+        grow(connection, "first", range(COPIES, COPIES + 4))
         with meter.running():
             await step(hub, clock, "5-before")
         before = meter.most()

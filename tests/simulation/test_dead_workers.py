@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.engine.context import OrchestrationContext
+from airflow_provider_taskhub.hub.partitions.incarnation import Incarnation
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes
 from airflow_provider_taskhub.storage.faults import unsent
 from airflow_provider_taskhub.workers.peers import Peers
@@ -53,7 +56,7 @@ async def _after_death(*, proves: bool) -> float:
         await world.client.start("chain", 1, instance_id="i")
         while not ran[0]:
             await world.clock.sleep(0.05)
-        await world.join("two", proves=proves)
+        two = await world.join("two", proves=proves)
         await world.clock.sleep(0.2)
         one.die()
         began = world.clock.monotonic()
@@ -62,10 +65,14 @@ async def _after_death(*, proves: bool) -> float:
         took = world.clock.monotonic() - began
         await world.wait("i")
         assert ran[0] == 2
+        (partition,) = await world.client.admin.partitions(prove=False)
+        assert (lost := partition.failover) is not None
+        assert (lost.lost, lost.taken_by, lost.proven) == (str(one.me), str(two.me), proves)
+        assert lost.silent <= SOON if proves else lost.silent > 2.0
         return took
 
 
-@pytest.mark.rows("E24", "K06")
+@pytest.mark.rows("E24", "K06", "D105")
 def test_what_a_worker_proven_dead_held_goes_on_at_once() -> None:
     assert simulate(partial(_after_death, proves=True)) <= SOON
     assert simulate(partial(_after_death, proves=False)) > 2.0, "else by time alone"
@@ -211,7 +218,9 @@ def test_nothing_is_lost_or_doubled_where_deaths_are_proven(name: str) -> None:
 
 
 @pytest.mark.parametrize(("alone", "pause"), [(False, 0.1), (True, 1.0)])
-async def test_a_worker_that_is_alone_on_its_machine_looks_less_often(alone: bool, pause: float) -> None:
+async def test_a_worker_that_is_alone_on_its_machine_looks_less_often(
+    alone: bool, pause: float, tmp_path: Path
+) -> None:
     pauses = list[float]()
 
     async def sleep(seconds: float) -> None:
@@ -220,7 +229,11 @@ async def test_a_worker_that_is_alone_on_its_machine_looks_less_often(alone: boo
             raise asyncio.CancelledError
 
     hub: Any = SimpleNamespace(clock=SimpleNamespace(sleep=sleep))
-    peers = Peers(live=lambda: asyncio.sleep(0, ()), dead=tuple, alone=lambda: alone)
+    me = Incarnation.claim("me", tmp_path)
+    if not alone:
+        Incarnation.claim("other", tmp_path)
+    os.utime(tmp_path / "incarnations", (0, 0))
+    peers = Peers(live=lambda: asyncio.sleep(0, ()), dead=me.predecessors, alone=me.is_alone)
     with pytest.raises(asyncio.CancelledError):
         await peers._watch_deaths(hub)
     assert pauses == [pause] * 3

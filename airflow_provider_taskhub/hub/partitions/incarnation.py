@@ -37,7 +37,7 @@ KEEP = timedelta(hours=1)
 RELISTED = 1.0
 """Seconds after which the folder is read again even if its time of change is the same."""
 SETTLED = timedelta(seconds=0.1)
-"""A look into the folder is kept if the folder's last change was longer ago."""
+"""A list of the files is used again only if the folder had not changed for this time when it was read."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -138,9 +138,8 @@ class Incarnation:
                     dead.append(worker)
         return tuple(dead)
 
-    @property
-    def alone(self) -> bool:
-        """Whether the last call of :meth:`predecessors` has seen no incarnation that may live beside this one."""
+    def is_alone(self) -> bool:
+        """Return whether the last call of :meth:`predecessors` has seen no incarnation that may live beside this one."""
         listed = self._listed
         return listed is not None and all(path.suffix != LIVE for path in listed.paths)
 
@@ -157,6 +156,7 @@ class Incarnation:
             settled = time.time_ns() - changed > SETTLED.total_seconds() * 1e9
             self._listed = listed if settled else None
             return listed.paths
+        self._listed = None
         return ()
 
     def _worker_of(self, path: Path) -> str:

@@ -31,7 +31,7 @@ class InMemory:
         self._clock = clock
         self._connection: sqlite3.Connection | None = None
         self._source: Callable[[], int] = lambda: 0
-        self.waiters = Waiters()
+        self.waiters = self.topics = Waiters()
         self.journal: Transactions | None = None
 
     async def open(self) -> None:

@@ -28,9 +28,9 @@ MAX_ADDRESS = 100
 class Waiters:
     """The tasks of one event loop that wait for wake-ups, by the queue or topic that they wait for.
 
-    :param look: called once in :data:`FALLBACK` seconds while a task waits, with the names of all queues and topics. It
-        returns those whose tasks must read the file, None for all. One look for all tasks: a worker has a task for each
-        queue, and while it is idle, looks are most of what it does. None: no process can write without a wake-up.
+    :param look: called once in :data:`FALLBACK` seconds while a task waits, with the names of all queues. It returns
+        those whose tasks must read the file, or None if all must. All tasks share a look: a worker has a task for each
+        queue, and looks would be most of what it does while it is idle. Without ``look``, only wake-ups end a wait.
     """
 
     def __init__(self, look: Callable[[Sequence[str]], Iterable[str] | None] | None = None) -> None:

@@ -67,7 +67,7 @@ class SharedFile:
         self._has_no_socket = False
         self._unanswered: dict[asyncio.Future[Any], float] = {}
         self._alarm: asyncio.TimerHandle | None = None
-        self.waiters = Waiters(self._soon_visible)
+        self.waiters, self.topics = Waiters(self._soon_visible), Waiters()
         self.identity = 0
 
     async def open(self) -> None:
@@ -168,6 +168,10 @@ class SharedFile:
         except sqlite3.Error as error:
             raise (_Busy() if is_busy(error) else translated(error)) from error
 
+    def _signal(self, names: Sequence[str] | None) -> None:
+        for waiters in (self.waiters, self.topics):
+            waiters.signal(names)
+
     def _soon_visible(self, names: Sequence[str]) -> list[str] | None:
         """Return those of the queues that have a message which is visible before the next look.
 
@@ -185,7 +189,7 @@ class SharedFile:
         async with self._listening:
             if self._receiver is None and not self._has_no_socket:
                 try:
-                    receiver = WakeupReceiver(addresses_of(self._path), self.waiters.signal)
+                    receiver = WakeupReceiver(addresses_of(self._path), self._signal)
                 except OSError:  # no folder for a socket: the file is looked at once a second
                     self._has_no_socket = True
                     return

@@ -235,7 +235,7 @@ class SqliteStore(Paged):
     async def subscribe(self, name: str) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
         await self._access.listen((name,))
         with ExitStack() as entered:
-            woken = entered.enter_context(self._access.waiters.listening((name,)))
+            woken = entered.enter_context(self._access.topics.listening((name,)))
 
             async def wait(seconds: float) -> None:
                 nonlocal woken
@@ -244,7 +244,7 @@ class SqliteStore(Paged):
                 finally:
                     if woken.done():
                         entered.pop_all().close()
-                        woken = entered.enter_context(self._access.waiters.listening((name,)))
+                        woken = entered.enter_context(self._access.topics.listening((name,)))
 
             yield wait
 

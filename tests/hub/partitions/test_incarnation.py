@@ -181,26 +181,26 @@ def test_an_unchanged_folder_is_not_read_again(tmp_path: Path, monkeypatch: pyte
         at = time.time() - seconds
         os.utime(folder, (at, at))
 
-    assert not me.alone, "nothing is known yet"
+    assert not me.is_alone(), "nothing is known yet"
     aged(60)
     assert [me.predecessors() for _ in range(3)] == [()] * 3
     assert len(listed) == 1
-    assert me.alone
+    assert me.is_alone()
     (folder / "4-d.dead").write_text(json.dumps({"name": "w", "host": me.identity.host, "incarnation": "4-d"}))
     assert me.predecessors() == (f"w@{me.identity.host}/4-d",)
-    assert not me.alone, "somebody may have come in the same tick"
+    assert not me.is_alone(), "somebody may have come in the same tick"
     me.predecessors()
     assert len(listed) == 3, "a change within the same tick of the file system's clock is seen too"
     aged(50)
     me.predecessors()
-    assert me.alone, "a dead one is no neighbour"
+    assert me.is_alone(), "a dead one is no neighbour"
     monkeypatch.setattr(incarnation, "RELISTED", 0.0)
     me.predecessors()
     assert len(listed) == 5
     Incarnation.claim("other", tmp_path)
     aged(45)
     me.predecessors()
-    assert not me.alone
+    assert not me.is_alone()
 
 
 def test_where_locks_do_nothing_nobody_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from airflow_provider_taskhub.storage.sqlite.shared_file import SharedFile
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.storage.sqlite.transactions import Change
 from airflow_provider_taskhub.storage.wakeups import WakeupReceiver
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until_async
 
 
 class SkewedClock(SystemClock):
@@ -389,7 +389,7 @@ async def test_all_waiters_share_one_look(tmp_path: Path, monkeypatch: pytest.Mo
         await store.execute(PutMessage(queue=names[3], text="x", visibility=timedelta(hours=1)))
         monkeypatch.setattr(SharedFile, "glance", reading)
         waiting = [asyncio.ensure_future(store.arrival([name], 3600.0)) for name in names]
-        await thrice.wait()
+        await asyncio.wait_for(thrice.wait(), PATIENCE)
         assert len(reads) == len(names) + len(looks)
         await store.execute(PutMessage(queue=names[7], text="x"))
         assert await asyncio.wait_for(waiting[7], PATIENCE) == [names[7]]
@@ -397,17 +397,18 @@ async def test_all_waiters_share_one_look(tmp_path: Path, monkeypatch: pytest.Mo
         for task in waiting:
             task.cancel()
         await asyncio.wait(waiting)
-    before = len(looks)
-    await asyncio.sleep(0)
-    assert len(looks) == before
+        access = store._access
+        assert access.waiters._alarm is None, "nobody waits, so nobody looks"
+        async with store.subscribe("topic"):
+            assert access.waiters._alarm is None, "a look finds nothing out about topics"
 
 
 async def test_a_waiter_meets_the_error_of_a_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_wakeups, "FALLBACK", 0.02)
     async with SqliteStore(tmp_path / "hub.db") as store:
         await store.create_queue("abc")
-        waiting = asyncio.ensure_future(store.arrival(["abc"], 3600.0))
-        await store.count("abc")
+        waiting, access = asyncio.ensure_future(store.arrival(["abc"], 3600.0)), store._access
+        await until_async("the task waits", lambda: access.waiters._waiting)
 
         def broken(self: SharedFile, wanted: object) -> None:
             raise Unavailable("the disk is gone", maybe_done=False)
