@@ -323,10 +323,17 @@ def _adapted(schema: Any) -> Any:
     Pydantic alone finds a member only by a value that JSON has too, such as a text.
     """
     if isinstance(schema, dict):
-        if schema.get("type") == "enum" and not all(isinstance(one.value, str | int) for one in schema["members"]):
+        # Pydantic finds the member of an enum by a text or a number, but not that of a literal.
+        members = [] if schema.get("type") != "enum" else schema["members"]
+        if all(isinstance(one.value, str | int) for one in members):
+            members = []
+        if schema.get("type") == "literal":
+            plain = [one for one in schema["expected"] if isinstance(one, str | int)]
+            members = [one for one in schema["expected"] if isinstance(one, Enum) and one.value not in plain]
+        if members:
             inner = {key: one for key, one in schema.items() if key != "ref"}
             named = {"ref": schema["ref"]} if "ref" in schema else {}
-            find = {"type": "no-info", "function": _member_of(schema["members"])}
+            find = {"type": "no-info", "function": _member_of(members)}
             return {"type": "function-before", "function": find, "schema": inner, **named}
         if schema.get("type") == "datetime" and "tz_constraint" not in schema:
             return {"type": "function-after", "function": {"type": "no-info", "function": _in_utc}, "schema": schema}

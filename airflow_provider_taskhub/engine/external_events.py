@@ -91,6 +91,8 @@ class ExternalEvents:
 
         :param joins: whether the code awaits the wait, or gives it to a group; False: it only asks it.
         """
+        if task._done:
+            return
         number, task.left_place = task.left_place, None
         if number is not None:
             self._wait(task, number)
@@ -98,7 +100,10 @@ class ExternalEvents:
             self._take_over(task, joins=joins)
 
     def release(self, task: EventWait) -> None:
-        """Give the event of a wait that the code cancels to the next wait, if the code does not know of it."""
+        """Give the event of a wait that the code cancels to the next wait, if the code does not know of it.
+
+        Younger events of which the code does not know either are given anew, so that the events keep their order.
+        """
         if not task._done or not (task.is_unused or task.is_left_unfinished):
             return
         key = task.name.casefold()
@@ -106,9 +111,15 @@ class ExternalEvents:
         found = next((one for one in given if one.task is task), None)
         if found is None:
             return
-        given.remove(found)
-        task.give_back(found.place)
-        self._offer(found.number, found.event)
+        younger = [one for one in given if one.number > found.number and one.task.is_unused][:MAX_EXAMINED]
+        for one in (found, *younger):
+            given.remove(one)
+            one.task.give_back(one.place)
+        for one in younger:
+            one.task.left_place = None
+            self._put(key, one.task, one.place)
+        for one in sorted((found, *younger), key=itemgetter(0)):
+            self._offer(one.number, one.event)
 
     def offer(self, event: EventRaised) -> None:
         """Give an event to the oldest wait for its name. If there is no such wait, keep the event for a later wait."""
@@ -206,6 +217,9 @@ class ExternalEvents:
             taken = numbers.popleft()
             self._give(taken, number, task, self._unclaimed.pop(taken))
             return
+        self._put(key, task, number)
+
+    def _put(self, key: str, task: EventWait, number: int) -> None:
         waits = self._waits.setdefault(key, deque())
         if waits and number < waits[-1][0]:
             insort(waits, (number, task))

@@ -340,8 +340,9 @@ class Revocable(Task[T_co]):
     def wait_again(self) -> None:
         """For the engine: take the end back. The groups that know of it wait for the task again."""
         self._done, self._result, self._decode, self._error = False, None, None, None
-        self._groups, self._told = self._told, []  # type: ignore[misc]  # a slot of the subclasses
-        for group in self._groups:
+        told, self._told = self._told, []  # type: ignore[misc]  # a slot of the subclasses
+        self._groups = told or None
+        for group in told:
             group.unsettled(self)
 
 

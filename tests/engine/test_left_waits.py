@@ -542,6 +542,44 @@ def test_an_awaited_group_takes_the_event_of_a_wait_that_was_only_asked() -> Non
     assert play.last.output == "true"
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_whenever_a_wait_is_cancelled_the_events_keep_their_order(late: bool) -> None:
+    async def work(ctx: OrchestrationContext, done: int) -> Any:
+        old, second, third = (ctx.wait_for_external_event("approve") for _ in range(3))
+        if late:
+            await ctx.create_timer(HOUR)
+        old.cancel()
+        await ctx.create_timer(HOUR)
+        return [await second, await third]
+
+    play = played(work)
+    for number in (1, 2):
+        play.take(play.raised("approve", number))
+    for _ in range(1 + late):
+        fire(play)
+    assert play.last.output == "[1,2]"
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_cancelled_wait_that_is_awaited_takes_no_event(lost: bool) -> None:
+    async def work(ctx: OrchestrationContext, done: int) -> Any:
+        old = ctx.wait_for_external_event("approve")
+        if lost:
+            await ctx.when_any([old, ctx.create_timer(HOUR)])
+        await ctx.create_timer(HOUR)
+        old.cancel()
+        with pytest.raises(TaskCancelledError):
+            await old
+        return await ctx.wait_for_external_event("approve")
+
+    play = played(work)
+    if lost:
+        fire(play)
+    play.take(play.raised("approve", 1))
+    fire(play)
+    assert play.last.output == "1"
+
+
 class Test_a_wait_that_nobody_awaits:
     def test_leaves_the_event_to_one_that_is_awaited(self) -> None:
         made = App("made")

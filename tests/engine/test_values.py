@@ -212,6 +212,21 @@ class NoteRow(TypedDict):
     data: dict[str, Any]
 
 
+class Kind(enum.Enum):
+    FIRST = "first"
+    SECOND = 2
+
+
+@dataclass
+class FirstKind:
+    kind: Literal[Kind.FIRST] = Kind.FIRST
+
+
+@dataclass
+class SecondKind:
+    kind: Literal[Kind.SECOND] = Kind.SECOND
+
+
 @dataclass
 class Named:
     """Both fields can have the same short text. Python keeps one object of it."""
@@ -479,6 +494,9 @@ def test_what_would_come_back_as_something_else_is_refused_where_it_is_written(
         (Counted | None, Counted(1).after(seen=[3])),
         (Animal | Dog, Dog("rex")),
         (Box[int] | Box[str], Box("1")),
+        (FirstKind | SecondKind, SecondKind()),
+        (Literal[Color.RED] | None, Color.RED),
+        (Literal["red", Color.RED], "red"),
         (Box[Path] | Box[str], Box("a")),
         (Box[Ok] | Box[Err], Box(Ok(1))),
     ],

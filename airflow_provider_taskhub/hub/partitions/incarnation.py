@@ -139,7 +139,7 @@ class Incarnation:
         return tuple(dead)
 
     def is_alone(self) -> bool:
-        """Return whether the last call of :meth:`predecessors` has seen no incarnation that may live beside this one."""
+        """Return whether :meth:`predecessors` has last seen no incarnation that may live beside this one."""
         listed = self._listed
         return listed is not None and all(path.suffix != LIVE for path in listed.paths)
 
