@@ -399,3 +399,44 @@ def test_what_has_waited_for_a_slot_since_its_instance_ended_is_not_begun(name: 
             return lab.did, await left(hub)
 
     assert simulate(play) == ([], (0, 0, []))
+
+
+@pytest.mark.rows("D60", "D88")
+@pytest.mark.parametrize("lose", [False, True])
+def test_a_cancelled_attempt_that_takes_long_to_end_keeps_its_place(lose: bool) -> None:
+    """Its clean-up takes longer than an owner may be silent. The terminate is confirmed when it has ended."""
+    made, running, most, ended = App("places"), 0, 0, list[float]()
+
+    @made.activity(limit=1)
+    async def load(seconds: float) -> str:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            await asyncio.sleep(9.0 if seconds > 60 else 0.0)
+            running -= 1
+            ended.append(asyncio.get_running_loop().time())
+        return "done"
+
+    @made.orchestrator
+    async def once(ctx: OrchestrationContext, seconds: float) -> str:
+        return await ctx.call_activity(load, seconds)
+
+    async def play() -> Any:
+        async with World(made, lease=EMBEDDED_LEASE) as hub:
+            faults: dict[str, Any] = {"plan": every_third(lost())} if lose else {}
+            await hub.join("one", **faults)
+            await hub.join("two", **faults)
+            await hub.client.start("once", 600.0, instance_id="long")
+            await hub.clock.sleep(3.0)
+            await hub.client.start("once", 1.0, instance_id="next")
+            await hub.client.terminate("long", "enough", wait=True)
+            confirmed = hub.clock.monotonic()
+            await hub.wait("next")
+            return confirmed, await hub.client.instance("long").activities(), hub.said("limited_attempt_lost")
+
+    confirmed, (record,), lost_ones = simulate(play)
+    assert (most, record.state, lost_ones) == (1, RecordState.CANCELLED, [])
+    assert confirmed >= ended[0]

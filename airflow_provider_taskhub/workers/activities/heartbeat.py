@@ -14,7 +14,7 @@ import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -24,7 +24,7 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.settings import LeaseTimes
-from airflow_provider_taskhub.storage.primitives import Transact
+from airflow_provider_taskhub.storage.primitives import Entity, Transact
 from airflow_provider_taskhub.supervision import owned
 from airflow_provider_taskhub.telemetry import Outage
 from airflow_provider_taskhub.workers.activities.cancellation import Fate, fate_of
@@ -82,6 +82,8 @@ class RecordedAttempt:
         self._give_up = times.give_up.total_seconds()
         self._changed, self._answered = asyncio.Event(), asyncio.Event()
         self._ended = False
+        self._cancelling: tuple[ActivityRecord, str] | None = None
+        """The record of this attempt and its ETag, once the attempt is known to be cancelled."""
         self._renewed, self._longest_pause = renewed, longest_pause
         self._pause = Pause()
         self._unconfirmed: list[Callable[[], None]] = []
@@ -117,7 +119,38 @@ class RecordedAttempt:
                 running.cancel()
                 self._ended = True  # lets a running heartbeat finish: without its answer the new ETag would be unknown
                 self._changed.set()
-                await asyncio.gather(running, beating, guarding, return_exceptions=True)
+                await asyncio.gather(beating, guarding, return_exceptions=True)
+                await self._renew_until(running)
+                await asyncio.gather(running, return_exceptions=True)
+
+    async def _renew_until(self, running: asyncio.Future[Any]) -> None:
+        """Renew the record of a cancelled attempt until its code has ended, which may take as long as the executor
+        leaves it for clean-ups. Otherwise other workers would count the attempt as lost, and give its places away."""
+        while self._cancelling is not None:
+            await asyncio.wait((running,), timeout=self._times.renew.total_seconds())
+            if running.done():
+                return
+            record, etag = self._cancelling
+            record = replace(record, renewed=self._hub.clock.utc_now())
+            try:
+                etags = await _in_time(self._hub.store.execute(records.update(self._hub.names, record, etag)))
+            except (Conflict, NotFound):  # perhaps by an own write whose answer was lost
+                self._cancelling = None
+                with suppress(StorageError):
+                    self._note_cancel(await records.newest(self._hub.store, self._hub.names, record))
+            except StorageError as error:
+                log.info("heartbeat_failed", error=str(error), **self._names())
+            else:
+                assert isinstance(etags, tuple)
+                self._cancelling = record, etags[0]
+
+    def _note_cancel(self, found: tuple[ActivityRecord, Entity] | None) -> bool:
+        """Return whether a record says that this attempt is cancelled, and note it then."""
+        record = self.record
+        if found is None or (found[0].worker, found[0].state) != (record.worker, RecordState.CANCELLING):
+            return False
+        self._cancelling = found[0], found[1].etag
+        return True
 
     async def lose(self, why: str) -> bool:
         """Record that the attempt ended without an outcome, so that the next attempt starts at once.
@@ -146,7 +179,7 @@ class RecordedAttempt:
         record = self.record
         found = await records.newest(self._hub.store, self._hub.names, record)
         if found is None or (found[0].worker, found[0].state) != (record.worker, RecordState.RUNNING):
-            if found is not None and (found[0].worker, found[0].state) == (record.worker, RecordState.CANCELLING):
+            if self._note_cancel(found):
                 self._pause.set(False)  # no other worker runs the attempt, so its code may see the cancel
             raise Conflict(f"attempt {record.attempt} of {record.name!r} was cancelled or taken over")
         self._etag = found[1].etag
@@ -176,6 +209,7 @@ class RecordedAttempt:
                 if not fate_checked and await _in_time(fate_of(hub, self._held)) in (Fate.ENDED, Fate.CANCELLED):
                     self.record = replace(self.record, state=RecordState.CANCELLING)
                     await self._write()
+                    self._cancelling = self.record, self._etag
                     raise Superseded("the instance of the activity has ended, or has cancelled the call")
                 fate_checked = True
             except (Conflict, NotFound) as error:
