@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from airflow_provider_taskhub.cli.main import app
 from airflow_provider_taskhub.cli.partitions import app as partitions
+from airflow_provider_taskhub.client.admin import HubAdmin
 from airflow_provider_taskhub.hub.model import Failover, HubNames, Member
 from airflow_provider_taskhub.hub.partitions.lease_stores import TableLeases
 from airflow_provider_taskhub.hub.partitions.members import PATIENCE, PROOF, Members
@@ -223,7 +224,7 @@ def test_a_dead_owner_is_not_shown_as_alive(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.rows("T59", "T67", "T75")
 @pytest.mark.rows("D105")
-def test_lost_workers_are_listed_with_who_has_taken_what(tmp_path: Path) -> None:
+def test_lost_workers_are_listed_with_who_has_taken_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taskhub("create", "--partitions", "4")
 
     def show(*options: str) -> str:
@@ -231,7 +232,7 @@ def test_lost_workers_are_listed_with_who_has_taken_what(tmp_path: Path) -> None
         assert result.exit_code == 0, result.output
         return str(result.output)
 
-    assert "no worker of hub TaskHub was lost" in show()
+    assert "no failover in hub TaskHub" in show()
 
     async def take(partition: int, lost: str, by: str, minute: int, silent: float, proven: bool) -> None:
         at = START + timedelta(minutes=minute)
@@ -246,12 +247,21 @@ def test_lost_workers_are_listed_with_who_has_taken_what(tmp_path: Path) -> None
     asyncio.run(take(3, "one@host/3", "three@host/4", 8, 0.3, proven=True))
     one, old = json.loads(show("--json"))
     assert (one["worker"], one["noticed"], one["partitions"]) == ("one@host/3", "proven dead", [1, 3])
+    assert (one["alive"], old["alive"]) == (False, False)
     assert (one["taken_by"], one["after"]) == (["three@host/4", "two@host/2"], 0.3)
     assert (one["first"], one["last"]) == ((START + timedelta(minutes=7)).text(), (START + timedelta(minutes=8)).text())
     assert (old["worker"], old["noticed"], old["partitions"]) == ("old@host/1", "lease expired", [0])
     lines = show().splitlines()
     assert [line.split()[0] for line in lines[-2:]] == ["one@host/3", "old@host/1"]
-    assert lines[-1].endswith("4.2 s")
+    assert lines[-1].endswith("2026-01-01T00:01:00Z  4.2 s")
+
+    async def workers(self: HubAdmin, *, prove: bool = False) -> list[Member]:
+        rest: dict[str, Any] = {"roles": (), "apps": {}, "orchestrators": (), "activities": ()}
+        return [Member(worker="old@host/1", started=START, alive=prove, **rest)]
+
+    monkeypatch.setattr(HubAdmin, "workers", workers)
+    assert "old@host/1  lease expired, alive again" in show()
+    assert [loss["alive"] for loss in json.loads(show("--json"))] == [False, True]
 
 
 def test_a_name_that_no_worker_has_is_said_to_be_waited_for() -> None:
