@@ -323,7 +323,8 @@ class Host:
             async with open_store(self._settings) as store:
                 await quarantine_stuck(running, cause, store, backend.hub.names)
 
-        watch = EpisodeWatchdog(processor.episodes, thread=threading.get_ident(), keep=keep, also=closer.look)
+        looks = (closer.look, backend.running_attempts.look)
+        watch = EpisodeWatchdog(processor.episodes, thread=threading.get_ident(), keep=keep, also=looks)
         watch.start()
         stack.callback(watch.stop)
 

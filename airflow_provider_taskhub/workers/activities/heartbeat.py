@@ -52,6 +52,28 @@ class CutOff(Superseded):
     """The attempt must end, because its record could not be renewed and the attempt cannot stand still any longer."""
 
 
+class RunningAttempts:
+    """The attempts with a record that run in this worker.
+
+    Orchestrator code can block the event loop, and then nobody renews the records. Another thread looks at the
+    attempts, so that they stand still before other workers may take them over.
+    """
+
+    def __init__(self) -> None:
+        self._running: set[RecordedAttempt] = set()
+
+    def add(self, attempt: RecordedAttempt) -> None:
+        self._running.add(attempt)
+
+    def discard(self, attempt: RecordedAttempt) -> None:
+        self._running.discard(attempt)
+
+    def look(self) -> None:
+        """Let those attempts stand still whose records were not renewed in time. Any thread may call this method."""
+        for attempt in tuple(self._running):
+            attempt.stand_still_if_overdue()
+
+
 class RecordedAttempt:
     """An attempt whose activity record this worker has claimed, with the newest ETag of the record's row.
 
@@ -62,6 +84,7 @@ class RecordedAttempt:
     :param etag: the ETag of the row of the record.
     :param renewed: monotonic time, in seconds, just before the request that claimed the record.
     :param longest_pause: seconds for which the attempt can stand still while its record cannot be renewed. 0: it ends.
+    :param running_attempts: where the attempt is noted while it runs.
     :param left_sessions: names of Spark Connect sessions that earlier attempts may have left running.
     """
 
@@ -75,6 +98,7 @@ class RecordedAttempt:
         *,
         renewed: float,
         longest_pause: float,
+        running_attempts: RunningAttempts,
         left_sessions: tuple[str, ...] = (),
     ) -> None:
         self.record, self.left_sessions, self._held = record, left_sessions, held
@@ -85,7 +109,7 @@ class RecordedAttempt:
         self._cancelling: tuple[ActivityRecord, str] | None = None
         """The record of this attempt and its ETag, once the attempt is known to be cancelled."""
         self._renewed, self._longest_pause = renewed, longest_pause
-        self._pause = Pause()
+        self._pause, self._running_attempts = Pause(), running_attempts
         self._unconfirmed: list[Callable[[], None]] = []
 
     async def run(self, runner: Runner, request: ActivityRequest) -> ActivityOutcome:
@@ -108,6 +132,7 @@ class RecordedAttempt:
         async with owned() as start:
             running = start(runner.run(request, progress=progress, pause=self._pause))
             beating, guarding = start(self._beat()), start(self._guard())
+            self._running_attempts.add(self)
             try:
                 await asyncio.wait((running, beating, guarding), return_when=asyncio.FIRST_COMPLETED)
                 if running.done():
@@ -122,6 +147,7 @@ class RecordedAttempt:
                 await asyncio.gather(beating, guarding, return_exceptions=True)
                 await self._renew_until(running)
                 await asyncio.gather(running, return_exceptions=True)
+                self._running_attempts.discard(self)
 
     async def _renew_until(self, running: asyncio.Future[Any]) -> None:
         """Renew the record of a cancelled attempt until its code has ended, which may take as long as the executor
@@ -223,6 +249,13 @@ class RecordedAttempt:
         """Seconds for which no other worker can have taken the attempt over; 0 or less: another one may have."""
         return self._renewed + self._give_up - self._hub.clock.monotonic()
 
+    def stand_still_if_overdue(self) -> None:
+        """Let the attempt stand still if another worker may have taken it over: :meth:`_guard` could not do it, because
+        the event loop is blocked. It goes on when :meth:`_guard` sees a renewal."""
+        if self._longest_pause > 0 and self._left <= 0 and not self._pause.on:
+            log.warning("activity_paused", **self._names())
+            self._pause.set(True)
+
     async def _guard(self) -> None:
         """Let the attempt stand still while another worker may have taken it over. It goes on after a renewal.
 
@@ -233,12 +266,11 @@ class RecordedAttempt:
         clock = self._hub.clock
         while True:
             if (left := self._left) > 0:
+                self._pause.set(False)
                 await clock.sleep(left)
                 continue
             began = clock.monotonic()
-            if self._longest_pause > 0:
-                log.warning("activity_paused", **self._names())
-                self._pause.set(True)
+            self.stand_still_if_overdue()
             while self._left <= 0:
                 self._answered.clear()
                 rest = began + self._longest_pause - clock.monotonic()
