@@ -140,6 +140,7 @@ class RecordedAttempt:
                 (beating if beating.done() else guarding).result()
                 raise AssertionError("the heartbeats ended without an error while the attempt was running")
             finally:
+                self._running_attempts.discard(self)  # one that stands still would never end
                 guarding.cancel()
                 running.cancel()
                 self._ended = True  # lets a running heartbeat finish: without its answer the new ETag would be unknown
@@ -147,7 +148,6 @@ class RecordedAttempt:
                 await asyncio.gather(beating, guarding, return_exceptions=True)
                 await self._renew_until(running)
                 await asyncio.gather(running, return_exceptions=True)
-                self._running_attempts.discard(self)
 
     async def _renew_until(self, running: asyncio.Future[Any]) -> None:
         """Renew the record of a cancelled attempt until its code has ended, which may take as long as the executor
