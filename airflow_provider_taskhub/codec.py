@@ -10,7 +10,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -323,14 +323,7 @@ def _adapted(schema: Any) -> Any:
     Pydantic alone finds a member only by a value that JSON has too, such as a text.
     """
     if isinstance(schema, dict):
-        # Pydantic finds the member of an enum by a text or a number, but not that of a literal.
-        members = [] if schema.get("type") != "enum" else schema["members"]
-        if all(isinstance(one.value, str | int) for one in members):
-            members = []
-        if schema.get("type") == "literal":
-            plain = [one for one in schema["expected"] if isinstance(one, str | int)]
-            members = [one for one in schema["expected"] if isinstance(one, Enum) and one.value not in plain]
-        if members:
+        if members := _unfound_members(schema):
             inner = {key: one for key, one in schema.items() if key != "ref"}
             named = {"ref": schema["ref"]} if "ref" in schema else {}
             find = {"type": "no-info", "function": _member_of(members)}
@@ -338,6 +331,17 @@ def _adapted(schema: Any) -> Any:
         if schema.get("type") == "datetime" and "tz_constraint" not in schema:
             return {"type": "function-after", "function": {"type": "no-info", "function": _in_utc}, "schema": schema}
     return mapped(schema, _adapted)
+
+
+def _unfound_members(schema: Mapping[str, Any]) -> Sequence[Enum]:
+    """Return the members of an enum that pydantic does not find by the JSON of their values."""
+    if schema.get("type") == "enum":
+        members: Sequence[Enum] = schema["members"]
+        return () if all(isinstance(one.value, str | int) for one in members) else members
+    if schema.get("type") == "literal":
+        plain = [one for one in schema["expected"] if isinstance(one, str | int)]
+        return [one for one in schema["expected"] if isinstance(one, Enum) and one.value not in plain]
+    return ()
 
 
 def _member_of(members: Sequence[Enum]) -> Callable[[Any], Any]:

@@ -205,7 +205,7 @@ def _inside(
 ) -> Iterator[type]:
     """Yield the classes of the elements of the lists, dicts and other collections that a schema makes, at any depth.
 
-    :param generic: classes whose fields count as such elements.
+    :param generic: classes whose fields are treated as elements of a collection.
     """
     if isinstance(schema, dict) and isinstance(kind := schema.get("type"), str):
         if kind == "definition-ref":
@@ -232,7 +232,7 @@ def _class_of(schema: Mapping[str, Any]) -> type | None:
 
 
 def _elements(schema: Mapping[str, Any]) -> list[Any]:
-    """Return the schemas of the elements of a collection; of a dict those of the values, because keys are texts."""
+    """Return the schemas of the elements of a collection. The elements of a dict are its values."""
     return _inner({key: part for key, part in schema.items() if key != "keys_schema"})
 
 
@@ -246,12 +246,12 @@ def _classes(
 def _made(
     schema: Any, definitions: Mapping[str, Any], seen: set[str], *, into: bool = True, generic: Collection[type] = ()
 ) -> Iterator[tuple[type, int]]:
-    """Yield the classes of the values that a schema makes, without those of the fields of a class.
+    """Yield the classes of the values that a schema makes. The classes of their fields are not among them.
 
-    With each class comes a number, which is another one for another schema.
+    A number comes with each class. Two schemas of the same class have two numbers.
 
     :param into: whether those of the elements of lists, dicts and other collections are among them.
-    :param generic: classes whose fields count as such elements.
+    :param generic: classes whose fields are treated as elements of a collection.
     """
     if isinstance(schema, dict) and isinstance(kind := schema.get("type"), str):
         if kind == "definition-ref":
@@ -310,9 +310,8 @@ def _changed(one: Any, made: Any, kinds: Iterable[type]) -> str | None:
     """Return what is wrong if a union has made a value of another of its types; None if nothing is wrong."""
     if type(one) in (int, bool) and type(made) in (int, float):  # an int is a float for type checkers
         return None
-    if (
-        isinstance(one, Enum) and isinstance(one, str | int) and one == made and not isinstance(made, Enum)
-    ):  # a StrEnum is its text
+    is_value = isinstance(one, Enum) and isinstance(one, str | int)  # such as a StrEnum, which is its text
+    if is_value and one == made and not isinstance(made, Enum):
         return None
     own = [kind for kind in kinds if type(one) is kind or (isinstance(one, kind) and not isinstance(made, kind))]
     if not own or not isinstance(made, tuple(kinds)):
@@ -345,7 +344,7 @@ def _fields(value: Any) -> Sequence[str]:
 
 
 def _is_part(value: Any, name: str) -> bool:
-    """Return False for a field of a dataclass with ``compare=False``, and of a model with ``exclude=True``."""
+    """Return whether a field is a part of its value. A field with ``compare=False`` or ``exclude=True`` is none."""
     if isinstance(value, BaseModel):
         return not type(value).model_fields[name].exclude
     return next(field.compare for field in dataclasses.fields(value) if field.name == name)

@@ -298,22 +298,13 @@ class EventWait(Revocable[Any], CancellableTask[Any]):
     :param annotation: type to which the event's data are decoded; None: plain JSON.
     :param since: the orchestrator's time when the wait began.
     :param wait_changes: recorder that is notified when the wait ends.
-    :param events: the external events, which give a wait what came while it was left behind.
+    :param events: gives events to waits.
     :ivar place: place among the waits.
     :ivar left_place: the same place, if an event has come and gone by because the wait was left behind; else
         None.
     """
 
-    __slots__ = (
-        "_annotation",
-        "_events",
-        "_told",
-        "_wait_changes",
-        "left_place",
-        "name",
-        "place",
-        "since",
-    )
+    __slots__ = ("_annotation", "_events", "_told", "_wait_changes", "left_place", "name", "place", "since")
 
     claims = True
 

@@ -150,8 +150,11 @@ class RecordedAttempt:
                 await asyncio.gather(running, return_exceptions=True)
 
     async def _renew_until(self, running: asyncio.Future[Any]) -> None:
-        """Renew the record of a cancelled attempt until its code has ended, which may take as long as the executor
-        leaves it for clean-ups. Otherwise other workers would count the attempt as lost, and give its places away."""
+        """Renew the record of a cancelled attempt until its code has ended.
+
+        The executor gives the code a grace time for its clean-up. If nobody renewed the record meanwhile, other workers
+        would take the attempt for lost, and give its places of limits to other attempts.
+        """
         while self._cancelling is not None:
             await asyncio.wait((running,), timeout=self._times.renew.total_seconds())
             if running.done():
@@ -171,7 +174,7 @@ class RecordedAttempt:
                 self._cancelling = record, etags[0]
 
     def _note_cancel(self, found: tuple[ActivityRecord, Entity] | None) -> bool:
-        """Return whether a record says that this attempt is cancelled, and note it then."""
+        """Return whether a record says that this attempt is cancelled. If so, remember the record for its renewals."""
         record = self.record
         if found is None or (found[0].worker, found[0].state) != (record.worker, RecordState.CANCELLING):
             return False
@@ -250,11 +253,14 @@ class RecordedAttempt:
         return self._renewed + self._give_up - self._hub.clock.monotonic()
 
     def stand_still_if_overdue(self) -> None:
-        """Let the attempt stand still if another worker may have taken it over: :meth:`_guard` could not do it, because
-        the event loop is blocked. It goes on when :meth:`_guard` sees a renewal."""
-        if self._longest_pause > 0 and self._left <= 0 and not self._pause.on:
-            log.warning("activity_paused", **self._names())
-            self._pause.set(True)
+        """Let the attempt stand still if another worker may have taken it over. It goes on when :meth:`_guard` sees a
+        renewal. Any thread may call this method."""
+        if self._ended or self._longest_pause <= 0 or self._left > 0 or self._pause.on:
+            return
+        log.warning("activity_paused", **self._names())
+        self._pause.set(True)
+        if self._ended:  # the event loop has begun to end the attempt meanwhile, and would wait for it for ever
+            self._pause.set(False)
 
     async def _guard(self) -> None:
         """Let the attempt stand still while another worker may have taken it over. It goes on after a renewal.

@@ -83,7 +83,7 @@ class EpisodeWatchdog:
     :param keep: puts the messages of a stuck episode into quarantine, with a cause. The watchdog runs it on a new event
         loop.
     :param end: ends the process with an exit status.
-    :param also: functions that are called at every check too.
+    :param also: more functions to call at every check.
     """
 
     def __init__(

@@ -84,3 +84,20 @@ async def test_it_goes_on_when_its_record_was_renewed() -> None:
     await asyncio.sleep(0)
     assert paused == [True, False]
     guarding.cancel()
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_an_attempt_that_is_being_ended_does_not_stand_still(when: str) -> None:
+    """It would never end."""
+    clock, running = Clock(), RunningAttempts()
+    attempt, paused = attempt_of(clock, running, longest_pause=60.0)
+
+    def pause(on: bool) -> None:
+        paused.append(on)
+        attempt._ended = True
+
+    attempt._pause.follow(pause)
+    attempt._ended = when == "before"
+    clock.now += GIVE_UP
+    running.look()
+    assert paused == ([] if when == "before" else [True, False])
