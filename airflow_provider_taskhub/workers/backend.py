@@ -27,7 +27,6 @@ from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.worker_pools import DEFAULT_POOL
 from airflow_provider_taskhub.workers.activities.activity_limits import shared_limits
 from airflow_provider_taskhub.workers.activities.begins import Begins
-from airflow_provider_taskhub.workers.activities.heartbeat import RunningAttempts
 from airflow_provider_taskhub.workers.activities.local_queues import LocalQueues
 from airflow_provider_taskhub.workers.activities.processor import Activities
 from airflow_provider_taskhub.workers.activities.recorded import RecordedActivities
@@ -106,8 +105,6 @@ class Backend:
         self.backlog = NO_BACKLOG
         """The instances that this worker has held for long. Any thread may read it."""
         self.draining = False
-        self.running_attempts = RunningAttempts()
-        """Another thread than that of this worker's event loop looks at them."""
         self.supervisor = Supervisor(hub.clock)
         self.message_blobs = MessageBlobs(hub.store, hub.names, hub.clock)
         self._registry, self._pools = registry, settings.pool_names
@@ -181,7 +178,6 @@ class Backend:
                 spark_master=settings.spark.master,
                 embedded=settings.embedded,
                 limits=source.limits,
-                running_attempts=self.running_attempts,
             )
             return Activities(
                 hub=hub,

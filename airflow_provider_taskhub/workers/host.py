@@ -323,8 +323,7 @@ class Host:
             async with open_store(self._settings) as store:
                 await quarantine_stuck(running, cause, store, backend.hub.names)
 
-        looks = (closer.look, backend.running_attempts.look)
-        watch = EpisodeWatchdog(processor.episodes, thread=threading.get_ident(), keep=keep, also=looks)
+        watch = EpisodeWatchdog(processor.episodes, thread=threading.get_ident(), keep=keep, also=closer.look)
         watch.start()
         stack.callback(watch.stop)
 

@@ -167,18 +167,24 @@ async def test_an_orchestrator_that_goes_through_a_set_is_replayed_by_another_wo
         assert second.end() == 0
 
 
-@pytest.mark.rows("K06", "K10")
+@pytest.mark.rows("K06", "K10", "D99")
 async def test_a_frozen_worker_is_replaced_and_does_no_harm_when_it_thaws(embedded: House) -> None:
+    """Its executors are not frozen, but stand still before the next attempts of their activities begin."""
     house = embedded
-    one, two = house.worker("one"), house.worker("two")
-    one.ready()
-    two.ready()
+    one = house.worker("one").ready()
     async with house.client() as client:
+        await client.start("gated", 2, instance_id="gated")
+        until("both begin", lambda: {"begin 0 one", "begin 1 one"} <= set(house.effects()))
+        two = house.worker("two").ready()
         for number in range(4):
             await client.start("paced", 40, instance_id=f"paced-{number}")
         await _all_run(client, 4)
         await _freeze(one, house.folder / "hub.db")
         ends = [await client.wait(f"paced-{number}", timeout=LIMIT) for number in range(4)]
+        until("they begin again", lambda: {"begin 0 two", "begin 1 two"} <= set(house.effects()))
+        for number in range(2):
+            Path(f"{house.folder / 'effects'}.go-{number}").touch()
+        assert (await client.wait("gated", timeout=LIMIT)).output == "10"
         one.send(signal.SIGCONT)
         assert [end.output for end in ends] == ["40"] * 4
         await client.start("chain", 5, instance_id="after")
@@ -189,6 +195,7 @@ async def test_a_frozen_worker_is_replaced_and_does_no_harm_when_it_thaws(embedd
             assert (again.status, again.output) == (Status.COMPLETED, "40")
         until("a share of the partitions for each", lambda: len(_owners(house)) == 2)
     assert (one.end(), two.end()) == (0, 0)
+    assert sorted(line for line in house.effects() if line.startswith("end")) == ["end 0", "end 1"]
 
 
 async def _freeze(worker: Worker, file: Path) -> None:

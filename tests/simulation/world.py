@@ -130,7 +130,7 @@ class Standing(Generic[T]):
 
     def __init__(self, work: Coroutine[Any, Any, T], pause: Pause) -> None:
         self._work, self._pause, self._changed = work, pause, asyncio.Event()
-        pause.follow(lambda on: self._changed.set())
+        pause.follow(self._changed.set)
 
     def __await__(self) -> Generator[Any, Any, T]:
         error: BaseException | None = None
@@ -144,7 +144,7 @@ class Standing(Generic[T]):
             try:
                 error = None
                 yield waits_for
-                while self._pause.on:
+                while self._pause.on or self._pause.due <= VirtualClock().monotonic():
                     self._changed.clear()
                     yield from self._changed.wait().__await__()
             except BaseException as thrown:

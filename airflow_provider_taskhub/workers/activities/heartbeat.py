@@ -24,7 +24,7 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.settings import LeaseTimes
-from airflow_provider_taskhub.storage.primitives import Entity, Transact
+from airflow_provider_taskhub.storage.primitives import Transact
 from airflow_provider_taskhub.supervision import owned
 from airflow_provider_taskhub.telemetry import Outage
 from airflow_provider_taskhub.workers.activities.cancellation import Fate, fate_of
@@ -52,28 +52,6 @@ class CutOff(Superseded):
     """The attempt must end, because its record could not be renewed and the attempt cannot stand still any longer."""
 
 
-class RunningAttempts:
-    """The attempts with a record that run in this worker.
-
-    Orchestrator code can block the event loop, and then nobody renews the records. Another thread looks at the
-    attempts, so that they stand still before other workers may take them over.
-    """
-
-    def __init__(self) -> None:
-        self._running: set[RecordedAttempt] = set()
-
-    def add(self, attempt: RecordedAttempt) -> None:
-        self._running.add(attempt)
-
-    def discard(self, attempt: RecordedAttempt) -> None:
-        self._running.discard(attempt)
-
-    def look(self) -> None:
-        """Let those attempts stand still whose records were not renewed in time. Any thread may call this method."""
-        for attempt in tuple(self._running):
-            attempt.stand_still_if_overdue()
-
-
 class RecordedAttempt:
     """An attempt whose activity record this worker has claimed, with the newest ETag of the record's row.
 
@@ -84,7 +62,6 @@ class RecordedAttempt:
     :param etag: the ETag of the row of the record.
     :param renewed: monotonic time, in seconds, just before the request that claimed the record.
     :param longest_pause: seconds for which the attempt can stand still while its record cannot be renewed. 0: it ends.
-    :param running_attempts: where the attempt is noted while it runs.
     :param left_sessions: names of Spark Connect sessions that earlier attempts may have left running.
     """
 
@@ -98,7 +75,6 @@ class RecordedAttempt:
         *,
         renewed: float,
         longest_pause: float,
-        running_attempts: RunningAttempts,
         left_sessions: tuple[str, ...] = (),
     ) -> None:
         self.record, self.left_sessions, self._held = record, left_sessions, held
@@ -106,10 +82,9 @@ class RecordedAttempt:
         self._give_up = times.give_up.total_seconds()
         self._changed, self._answered = asyncio.Event(), asyncio.Event()
         self._ended = False
-        self._cancelling: tuple[ActivityRecord, str] | None = None
-        """The record of this attempt and its ETag, once the attempt is known to be cancelled."""
-        self._renewed, self._longest_pause = renewed, longest_pause
-        self._pause, self._running_attempts = Pause(), running_attempts
+        self._longest_pause = longest_pause
+        self._pause = Pause(kills=longest_pause <= 0)
+        self._pause.put_off(renewed + self._give_up)
         self._unconfirmed: list[Callable[[], None]] = []
 
     async def run(self, runner: Runner, request: ActivityRequest) -> ActivityOutcome:
@@ -132,7 +107,6 @@ class RecordedAttempt:
         async with owned() as start:
             running = start(runner.run(request, progress=progress, pause=self._pause))
             beating, guarding = start(self._beat()), start(self._guard())
-            self._running_attempts.add(self)
             try:
                 await asyncio.wait((running, beating, guarding), return_when=asyncio.FIRST_COMPLETED)
                 if running.done():
@@ -140,7 +114,6 @@ class RecordedAttempt:
                 (beating if beating.done() else guarding).result()
                 raise AssertionError("the heartbeats ended without an error while the attempt was running")
             finally:
-                self._running_attempts.discard(self)  # one that stands still would never end
                 guarding.cancel()
                 running.cancel()
                 self._ended = True  # lets a running heartbeat finish: without its answer the new ETag would be unknown
@@ -150,36 +123,22 @@ class RecordedAttempt:
                 await asyncio.gather(running, return_exceptions=True)
 
     async def _renew_until(self, running: asyncio.Future[Any]) -> None:
-        """Renew the record of a cancelled attempt until its code has ended.
+        """Renew the record of an attempt that is being ended until its code has ended.
 
         The executor gives the code a grace time for its clean-up. If nobody renewed the record meanwhile, other workers
         would take the attempt for lost, and give its places of limits to other attempts.
         """
-        while self._cancelling is not None:
-            await asyncio.wait((running,), timeout=self._times.renew.total_seconds())
+        while True:
+            due = min(self._times.renew.total_seconds(), self._left / 2)
+            await asyncio.wait((running,), timeout=max(_WATCH, due))
             if running.done():
                 return
-            record, etag = self._cancelling
-            record = replace(record, renewed=self._hub.clock.utc_now())
             try:
-                etags = await _in_time(self._hub.store.execute(records.update(self._hub.names, record, etag)))
-            except (Conflict, NotFound):  # perhaps by an own write whose answer was lost
-                self._cancelling = None
-                with suppress(StorageError):
-                    self._note_cancel(await records.newest(self._hub.store, self._hub.names, record))
+                await self._renew()
+            except (Conflict, NotFound):  # another worker has the attempt, or its instance was purged
+                return
             except StorageError as error:
                 log.info("heartbeat_failed", error=str(error), **self._names())
-            else:
-                assert isinstance(etags, tuple)
-                self._cancelling = record, etags[0]
-
-    def _note_cancel(self, found: tuple[ActivityRecord, Entity] | None) -> bool:
-        """Return whether a record says that this attempt is cancelled. If so, remember the record for its renewals."""
-        record = self.record
-        if found is None or (found[0].worker, found[0].state) != (record.worker, RecordState.CANCELLING):
-            return False
-        self._cancelling = found[0], found[1].etag
-        return True
 
     async def lose(self, why: str) -> bool:
         """Record that the attempt ended without an outcome, so that the next attempt starts at once.
@@ -187,6 +146,8 @@ class RecordedAttempt:
         :param why: the reason, which the record keeps.
         :returns: False if the record could not be written: it was cancelled or taken over, or the store did not answer.
         """
+        if self.record.state is RecordState.CANCELLING:
+            return False
         self.record = replace(self.record, state=RecordState.LOST, ended=self._hub.clock.utc_now(), message=why[:500])
         try:
             await self._write()
@@ -207,11 +168,14 @@ class RecordedAttempt:
         """
         record = self.record
         found = await records.newest(self._hub.store, self._hub.names, record)
-        if found is None or (found[0].worker, found[0].state) != (record.worker, RecordState.RUNNING):
-            if self._note_cancel(found):
-                self._pause.set(False)  # no other worker runs the attempt, so its code may see the cancel
-            raise Conflict(f"attempt {record.attempt} of {record.name!r} was cancelled or taken over")
+        mine = found is not None and found[0].worker == record.worker
+        if found is None or not mine or found[0].state not in (RecordState.RUNNING, RecordState.CANCELLING):
+            raise Conflict(f"attempt {record.attempt} of {record.name!r} was taken over, or has ended")
         self._etag = found[1].etag
+        if found[0].state is RecordState.CANCELLING and record.state is not RecordState.CANCELLING:
+            self.record = found[0]
+            self._pause.set(False)  # no other worker runs the attempt, so its code may see the cancel
+            raise Conflict(f"attempt {record.attempt} of {record.name!r} was cancelled")
 
     async def _beat(self) -> None:
         """Renew the record until the attempt has ended.
@@ -229,16 +193,13 @@ class RecordedAttempt:
                 await self._until_due(every)
             if self._ended:
                 return
-            sent = hub.clock.monotonic()
             try:
-                await _in_time(self._write())
-                self._renewed = sent
+                await self._renew()
                 self._answered.set()
                 outage.over()
                 if not fate_checked and await _in_time(fate_of(hub, self._held)) in (Fate.ENDED, Fate.CANCELLED):
                     self.record = replace(self.record, state=RecordState.CANCELLING)
                     await self._write()
-                    self._cancelling = self.record, self._etag
                     raise Superseded("the instance of the activity has ended, or has cancelled the call")
                 fate_checked = True
             except (Conflict, NotFound) as error:
@@ -250,17 +211,7 @@ class RecordedAttempt:
     @property
     def _left(self) -> float:
         """Seconds for which no other worker can have taken the attempt over; 0 or less: another one may have."""
-        return self._renewed + self._give_up - self._hub.clock.monotonic()
-
-    def stand_still_if_overdue(self) -> None:
-        """Let the attempt stand still if another worker may have taken it over. It goes on when :meth:`_guard` sees a
-        renewal. Any thread may call this method."""
-        if self._ended or self._longest_pause <= 0 or self._left > 0 or self._pause.on:
-            return
-        log.warning("activity_paused", **self._names())
-        self._pause.set(True)
-        if self._ended:  # the event loop has begun to end the attempt meanwhile, and would wait for it for ever
-            self._pause.set(False)
+        return self._pause.due - self._hub.clock.monotonic()
 
     async def _guard(self) -> None:
         """Let the attempt stand still while another worker may have taken it over. It goes on after a renewal.
@@ -272,11 +223,12 @@ class RecordedAttempt:
         clock = self._hub.clock
         while True:
             if (left := self._left) > 0:
-                self._pause.set(False)
                 await clock.sleep(left)
                 continue
             began = clock.monotonic()
-            self.stand_still_if_overdue()
+            if self._longest_pause > 0:
+                log.warning("activity_paused", **self._names())
+                self._pause.set(True)
             while self._left <= 0:
                 self._answered.clear()
                 rest = began + self._longest_pause - clock.monotonic()
@@ -284,7 +236,7 @@ class RecordedAttempt:
                     async with asyncio.timeout(None if rest == math.inf else max(0.0, rest)):
                         await self._answered.wait()
                 except TimeoutError:
-                    silent = clock.monotonic() - self._renewed
+                    silent = self._give_up - self._left
                     raise CutOff(f"its record could not be renewed for {silent:.0f} s") from None
             self._pause.set(False)
             log.info("activity_resumed", seconds=round(clock.monotonic() - began, 1), **self._names())
@@ -322,6 +274,11 @@ class RecordedAttempt:
         with suppress(StorageError):
             return await _in_time(records.unchanged(self._hub.store, self._hub.names, self.record, self._etag))
         return True
+
+    async def _renew(self) -> None:
+        sent = self._hub.clock.monotonic()
+        await _in_time(self._write())
+        self._pause.put_off(sent + self._give_up)
 
     async def _write(self) -> None:
         self.record = replace(self.record, renewed=self._hub.clock.utc_now())

@@ -40,7 +40,7 @@ from airflow_provider_taskhub.storage.primitives import Entity, PutBlob, Step, U
 from airflow_provider_taskhub.workers.activities.activity_limits import Admission
 from airflow_provider_taskhub.workers.activities.begins import Begins, Unasked
 from airflow_provider_taskhub.workers.activities.cancellation import Fate
-from airflow_provider_taskhub.workers.activities.heartbeat import CutOff, RecordedAttempt, RunningAttempts, Superseded
+from airflow_provider_taskhub.workers.activities.heartbeat import CutOff, RecordedAttempt, Superseded
 from airflow_provider_taskhub.workers.activities.responses import Responses, refused, write_outcome
 from airflow_provider_taskhub.workers.activities.runner import (
     Runner,
@@ -78,7 +78,6 @@ class RecordedActivities:
     :param responses: sends the responses and deletes the work items.
     :param spark_master: the setting ``spark.master`` of this worker.
     :param embedded: whether the hub is a SQLite file.
-    :param running_attempts: where attempts are noted while they run.
     :param limits: the limit of the activity that this object processes; None: its activities have no limit.
     """
 
@@ -95,10 +94,9 @@ class RecordedActivities:
         responses: Responses,
         spark_master: str,
         embedded: bool,
-        running_attempts: RunningAttempts,
         limits: Admission | None = None,
     ) -> None:
-        self._limits, self._running_attempts = limits, running_attempts
+        self._limits = limits
         self._hub, self._runner, self._me, self._times = hub, runner, me, times
         self._peers, self._work_items, self._begins, self._responses = peers, work_items, begins, responses
         self._spark_master, self._spark_server = spark_master, connect_server(spark_master)
@@ -331,7 +329,6 @@ class RecordedActivities:
                 etag,
                 renewed=asked,
                 longest_pause=self._longest_pause(definition),
-                running_attempts=self._running_attempts,
                 left_sessions=_left_sessions(found),
             )
             return attempt, permit.begin_by

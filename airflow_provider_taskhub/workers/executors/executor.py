@@ -46,6 +46,9 @@ _LOG_SLACK = 1024
 _LEAST_WAIT = 1.0
 """Seconds. After a pause, an attempt may overrun its timeout by this time at most, so that its watch is not a busy
 loop while the pause lasts."""
+_KILL_LATER = 1.0
+"""Seconds by which the reaper kills later than its host would, because the host knows why, and tells it."""
+_NO_PAUSE = Pause()
 
 
 class ExecutorError(Exception):
@@ -101,7 +104,7 @@ class Executor:
         self._numbers = itertools.count(1)
         self._attempts: dict[int, RemoteAttempt] = {}
         self._stopping = 0
-        self._pausing: set[int] = set()
+        self._pauses: dict[int, Pause] = {}
         self._failed: StartFailed | None = None
         self._started: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
 
@@ -117,7 +120,7 @@ class Executor:
         stand still. If an attempt does not stop in time, the executor is killed with all its attempts.
         """
         process = self._process
-        busy = self._stopping or self._pausing
+        busy = self._stopping or process.paused
         return self.ready is not None and process.alive and not busy and process.reason is None
 
     async def start(self, environment: Mapping[str, str] | None = None) -> Ready:
@@ -152,13 +155,14 @@ class Executor:
 
         :param request: the attempt to run.
         :param listener: called with each change of the attempt's progress; None: nothing is reported.
-        :param pause: while it is on, all processes of the executor stand still, so its other attempts do too. The time
-            of the attempt's timeout stands still as well. None: the attempt is never paused.
+        :param pause: while it is on or overdue, all processes of the executor stand still, so its other attempts do
+            too. The time of the attempt's timeout stands still as well. None: the attempt is never paused.
         :returns: the outcome; a failure of the attempt is an outcome too.
         """
         attempt = self._take(request, listener)
         if pause is not None:
-            pause.follow(partial(self._pause, attempt.number))
+            self._pauses[attempt.number] = pause
+            pause.follow(self._carry_out_pauses)
         try:
             await self._process.send(attempt.run_message())
             in_time = await self._ends_within(attempt, request.timeout)
@@ -173,17 +177,24 @@ class Executor:
         finally:
             if pause is not None:
                 pause.follow(None)
-            self._pause(attempt.number, False)
+                del self._pauses[attempt.number]
+                self._carry_out_pauses()
             self._attempts.pop(attempt.number, None)
 
-    def _pause(self, number: int, on: bool) -> None:
+    def _carry_out_pauses(self) -> None:
         """Let the executor stand still while at least one of its attempts must stand still."""
-        (self._pausing.add if on else self._pausing.discard)(number)
-        if bool(self._pausing) == self._process.paused:
+        first = min(self._pauses.values(), key=lambda pause: pause.due, default=_NO_PAUSE)
+        self._process.stands_still_at(first.due + (_KILL_LATER if first.kills else 0.0), kills=first.kills)
+        on = any(pause.on for pause in self._pauses.values())
+        if on == self._process.paused:
             return
-        self._process.pause(bool(self._pausing))
-        if not self._pausing:
+        self._process.pause(on)
+        if not on:
             self._resumed()
+
+    def _stands_still(self, number: int) -> bool:
+        pause = self._pauses.get(number, _NO_PAUSE)
+        return pause.on or pause.due <= self._clock.monotonic()
 
     async def _ends_within(self, attempt: RemoteAttempt, timeout: timedelta | None) -> bool:
         """Wait for the end of an attempt. The time of pauses does not count.
@@ -243,9 +254,8 @@ class Executor:
         try:
             if attempt.ended.done():
                 return
-            if (
-                attempt.number in self._pausing
-            ):  # it cannot hear the request, and another worker may run the next attempt
+            if self._stands_still(attempt.number):
+                # it cannot hear the request, and another worker may run the next attempt
                 await self._kill_for(attempt, f"{why} while it stood still")
                 return
             await self._process.send(Cancel(number=attempt.number))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 
@@ -10,27 +11,40 @@ class Pause:
 
     The code of the attempt runs no step while the pause is on. The code is not told.
 
+    :param kills: whether an attempt that nobody puts off ends instead of standing still.
     :ivar on: True while the attempt must stand still.
+    :ivar due: monotonic time, in seconds, from which the attempt must stand still even if its worker cannot say so,
+        because its process is stopped or its event loop is blocked.
     """
 
-    __slots__ = ("_listener", "on")
+    __slots__ = ("_listener", "due", "kills", "on")
 
-    def __init__(self) -> None:
-        self.on = False
-        self._listener: Callable[[bool], None] | None = None
+    def __init__(self, *, kills: bool = False) -> None:
+        self.on, self.due, self.kills = False, math.inf, kills
+        self._listener: Callable[[], None] | None = None
 
-    def follow(self, listener: Callable[[bool], None] | None) -> None:
-        """Set the function that carries the pause out. It is called with each new value of ``on``, and now if it is on.
+    def follow(self, listener: Callable[[], None] | None) -> None:
+        """Set the function that carries the pause out. It is called now, and after each change of ``on`` or ``due``.
 
         :param listener: None: the attempt has ended, and no function is called any more.
         """
         self._listener = listener
-        if self.on and listener is not None:
-            listener(True)
+        self._changed()
 
     def set(self, on: bool) -> None:
         """Begin the pause, or end it. Setting the same value again has no effect."""
         if on != self.on:
             self.on = on
-            if self._listener is not None:
-                self._listener(on)
+            self._changed()
+
+    def put_off(self, due: float) -> None:
+        """Set the time from which the attempt must stand still.
+
+        :param due: monotonic time, in seconds.
+        """
+        self.due = due
+        self._changed()
+
+    def _changed(self) -> None:
+        if self._listener is not None:
+            self._listener()

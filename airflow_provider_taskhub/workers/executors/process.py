@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -105,6 +106,7 @@ class ExecutorProcess:
         self._unanswered = 0
         self._paused_since: float | None = None
         self._paused_before = 0.0
+        self._due = math.inf, False
         self._child: ChildProcess | None = None
         self._supervisor = Supervisor(clock)
         self._life: asyncio.Task[None] | None = None
@@ -175,11 +177,23 @@ class ExecutorProcess:
         if self._child is None or not self._child.alive or on == self.paused:
             return
         if on:
-            self._paused_since = self._clock.monotonic()
+            self._paused_since = min(self._clock.monotonic(), self._due[0])  # the reaper has stopped it then
             process_session.stop(self._child.pid)
         else:
             self._paused_before, self._paused_since, self._unanswered = self.paused_for, None, 0
             process_session.resume(self._child.pid)
+
+    def stands_still_at(self, due: float, *, kills: bool) -> None:
+        """Let the process and all processes in its session stand still from a time on, unless that time is put off.
+
+        The reaper does it, because the host may be stopped or blocked then.
+
+        :param due: monotonic time, in seconds; inf: the process does not stand still.
+        :param kills: whether the processes are killed instead.
+        """
+        if self._child is not None and self._child.alive and (due, kills) != self._due:
+            self._due = due, kills
+            self._reaper.stands_still_at(self._child.pid, due, kills=kills)
 
     def begin_kill(self, reason: str) -> None:
         """Kill the process and all processes in its session, if the process still runs. Do not wait for their end."""

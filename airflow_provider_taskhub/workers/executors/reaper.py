@@ -1,5 +1,8 @@
 """The reaper: a small process that kills the sessions of all executors after their host has died.
 
+It also lets a session stand still whose host does not renew the records of its attempts in time: the host itself may
+be stopped, or blocked by user code that holds its GIL, and then another worker takes the attempts over.
+
 An executor that sees its socket to the host closed kills itself and its children. It cannot do so while user code holds
 its GIL, so the reaper does it from outside. Rejected: ``PR_SET_PDEATHSIG``. It kills only the first process of the
 executor, and the children of that process run on (measured).
@@ -12,7 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -34,7 +39,8 @@ class Reaper:
 
     def __init__(self, *, lock_fd: int | None) -> None:
         self._lock_fd = lock_fd
-        self._sessions: set[int] = set()
+        self._sessions: dict[int, str] = {}
+        """The newest line about each session."""
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -51,21 +57,31 @@ class Reaper:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(import_path())},
             bufsize=0,
         )
-        for session in self._sessions:
-            self._write(f"+{session}\n")
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)  # the event loop must not wait for the reaper
+        for line in self._sessions.values():
+            self._write(line)
 
     def watch(self, session: int) -> None:
         """Tell the reaper to kill this session (all processes of an executor) after the host has died."""
-        self._sessions.add(session)
-        self._send(f"+{session}\n")
+        self.stands_still_at(session, math.inf, kills=False)
+
+    def stands_still_at(self, session: int, due: float, *, kills: bool) -> None:
+        """Tell the reaper from when on a session must stand still. It goes on when ``due`` is in the future again.
+
+        :param due: monotonic time, in seconds; inf: the session does not stand still.
+        :param kills: whether the session is killed at ``due`` instead.
+        """
+        line = self._sessions[session] = f"{'!' if kills else '+'}{session} {due}\n"
+        self._send(line)
 
     def forget(self, session: int) -> None:
         """Tell the reaper not to kill this session, because all its processes have ended.
 
         The system may soon give the same session id to processes of another program.
         """
-        self._sessions.discard(session)
-        self._send(f"-{session}\n")
+        self._sessions.pop(session, None)
+        self._send(f"-{session} 0\n")
 
     async def close(self) -> None:
         """Close the reaper's input, and wait until the reaper has killed the remaining sessions and has ended."""
@@ -84,24 +100,66 @@ class Reaper:
         self.start()  # the reaper was killed from outside: start another reaper, which gets all sessions again
 
     def _write(self, line: str) -> None:
+        """Write a line to the reaper. If the pipe has no room, the reaper hangs: kill it, and :meth:`_send` starts
+        another one with the next line."""
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write(line.encode())
+        if self._process.stdin.write(line.encode()) != len(line):
+            self._process.kill()
+
+
+class Watched:
+    """The sessions that the reaper process watches, from the lines of its host.
+
+    :ivar sessions: for each session, the monotonic time from which it must stand still, and whether it is killed then.
+    """
+
+    def __init__(self) -> None:
+        self.sessions: dict[int, tuple[float, bool]] = {}
+        self._still: set[int] = set()
+
+    def hear(self, line: str, now: float) -> None:
+        """Note a line of the host. A session that stands still goes on if its time was put off."""
+        session, due = int(line[1:].split()[0]), float(line[1:].split()[1])
+        if line.startswith("-"):
+            self.sessions.pop(session, None)
+            self._still.discard(session)
+            return
+        self.sessions[session] = due, line.startswith("!")
+        if due > now and session in self._still:
+            self._still.discard(session)
+            process_session.resume(session)
+
+    def look(self, now: float) -> float | None:
+        """Let the sessions stand still whose time has come, or kill them.
+
+        :returns: seconds until the next look; None: only a line of the host makes one necessary.
+        """
+        waiting = {session: at for session, at in self.sessions.items() if session not in self._still}
+        for session, (due, kills) in waiting.items():
+            if due <= now:
+                self._still.add(session)
+                (process_session.kill if kills else process_session.stop)(session)
+        left = min((due - now for due, _ in waiting.values() if due > now), default=math.inf)
+        return None if left == math.inf else left
 
 
 def main() -> None:
-    """Run the reaper process: read ``+SESSION`` and ``-SESSION`` lines until the host dies, then kill the sessions."""
+    """Run the reaper process: watch the sessions that the host names until the host dies, then kill them."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    sessions: set[int] = set()
-    for line in sys.stdin:
-        session = int(line[1:])
-        if line.startswith("+"):
-            sessions.add(session)
-        else:
-            sessions.discard(session)
+    watched, unread = Watched(), b""
+    while True:
+        ready, _, _ = select.select([0], [], [], watched.look(time.monotonic()))
+        if ready:
+            data = os.read(0, 65536)
+            if not data:
+                break
+            *lines, unread = (unread + data).split(b"\n")
+            for line in lines:
+                watched.hear(line.decode(), time.monotonic())
     for _ in range(_ROUNDS):
-        killed = [process_session.kill(session) for session in sessions]
+        killed = [process_session.kill(session) for session in watched.sessions]
         if not any(killed):
             return
         time.sleep(0.02)

@@ -83,7 +83,7 @@ class EpisodeWatchdog:
     :param keep: puts the messages of a stuck episode into quarantine, with a cause. The watchdog runs it on a new event
         loop.
     :param end: ends the process with an exit status.
-    :param also: more functions to call at every check.
+    :param also: a function that is called at every check too.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class EpisodeWatchdog:
         thread: int,
         keep: Callable[[Running, str], Coroutine[Any, Any, None]],
         end: Callable[[int], object] = os._exit,
-        also: Sequence[Callable[[], object]] = (),
+        also: Callable[[], object] = lambda: None,
     ) -> None:
         self._episodes, self._target, self._keep, self._exit, self._also = episodes, thread, keep, end, also
         self._seen: Running | None = None
@@ -110,11 +110,10 @@ class EpisodeWatchdog:
     def _work(self) -> None:
         while not self._over.wait(TICK):
             self.look()
-            for look in self._also:
-                try:
-                    look()
-                except Exception:  # an error of an extra check must not end the watchdog
-                    log.exception("look_failed")
+            try:
+                self._also()
+            except Exception:  # an error of the extra check must not end the watchdog
+                log.exception("look_failed")
 
     def look(self) -> None:
         """Check the running episode once: log it if it is slow, end the process if it is stuck."""

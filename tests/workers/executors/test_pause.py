@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pathlib
+import time
 from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -48,6 +49,25 @@ async def test_a_pause_stops_every_process_of_the_executor_and_its_end_lets_them
             await run
     assert not any(alive(pid) for pid in pids), "a process that stands still cannot stop by itself, so it is killed"
     assert (await pool.run(request("greet", "x"))).executor == "plain-1.2"
+
+
+async def test_an_attempt_stands_still_although_its_host_cannot_say_so(
+    pool: ExecutorPool, tmp_path: pathlib.Path
+) -> None:
+    """The host is stopped, or user code blocks its event loop: nobody puts off the time that it has set."""
+    pause = Pause()
+    run = asyncio.create_task(pool.run(request("children", [str(tmp_path), "c"]), pause=pause))
+    pids = [int(pid) for pid in (await until_async("children", lambda: started(tmp_path, "c"))).split()]
+    pause.put_off(time.monotonic())
+    await until_async("all stand still", lambda: all(stopped(pids)))
+    pause.put_off(time.monotonic() + PATIENCE)
+    await until_async("all go on", lambda: not any(stopped(pids)))
+    pause.put_off(time.monotonic())
+    run.cancel()
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(asyncio.CancelledError):
+            await run
+    assert not any(alive(pid) for pid in pids), "another worker may run the next attempt: no time for a clean-up"
 
 
 async def test_the_time_of_a_pause_does_not_count_for_the_timeout(make_pool: PoolMaker, tmp_path: pathlib.Path) -> None:
@@ -132,7 +152,8 @@ def test_who_is_told_to_stop_while_a_neighbour_stands_still_has_its_grace_after_
         monkeypatch.setattr(process, "send", AsyncMock())
         ended = asyncio.get_running_loop().create_future()
         attempt: Any = SimpleNamespace(number=2, ended=ended)
-        executor: Any = SimpleNamespace(_stopping=0, _pausing={neighbour}, _process=process, _times=ExecutorTimes())
+        executor: Any = SimpleNamespace(_stopping=0, _process=process, _times=ExecutorTimes())
+        executor._stands_still = lambda number: number == neighbour
 
         async def kill(attempt: Any, why: str) -> None:
             killed.append(asyncio.get_running_loop().time())
