@@ -55,7 +55,7 @@ def listing(hub: HubName = None, json: AsJson = False) -> None:
 @app.command("set")
 def change(
     name: Annotated[str, typer.Argument(help="Name of an activity with a limit, or of a limit.")],
-    number: Annotated[int | None, typer.Argument(min=1, help="How many may run at once, or begin in the time.")] = None,
+    number: Annotated[int | None, typer.Argument(help="How many may run at once, or begin in the time.")] = None,
     declared: Annotated[
         bool, typer.Option("--declared", help="Lift the order: the number in the code or of the newest start counts.")
     ] = False,

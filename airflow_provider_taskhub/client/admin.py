@@ -213,7 +213,8 @@ class HubAdmin:
         """
         if places is not None and (type(places) is not int or not 1 <= places <= MOST):
             raise InputError(
-                f"limit {name!r}: {places!r} is no number of places; give a whole number from 1 to {MOST:,}"
+                f"limit {name!r}: {places!r} is no number of places; give a whole number from 1 to {MOST:,}. "
+                "To let nothing begin, suspend the instances"
             )
         store, names = self._hub.store, self._hub.names
         found = await states(store, names)

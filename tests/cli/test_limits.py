@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from airflow_provider_taskhub.cli.main import app
+from airflow_provider_taskhub.cli.partitions import checking
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.hub.history import own_queues, places
@@ -102,6 +103,14 @@ def test_a_check_counts_what_waits_and_finds_no_fault_in_it() -> None:
     assert found["memory"] == {}
 
 
+def test_a_check_with_a_warning_does_not_say_that_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "different", lambda members, limits: ["two numbers"])
+    taskhub("partitions", "offline", "0")
+    told = taskhub("partitions", "check", "--min-nodes", "0")
+    assert "no problem, but a warning: 0 live workers" in told
+    assert "warning: two numbers" in told
+
+
 def test_workers_that_declare_different_numbers_are_told_until_one_is_ordered(tmp_path: Path) -> None:
     async def add() -> None:
         async with SqliteStore(tmp_path / "hub.db") as store:
@@ -172,7 +181,10 @@ def test_a_rate_has_its_time_and_counts_what_has_begun(tmp_path: Path) -> None:
         (["other", "5"], "'other' is the name of no limit. To see all limits: taskhub limits list"),
         (["load"], "give a number, or --declared"),
         (["load", "5", "--declared"], "give a number, or --declared"),
-        (["load", "0"], "greater than or equal to 1"),
+        (
+            ["load", "0"],
+            "0 is no number of places; give a whole number from 1 to 10,000. To let nothing begin, suspend",
+        ),
         (["load", "10001"], "10001 is no number of places; give a whole number from 1 to 10,000"),
         (["load", "5", "--of", "instances"], "'load' is a limit of the kind activity: use --of activity. To see all"),
     ],

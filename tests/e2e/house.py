@@ -132,6 +132,10 @@ class House:
         path = self.folder / "effects"
         return path.read_text().splitlines() if path.exists() else []
 
+    def let_go(self, number: int) -> None:
+        """Let the activity ``held`` with this number end."""
+        self.folder.joinpath(f"effects.go-{number}").touch()
+
     def port(self, worker: Worker) -> int:
         found = until("a health port", lambda: re.search(r"health_port\b.*?port=(\d+)", worker.text()))
         return int(found[1])

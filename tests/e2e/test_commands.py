@@ -191,6 +191,7 @@ async def test_what_cannot_be_put_back_does_not_keep_the_others(embedded: House)
         (["instances", "start", "hello", "--at", "9999-12-31T23:59:59-05:00"], "in the years 1601 to 9999"),
         (["instances", "start", "hello", "--at", "1600-12-31"], "in the years 1601 to 9999"),
         (["instances", "start", "hello", "--tag", "x"], "is not of the form NAME=VALUE"),
+        (["instances", "start", "hello", "--limit", "x=-1"], "instances is -1; give a whole number from 1 to 10,000"),
         (["instances", "list", "--tag", "x"], "is not of the form NAME=VALUE"),
         (["instances", "start", "hello", "--id", ""], "1 to 256 characters"),
         (["instances", "start", "hello", "--id", "x" * 300], "256"),

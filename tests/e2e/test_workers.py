@@ -121,7 +121,7 @@ def _begun(house: House, worker: str) -> set[int]:
 
 def _let_go(house: House, numbers: Iterable[int]) -> None:
     for number in numbers:
-        (house.folder / f"effects.go-{number}").touch()
+        house.let_go(number)
 
 
 @pytest.mark.rows("K58")
@@ -183,7 +183,7 @@ async def test_a_frozen_worker_is_replaced_and_does_no_harm_when_it_thaws(embedd
         ends = [await client.wait(f"paced-{number}", timeout=LIMIT) for number in range(4)]
         until("they begin again", lambda: {"begin 0 two", "begin 1 two"} <= set(house.effects()))
         for number in range(2):
-            Path(f"{house.folder / 'effects'}.go-{number}").touch()
+            house.let_go(number)
         assert (await client.wait("gated", timeout=LIMIT)).output == "10"
         one.send(signal.SIGCONT)
         assert [end.output for end in ends] == ["40"] * 4

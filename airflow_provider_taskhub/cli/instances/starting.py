@@ -5,6 +5,7 @@ A command that waited ends with exit status 1 if the instance did not complete.
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Annotated
 
@@ -120,8 +121,8 @@ def _limit_of(texts: list[str] | None) -> InstanceLimit | None:
         raise typer.BadParameter(f"{given}: an instance has one limit; give one --limit")
     (text,) = texts
     name, _, number = text.rpartition("=")
-    if not (name and number.isascii() and number.isdigit()):
-        raise typer.BadParameter(f"--limit {text!r} is not of the form NAME=NUMBER")
+    if not name or re.fullmatch("-?[0-9]{1,9}", number) is None:
+        raise typer.BadParameter(f"--limit {text!r} is not of the form NAME=NUMBER, such as warehouse=2")
     return InstanceLimit(name=name, instances=int(number))
 
 

@@ -94,7 +94,8 @@ def check(
         for problem in findings.problems:
             console.print(problem, soft_wrap=True)
         if well:
-            console.print(f"all is well: {plural(len(findings.live), 'live worker')}")
+            verdict = "no problem, but a warning" if warnings else "all is well"
+            console.print(f"{verdict}: {plural(len(findings.live), 'live worker')}")
         for line in warnings:
             warn(line)
         _show_waiting(waiting)
