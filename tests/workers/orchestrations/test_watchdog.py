@@ -120,7 +120,7 @@ def test_an_error_of_who_looks_too_does_not_end_the_looks(monkeypatch: pytest.Mo
 
     async def keep(running: Running, cause: str) -> None: ...
 
-    watch = EpisodeWatchdog(Episodes(), thread=threading.get_ident(), keep=keep, also=[also])
+    watch = EpisodeWatchdog(Episodes(), thread=threading.get_ident(), keep=keep, also=also)
     with capture_logs() as said:
         watch.start()
         assert over.wait(60)
