@@ -461,7 +461,7 @@ class OrchestrationContext:
         runs any more, on any worker. What has finished keeps its result. Blocks can be nested: a task belongs to the
         innermost one.
         """
-        return CancelScope(CallSite.of(sys._getframe(1)))
+        return self._generation.scope(CallSite.of(sys._getframe(1)))
 
     @overload
     def wait_for_external_event(self, name: str, data_type: type[T]) -> CancellableTask[T]: ...
