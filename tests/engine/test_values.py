@@ -657,7 +657,7 @@ def test_a_key_is_kept_where_the_declared_type_makes_it_again() -> None:
             [Totals(decimal.Decimal(1), {1.5: "a"})],
             None,
             "or make the value fit its declared type: value does not fit Totals: ",
-        ),  # type: ignore[dict-item]  # noqa: E501
+        ),  # type: ignore[dict-item]
         ({(1, 2): 3}, None, "JSON has only texts as keys: use texts. Pass"),
         ({(1, 2): 3}, dict[tuple[int, int], int], "JSON has only texts as keys: use texts. Pass"),
     ],
