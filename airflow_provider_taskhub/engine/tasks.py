@@ -68,6 +68,8 @@ class Task(Generic[T_co]):
             self.claim(joins=False)
         if self._done:
             self.take()
+        elif isinstance(owner := self.owner, WaitRecorder):
+            owner.polled("is_complete", lambda: f"await {self.named()}")
         return self._done
 
     @property
