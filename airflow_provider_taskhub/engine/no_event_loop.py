@@ -153,11 +153,11 @@ def reworded(error: BaseException) -> BaseException:
     if type(error) is TypeError and (hint := _hint_for_arguments(str(error))):
         where = _line_of(error.__traceback__) or "an unknown line"
         return TypeError(f"{error} (at {where}). {hint}").with_traceback(error.__traceback__)
-    if type(error) is TypeError and _TASK.search(str(error)):
+    if type(error) in (TypeError, AttributeError) and _TASK.search(str(error)):
         where = _line_of(error.__traceback__) or "an unknown line"
         way = "The task was not awaited: write `await` before it, and use what that gives"
         text = f"{_TASK.sub('a task', str(error))} (at {where}). {way}"
-        return TypeError(text).with_traceback(error.__traceback__)
+        return type(error)(text).with_traceback(error.__traceback__)
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     if not isinstance(error, RuntimeError | TypeError) or not frames or not _is_library(frames[-1]):
         return error

@@ -168,6 +168,7 @@ class Test_a_forgotten_await:
             lambda task: -task,
             lambda task: task % 2,
             lambda task: task(),
+            lambda task: setattr(task, "total", 1),
         ],
     )
     def test_whose_task_is_used_as_a_value(self, use: Callable[[Any], Any]) -> None:
@@ -175,7 +176,7 @@ class Test_a_forgotten_await:
             return use(ctx.call_activity(add, 1))
 
         text = failure(o)
-        named = rf"activity 'add' at {HERE}|a task found \(at test_beginners.py:.*\). The task"
+        named = rf"activity 'add' at {HERE}|a task( found| object has no .*) \(at test_beginners.py:.*\). The task"
         matches(f"({named}) was not awaited: write `await` before it", text)
         assert "Attempts" not in text
 
