@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import (
     PydanticSchemaGenerationError,
@@ -29,7 +29,7 @@ from pydantic_core import SchemaValidator
 
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.fast_dataclass import dataclass
-from airflow_provider_taskhub.plain_values import MAX_NESTED, TooDeep, Unwritable, content, is_exact, plain
+from airflow_provider_taskhub.plain_values import MAX_NESTED, TooDeep, Unwritable, content, is_exact, plain, type_name
 from airflow_provider_taskhub.read_back import Watch, mapped
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -233,11 +233,10 @@ def decode(value: Any, annotation: Any, *, what: str = "value") -> Any:
         return _validator_of(annotation, what).validate_python(value)
     except ValidationError as error:
         items = error.errors(include_url=False)
-        name = annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
         # If a validator of the user's code has raised an error, this error becomes the cause. Pydantic's own error
         # would only repeat our text.
         cause = next((item["ctx"]["error"] for item in items if "error" in item.get("ctx", {})), None)
-        text = f"{what} does not fit {name}: {'; '.join(map(_misfit, items))}"
+        text = f"{what} does not fit {type_name(annotation)}: {'; '.join(map(_misfit, items))}"
         raise InputError(text) from (cause if isinstance(cause, Exception) else None)
 
 

@@ -19,7 +19,7 @@ from functools import lru_cache
 from io import IOBase
 from math import isfinite, isnan
 from types import CoroutineType, NoneType
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 from pydantic_core import PydanticSerializationError, to_jsonable_python
@@ -112,6 +112,11 @@ def content(value: Any, decode: Decode) -> Any:
     return _Walk(decode, _Keys.MARKED).plain(value, 0)
 
 
+def type_name(annotation: Any) -> str:
+    """Return a type as the user's code has it, for error texts."""
+    return annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
+
+
 _MAX_BITS = 14_000
 """Python reads and writes integers of at most 4,300 decimal digits. This is a little less."""
 
@@ -129,22 +134,31 @@ class _Walk:
 
     :ivar keys: what becomes of keys that are no texts.
     :ivar doubtful: whether such a key was met, and only a declared type can make the key again.
+    :ivar misfit: how the value does not fit its declared type; "" if it fits, or if no type is known.
+    :ivar note: why a type such as dict[int, str] must be declared, as the rest of a sentence.
     """
 
     def __init__(self, decode: Decode, keys: _Keys = _Keys.KEPT) -> None:
         self._decode = decode
         self.keys = keys
         self.doubtful = False
+        self.misfit = self.note = ""
 
     def reads_back(self, made: Any, annotation: Any, value: Any) -> bool:
         """Return whether a reader who decodes ``made`` to a type gets the keys of ``value``."""
         if annotation is None:
+            self.misfit = ""
+            self.note = " where a function takes or returns the value (events, clients and Airflow know no type)"
             return False
         try:
             again = self._decode(made, annotation)
-        except Exception:  # a validator of the user's code can raise any error
+        except Exception as error:  # a validator of the user's code can raise any error
+            self.misfit = str(error)
             return False
-        return bool(content(again, self._decode) == content(value, self._decode))
+        if content(again, self._decode) == content(value, self._decode):
+            return True
+        self.misfit, self.note = "", f": with {type_name(annotation)}, the value comes back as {again!r:.100}"
+        return False
 
     def plain(self, value: Any, depth: int) -> Any:
         kind: Any = type(value)
@@ -196,12 +210,23 @@ class _Walk:
         except (PydanticSerializationError, TypeError, ValueError):
             name = None
         if self.keys is _Keys.REFUSED or name is None:
+            kind = type(key)
+            way = f"declare a type such as dict[{kind.__name__}, str]{self.note}"
+            if self.misfit:
+                way = f"make the value fit its declared type: {self.misfit}"
             raise Unwritable(
-                f"has the key {key!r:.100} of type {type(key).__name__}, and JSON has only texts as keys: "
-                "use texts, or declare the type, such as dict[int, str]"
+                f"has the key {key!r:.100} of type {kind.__name__}, and JSON has only texts as keys: "
+                f"use texts{f', or {way}' if self._makes(kind, name, key) else ''}"
             )
         self.doubtful = True
         return f"{type(key).__qualname__} {name}" if self.keys is _Keys.MARKED else str(name)
+
+    def _makes(self, kind: type, name: str | None, key: Any) -> bool:
+        """Return whether a reader can make a key from its text, if the type of the key is declared."""
+        try:
+            return name is not None and bool(self._decode(name, kind) == key)
+        except Exception:  # there is no reader for the type, or code of the user has raised an error
+            return False
 
     def _of_items(self, value: Any, depth: int) -> list[Any]:
         made: list[Any] = []

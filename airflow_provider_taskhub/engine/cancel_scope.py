@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from airflow_provider_taskhub.engine.actions import CallSite
 from airflow_provider_taskhub.engine.no_event_loop import CancelledError
-from airflow_provider_taskhub.engine.tasks import CancellableTask
+from airflow_provider_taskhub.engine.tasks import CancellableTask, Task
 from airflow_provider_taskhub.errors import OrchestrationError, TaskCancelledError
 
 _CURRENT: ContextVar[CancelScope | None] = ContextVar("TaskHub: block of ctx.cancel_scope", default=None)
@@ -39,10 +39,12 @@ class CancelScope:
 
     :param where: line of user code that makes it.
     :ivar tasks: what the block has started.
+    :ivar entry: complete when the code has entered the block.
     """
 
     def __init__(self, where: CallSite) -> None:
         self.tasks: dict[int, CancellableTask[Any]] = {}
+        self.entry = Task[None]()
         self._where = where
         self._token: Token[CancelScope | None] | None = None
 
@@ -53,6 +55,8 @@ class CancelScope:
                 "each block",
                 retryable=False,
             )
+        self.entry.use()
+        self.entry.complete(None)
         self._token = _CURRENT.set(self)
         return self
 

@@ -57,7 +57,7 @@ class OrchestrationContext:
         self._given = generation
         self._sink = log
         self._guids = 0
-        self._logger = ReplaySafeLogger(lambda: self.is_replaying, self._emit)
+        self._logger = ReplaySafeLogger(lambda: self._generation.is_muted, self._emit)
 
     # ---- properties of the instance, time and ids
 
@@ -107,12 +107,16 @@ class OrchestrationContext:
         The worker closes an orchestrator, so that its ``finally`` blocks run, when it removes the orchestrator from
         memory while it waits, and when the instance is terminated.
         """
-        return self._generation.is_muted
+        self._generation.wait_changes.polled("is_replaying", lambda: "await a task")
+        return self._given.is_muted
 
     @property
     def current_utc_datetime(self) -> datetime:
         """The orchestrator's time, in UTC. It stays the same during an episode and on replay, and never goes back."""
-        return self._generation.time.datetime()
+        self._generation.wait_changes.polled(
+            "current_utc_datetime", lambda: "write `await ctx.create_timer(...)` with the time for which it waits"
+        )
+        return self._given.time.datetime()
 
     @property
     def logger(self) -> ReplaySafeLogger:
@@ -124,7 +128,7 @@ class OrchestrationContext:
 
         :param logger: a logger of Python's module ``logging``.
         """
-        return ReplaySafeLogger(lambda: self.is_replaying, logger.log)
+        return ReplaySafeLogger(lambda: self._generation.is_muted, logger.log)
 
     def new_guid(self) -> UUID:
         """Return a new GUID. A replay gets the same GUID again."""
@@ -461,7 +465,7 @@ class OrchestrationContext:
         runs any more, on any worker. What has finished keeps its result. Blocks can be nested: a task belongs to the
         innermost one.
         """
-        return CancelScope(CallSite.of(sys._getframe(1)))
+        return self._generation.scope(CallSite.of(sys._getframe(1)))
 
     @overload
     def wait_for_external_event(self, name: str, data_type: type[T]) -> CancellableTask[T]: ...

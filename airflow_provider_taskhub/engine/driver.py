@@ -20,6 +20,7 @@ from airflow_provider_taskhub.engine.async_generators import AsyncGenerators
 from airflow_provider_taskhub.engine.no_event_loop import CancelledError, advice, called_at, note_in, reworded
 from airflow_provider_taskhub.engine.signatures import T_co
 from airflow_provider_taskhub.engine.tasks import CancellableTask, Group, Task
+from airflow_provider_taskhub.engine.wait_changes import WaitRecorder
 from airflow_provider_taskhub.errors import OrchestrationError, TaskCancelledError
 
 MAX_STEPS = 1_000_000
@@ -290,7 +291,7 @@ class Driver:
         "refused",
     )
 
-    def __init__(self, name: str, owner: object) -> None:
+    def __init__(self, name: str, owner: WaitRecorder) -> None:
         self._name = name
         self.owner = owner
         self._ready: deque[Branch[Any]] = deque()
@@ -374,6 +375,7 @@ class Driver:
         :raises OrchestrationError: there were more than :data:`MAX_STEPS` steps in this turn.
         """
         self._steps += 1
+        self.owner.awaited()
         if self._steps > MAX_STEPS:
             raise self.error(
                 f"awaited completed tasks {MAX_STEPS} times in one turn at {branch.line()}: "

@@ -31,6 +31,7 @@ class Kind(StrEnum):
     EVENT = "wait for event"
     BRANCH = "branch"
     LIMIT = "ctx.timeout"
+    SCOPE = "ctx.cancel_scope"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Forgotten:
 
         :param kind: what the task is.
         :param name: name of the activity, of the child's orchestrator, of the event or of the branch's function; "" for
-            a timer or limit.
+            a timer or block.
         :param where: line of user code that has started the task.
         """
         self._watched.setdefault(id(task), _Watched(task, kind, name, where))
@@ -82,7 +83,7 @@ class Forgotten:
             if isinstance(one.task, Branch) and not one.task._done
         ]
         idle = [one for one in every if one.task.is_forgotten and one.kind in _IDLE]
-        not_entered = [one for one in every if one.task.is_forgotten and one.kind is Kind.LIMIT]
+        not_entered = [one for one in every if one.task.is_forgotten and one.kind in _BLOCKS]
         failed = [(one, error) for one in every if (error := one.task.unseen_error) is not None]
         tested = [one for one in every if one.task.is_tested and one.task._done and one.kind in _CALLS]
         texts = []
@@ -102,7 +103,7 @@ class Forgotten:
                 "cancel it, before the orchestrator ends"
             )
         if not_entered:
-            texts.append(f"never entered {_listed(not_entered)}. It limits nothing: write `async with` before it")
+            texts.append(f"never entered {_listed(not_entered)}. It has no effect: write `async with` before it")
         if idle:
             texts.append(f"never awaited {_listed(idle)}. It had no effect: write `await` before it")
         if failed:
@@ -114,6 +115,7 @@ class Forgotten:
 
 _CALLS = (Kind.ACTIVITY, Kind.CHILD)
 _IDLE = (Kind.TIMER, Kind.EVENT)
+_BLOCKS = (Kind.LIMIT, Kind.SCOPE)
 
 
 def _listed(found: Sequence[object]) -> str:

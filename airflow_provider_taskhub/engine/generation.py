@@ -388,6 +388,16 @@ class Generation:
             self._forgotten.watch(timeout.expiry, Kind.LIMIT, "", where)
         return timeout
 
+    def scope(self, where: CallSite) -> cancel_scope.CancelScope:
+        """Return a block of ``ctx.cancel_scope``, which the code has not entered yet.
+
+        :param where: line of user code that makes the block.
+        """
+        scope = cancel_scope.CancelScope(where)
+        if not self._closed:
+            self._forgotten.watch(scope.entry, Kind.SCOPE, "", where)
+        return scope
+
     def continue_as_new(self, input: str | None, *, keep_events: bool) -> None:
         """Start a new generation when the orchestrator returns, instead of completing the instance.
 

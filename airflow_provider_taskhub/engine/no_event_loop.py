@@ -12,6 +12,7 @@ callback again in each replay, in the same order, for every version of Python.
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from asyncio.tasks import _enter_task, _leave_task
 from collections.abc import Callable, Iterable, Iterator
@@ -63,6 +64,8 @@ _HINTS = {
 """What to use instead, by a part of the name of what was called."""
 _INNER = frozenset(("create_future", "time", "call_later", "call_at", "create_connection", "getaddrinfo"))
 """Functions that libraries call for a purpose of their own, so that their hints would mislead."""
+_TASK = re.compile(r"'?\b(Attempts|EventWait|WhenAll|WhenAny)\b'?")
+"""The classes of tasks in errors of Python's own functions, such as ``", ".join([task])``."""
 MOST_NOTED = 5
 """Maximum number of refused calls that are remembered."""
 _NOTED: ContextVar[list[OrchestrationError] | None] = ContextVar("TaskHub: refused calls", default=None)
@@ -137,7 +140,8 @@ def noted(error: OrchestrationError) -> OrchestrationError:
 
 def reworded(error: BaseException) -> BaseException:
     """Return an error of asyncio or anyio about a missing task or loop in our words, and Python's errors about an await
-    of a value and about arguments of the context's methods with a hint; any other error as it is.
+    of a value, about a task in place of a value and about arguments of the context's methods with a hint; any other
+    error as it is.
 
     :param error: the error that orchestrator code has raised.
     """
@@ -149,6 +153,11 @@ def reworded(error: BaseException) -> BaseException:
     if type(error) is TypeError and (hint := _hint_for_arguments(str(error))):
         where = _line_of(error.__traceback__) or "an unknown line"
         return TypeError(f"{error} (at {where}). {hint}").with_traceback(error.__traceback__)
+    if type(error) in (TypeError, AttributeError) and _TASK.search(str(error)):
+        where = _line_of(error.__traceback__) or "an unknown line"
+        way = "The task was not awaited: write `await` before it, and use what that gives"
+        text = f"{_TASK.sub('a task', str(error))} (at {where}). {way}"
+        return type(error)(text).with_traceback(error.__traceback__)
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     if not isinstance(error, RuntimeError | TypeError) or not frames or not _is_library(frames[-1]):
         return error

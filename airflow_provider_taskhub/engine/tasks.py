@@ -11,7 +11,7 @@ from datetime import date, timedelta
 from decimal import Decimal
 from inspect import iscoroutine
 from types import TracebackType
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 from airflow_provider_taskhub.engine.signatures import T, T_co
 from airflow_provider_taskhub.engine.wait_changes import NO_PLACE, WaitRecorder
@@ -68,6 +68,8 @@ class Task(Generic[T_co]):
             self.claim(joins=False)
         if self._done:
             self.take()
+        elif isinstance(owner := self.owner, WaitRecorder):
+            owner.polled("is_complete", lambda: f"await {self.named()}")
         return self._done
 
     @property
@@ -218,8 +220,17 @@ class Task(Generic[T_co]):
             self._place = owner.next_place() if isinstance(owner, WaitRecorder) else NO_PLACE
         return self._place
 
-    __iter__ = __contains__ = __getitem__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    if not TYPE_CHECKING:  # a type checker refuses such code by itself
+        __iter__ = __next__ = __reversed__ = __aiter__ = __anext__ = _refuse
+        __enter__ = __exit__ = __aenter__ = __aexit__ = __call__ = _refuse
+        __contains__ = __getitem__ = __setitem__ = __delitem__ = __len__ = _refuse
+        __lt__ = __le__ = __gt__ = __ge__ = __format__ = _refuse
+        __int__ = __float__ = __complex__ = __index__ = __bytes__ = __fspath__ = _refuse
+        __neg__ = __pos__ = __abs__ = __invert__ = __round__ = __trunc__ = __floor__ = __ceil__ = _refuse
+        __add__ = __sub__ = __mul__ = __matmul__ = __truediv__ = __floordiv__ = __mod__ = __divmod__ = __pow__ = _refuse
+        __radd__ = __rsub__ = __rmul__ = __rmatmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rdivmod__ = _refuse
+        __rpow__ = __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = _refuse
+        __rand__ = __ror__ = __rxor__ = __rlshift__ = __rrshift__ = _refuse
 
     @property
     def parts(self) -> Sequence[Task[Any]]:

@@ -8,15 +8,21 @@ orchestrator cancelled a timer.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.no_event_loop import user_line
 from airflow_provider_taskhub.engine.pending_waits import LONGEST_NAME, MAX_NAMES, AwaitedEvent
+from airflow_provider_taskhub.errors import OrchestrationError
 from airflow_provider_taskhub.fast_dataclass import dataclass
 
 MOST_TIMERS = 1_000
 """Maximum number of cancelled timers stored for an episode. For waits it is :data:`.pending_waits.MAX_NAMES`."""
+
+MAX_POLLS = 1_000_000
+"""Maximum number of questions about the state between two awaits. Code with more is in a loop that waits without an
+await."""
 
 NO_PLACE = 1 << 60
 """The hash of tasks without an owner. All hashes of tasks are so large that none is the hash of a small number, with
@@ -78,7 +84,8 @@ class Waits:
 class WaitRecorder:
     """Collects the waits that begin or end in the current episode, and the timers that it cancels.
 
-    A wait that begins and ends in the same episode is not collected.
+    A wait that begins and ends in the same episode is not collected. What all tasks of a generation share is here too:
+    the hashes of its tasks, and the number of questions since the last await.
     """
 
     def __init__(self) -> None:
@@ -86,11 +93,31 @@ class WaitRecorder:
         self._ended: list[BegunWait] = []
         self._timers: list[int] = []
         self._places = NO_PLACE
+        self._polls = 0
 
     def next_place(self) -> int:
         """Return the hash of the next task that code of this generation puts into a set or makes a key."""
         self._places += 1
         return self._places
+
+    def polled(self, about: str, way: Callable[[], str]) -> None:
+        """Note that the code has asked for something that changes only at an await.
+
+        :param about: what the code has asked.
+        :param way: gives the way out, for the error.
+        :raises OrchestrationError: the code has asked more than :data:`MAX_POLLS` times since its last await.
+        """
+        self._polls += 1
+        if self._polls > MAX_POLLS:
+            raise OrchestrationError(
+                f"the code has asked {MAX_POLLS} times without an await for {about}, last at "
+                f"{user_line() or 'an unknown line'}. It changes only at an await, so this loop never ends: {way()}",
+                retryable=False,
+            )
+
+    def awaited(self) -> None:
+        """Note that the code awaits something, or goes on after an await."""
+        self._polls = 0
 
     def begin(self, wait: BegunWait) -> None:
         self._begun[id(wait)] = wait

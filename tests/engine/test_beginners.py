@@ -113,6 +113,21 @@ class Test_a_refused_call:
         matches(rf"must not catch: activity 'add' was called like a plain function .* at {HERE}", self.told(o))
 
 
+async def loops(task: Any) -> None:
+    async for _ in task:
+        pass
+
+
+async def enters(task: Any) -> None:
+    with task:
+        pass
+
+
+async def enters_async(task: Any) -> None:
+    async with task:
+        pass
+
+
 class Test_a_forgotten_await:
     @pytest.mark.parametrize("inside", [False, True], ids=["returned", "in a list"])
     def test_whose_task_is_the_result(self, inside: bool) -> None:
@@ -145,13 +160,34 @@ class Test_a_forgotten_await:
             lambda task: "total: " + str(task),
             lambda task: "total: %s" % task,  # noqa: UP031
             lambda task: "total: {}".format(task),  # noqa: UP032
+            lambda task: f"total: {task:>5}",
+            lambda task: ", ".join(["total", task]),
+            lambda task: [1, 2][task],
+            lambda task: int(task),
+            lambda task: len(task),
+            lambda task: -task,
+            lambda task: task % 2,
+            lambda task: task(),
+            lambda task: setattr(task, "total", 1),
         ],
     )
     def test_whose_task_is_used_as_a_value(self, use: Callable[[Any], Any]) -> None:
         async def o(ctx: OrchestrationContext) -> Any:
             return use(ctx.call_activity(add, 1))
 
-        matches(rf"activity 'add' at {HERE} was not awaited: write `await` before it", failure(o))
+        text = failure(o)
+        named = rf"activity 'add' at {HERE}|a task( found| object has no .*) \(at test_beginners.py:.*\). The task"
+        matches(f"({named}) was not awaited: write `await` before it", text)
+        assert "Attempts" not in text
+
+    @pytest.mark.parametrize("use", [loops, enters, enters_async])
+    def test_whose_task_is_used_as_a_block(self, use: Callable[[Any], Any]) -> None:
+        async def o(ctx: OrchestrationContext) -> Any:
+            await use(ctx.call_activity(add, 1))
+
+        text = failure(o)
+        matches(rf"activity 'add' at {HERE} was not awaited: write `await` before it", text)
+        assert "Attempts" not in text
 
     def test_whose_task_is_a_condition(self) -> None:
         async def o(ctx: OrchestrationContext) -> str:

@@ -367,6 +367,19 @@ class Test_a_scope:
         play, _ = played(work)
         assert "was entered before: call ctx.cancel_scope again for each block" in str(play.last.output)
 
+    def test_that_is_never_entered_is_named(self) -> None:
+        async def work(ctx: OrchestrationContext) -> None:
+            ctx.cancel_scope()
+            async with ctx.cancel_scope():
+                pass
+
+        _, said = played(work)
+        line = work.__code__.co_firstlineno + 1
+        assert said == [
+            f"orchestrator 'work' never entered ctx.cancel_scope at test_cancel.py:{line} in work: "
+            "`ctx.cancel_scope()`. It has no effect: write `async with` before it"
+        ]
+
     def test_an_interruption_of_the_wait_comes_after_it(self) -> None:
         """A second limit is over while the block waits for the end of what it has cancelled."""
 

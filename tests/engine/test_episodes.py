@@ -6,7 +6,7 @@ import asyncio
 import gc
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -25,7 +25,7 @@ from airflow_provider_taskhub.app import (
     when_all,
     when_any,
 )
-from airflow_provider_taskhub.engine import driver
+from airflow_provider_taskhub.engine import driver, wait_changes
 from airflow_provider_taskhub.engine import generation as generations
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
@@ -995,6 +995,60 @@ class Test_code:
         play = Play(own)
         play.start("spins")
         assert "awaited completed tasks 500 times in one turn at test_episodes.py" in (play.last.output or "")
+
+    @pytest.mark.parametrize(
+        ("goes_on", "says"),
+        [
+            (
+                lambda ctx, task: not task.is_complete,
+                "for is_complete, last at {}. It changes only at an await, so this "
+                "loop never ends: await activity 'slow' at test_episodes.py",
+            ),
+            (lambda ctx, task: not ctx.when_all([task]).is_complete, "for is_complete, last at {}"),
+            (lambda ctx, task: not task.is_failed, "for is_complete, last at {}"),
+            (
+                lambda ctx, task: ctx.current_utc_datetime.year < 9999,
+                "for current_utc_datetime, last at {}. It changes "
+                "only at an await, so this loop never ends: write `await ctx.create_timer(...)`",
+            ),
+            (lambda ctx, task: not ctx.is_replaying, "for is_replaying, last at {}"),
+        ],
+    )
+    def test_a_loop_that_waits_without_an_await_is_told(
+        self, monkeypatch: pytest.MonkeyPatch, goes_on: Callable[[OrchestrationContext, Any], bool], says: str
+    ) -> None:
+        monkeypatch.setattr(wait_changes, "MAX_POLLS", 500)
+        own = App("own")
+
+        @own.orchestrator
+        async def polls(ctx: OrchestrationContext) -> None:
+            task = ctx.call_activity("slow")
+            while goes_on(ctx, task):
+                pass
+
+        play = Play(own)
+        play.start("polls")
+        line = f"test_episodes.py:{goes_on.__code__.co_firstlineno} in <lambda>: "
+        output = play.last.output or ""
+        assert f"the code has asked 500 times without an await {says.partition('{}')[0]}{line}" in output
+        assert says.partition("{}")[2] in output
+
+    def test_questions_are_counted_from_the_last_await(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(wait_changes, "MAX_POLLS", 500)
+        own = App("own")
+
+        @own.orchestrator
+        async def asks(ctx: OrchestrationContext) -> str:
+            task = ctx.call_activity("slow")
+            for _ in range(3):
+                assert not any(task.is_complete for _ in range(200))
+                assert len({ctx.current_utc_datetime for _ in range(200)}) == 1
+                await ctx.when_all([])
+            return "asked"
+
+        play = Play(own)
+        play.start("asks")
+        assert play.last.output == '"asked"'
 
     @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
     def test_an_orchestrator_cannot_end_its_worker(self, kind: type[BaseException]) -> None:

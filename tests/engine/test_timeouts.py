@@ -445,7 +445,7 @@ class Test_mistakes:
         (text,) = said
         assert text == (
             f"orchestrator 'work' never entered ctx.timeout at test_timeouts.py:{line} in work: `ctx.timeout(60)`. "
-            "It limits nothing: write `async with` before it"
+            "It has no effect: write `async with` before it"
         )
 
     def test_a_limit_that_is_entered_twice_is_refused(self) -> None:

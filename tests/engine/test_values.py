@@ -646,6 +646,37 @@ def test_a_key_is_kept_where_the_declared_type_makes_it_again() -> None:
             dumps({2025: "a"}, annotation)
 
 
+@pytest.mark.parametrize(
+    ("value", "annotation", "way"),
+    [
+        ({1: "a"}, None, "use texts, or declare a type such as dict[int, str] where a function takes or returns the"),
+        ({1: "a"}, dict[str, str], "or declare a type such as dict[int, str]: with dict[str, str], the value comes "),
+        ({1: "a"}, dict, "or declare a type such as dict[int, str]: with dict, the value comes back as {'1': 'a'}."),
+        ({1: 5}, dict[int, str], "or make the value fit its declared type: value does not fit dict[int, str]: value.1"),
+        (
+            [Totals(decimal.Decimal(1), {1.5: "a"})],
+            None,
+            "or make the value fit its declared type: value does not fit Totals: ",
+        ),  # type: ignore[dict-item]
+        ({(1, 2): 3}, None, "JSON has only texts as keys: use texts. Pass"),
+        ({(1, 2): 3}, dict[tuple[int, int], int], "JSON has only texts as keys: use texts. Pass"),
+    ],
+)
+def test_a_refused_key_has_a_way_out_that_fits_the_declared_type(value: Any, annotation: Any, way: str) -> None:
+    with pytest.raises(InputError) as caught:
+        dumps(value, annotation)
+    assert way in str(caught.value)
+
+
+def test_a_subclass_without_fields_of_its_own_comes_back_as_the_declared_class() -> None:
+    @dataclass
+    class Special(Totals):
+        pass
+
+    text = dumps(Special(decimal.Decimal(1)), Totals)
+    assert type(decode(loads(text), Totals)) is Totals
+
+
 def test_a_value_that_contains_itself_is_refused() -> None:
     value: list[Any] = []
     value.append(value)

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from airflow_provider_taskhub.engine.driver import Driver
 from airflow_provider_taskhub.engine.tasks import Task
+from airflow_provider_taskhub.engine.wait_changes import WaitRecorder
 from airflow_provider_taskhub.workers.orchestrations import coroutine_closer
 from airflow_provider_taskhub.workers.orchestrations.coroutine_closer import CoroutineCloser
 from airflow_provider_taskhub.workers.orchestrations.watchdog import SLOW, TICK
@@ -44,7 +45,7 @@ def waiting(tidy: Callable[[], object]) -> Driver:
 
 
 def started(function: Callable[[], object]) -> Driver:
-    driver = Driver("waits", None)
+    driver = Driver("waits", WaitRecorder())
     driver.start(function())
     return driver
 

@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from airflow_provider_taskhub.engine.driver import Driver
+from airflow_provider_taskhub.engine.wait_changes import WaitRecorder
 from airflow_provider_taskhub.workers.orchestrations import watchdog
 from airflow_provider_taskhub.workers.orchestrations.watchdog import STATUS, Episodes, EpisodeWatchdog, Running
 
@@ -47,7 +48,7 @@ def test_a_slow_episode_is_reported_once_with_its_line() -> None:
         begun.set()
         over.wait(60)
 
-    thread = threading.Thread(target=lambda: Driver("dawdles", None).start(dawdles()))
+    thread = threading.Thread(target=lambda: Driver("dawdles", WaitRecorder()).start(dawdles()))
     thread.start()
     assert begun.wait(60)
     desk = Desk(thread=thread.ident)
