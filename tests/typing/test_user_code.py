@@ -42,7 +42,7 @@ def errors() -> dict[tuple[str, int], list[str]]:
     assert find_spec("pyspark"), "types of Spark activities are checked with pyspark's own annotations"
     files = [str(path) for path in sorted(FOLDER.glob("*.py")) if not path.name.startswith("test_")]
     files += [str(FOLDER.parents[1] / "dags_examples" / name) for name in EXAMPLES]
-    cache = str(FOLDER.parents[1] / ".mypy_cache" / "user_code")
+    cache = str(FOLDER.parents[1] / ".mypy_cache")  # that of `make check`, which has just checked the package
     # a process of its own: mypy raises the recursion limit of the process that it runs in
     command = [sys.executable, "-m", "mypy", *files, "--config-file", str(FOLDER / "mypy.ini"), "--cache-dir", cache]
     done = subprocess.run(command, cwd=FOLDER.parents[1], capture_output=True, text=True, timeout=240, check=False)
