@@ -344,7 +344,7 @@ def _fields(value: Any) -> Sequence[str]:
 
 
 def _is_part(value: Any, name: str) -> bool:
-    """Return whether a field is a part of its value. A field with ``compare=False`` or ``exclude=True`` is none."""
+    """Return whether a field is a part of its value. A field with ``compare=False`` or ``exclude=True`` is no part."""
     if isinstance(value, BaseModel):
         return not type(value).model_fields[name].exclude
     return next(field.compare for field in dataclasses.fields(value) if field.name == name)

@@ -107,16 +107,18 @@ class OrchestrationContext:
         The worker closes an orchestrator, so that its ``finally`` blocks run, when it removes the orchestrator from
         memory while it waits, and when the instance is terminated.
         """
-        self._generation.wait_changes.polled("is_replaying", lambda: "await a task")
-        return self._given.is_muted
+        generation = self._generation
+        generation.wait_changes.polled("is_replaying", lambda: "await a task")
+        return generation.is_muted
 
     @property
     def current_utc_datetime(self) -> datetime:
         """The orchestrator's time, in UTC. It stays the same during an episode and on replay, and never goes back."""
-        self._generation.wait_changes.polled(
+        generation = self._generation
+        generation.wait_changes.polled(
             "current_utc_datetime", lambda: "write `await ctx.create_timer(...)` with the time for which it waits"
         )
-        return self._given.time.datetime()
+        return generation.time.datetime()
 
     @property
     def logger(self) -> ReplaySafeLogger:

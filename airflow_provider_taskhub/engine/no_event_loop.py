@@ -64,7 +64,7 @@ _HINTS = {
 """What to use instead, by a part of the name of what was called."""
 _INNER = frozenset(("create_future", "time", "call_later", "call_at", "create_connection", "getaddrinfo"))
 """Functions that libraries call for a purpose of their own, so that their hints would mislead."""
-_TASK = re.compile(r"'?\b(Attempts|EventWait|WhenAll|WhenAny)\b'?")
+_TASK = re.compile(r"'?\b(Attempts|Branch|EventWait|Started|Timer|WhenAll|WhenAny)\b'?(?= object\b| found$)")
 """The classes of tasks in errors of Python's own functions, such as ``", ".join([task])``."""
 MOST_NOTED = 5
 """Maximum number of refused calls that are remembered."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.no_event_loop import user_line
+from airflow_provider_taskhub.engine.no_event_loop import noted, user_line
 from airflow_provider_taskhub.engine.pending_waits import LONGEST_NAME, MAX_NAMES, AwaitedEvent
 from airflow_provider_taskhub.errors import OrchestrationError
 from airflow_provider_taskhub.fast_dataclass import dataclass
@@ -20,7 +20,7 @@ from airflow_provider_taskhub.fast_dataclass import dataclass
 MOST_TIMERS = 1_000
 """Maximum number of cancelled timers stored for an episode. For waits it is :data:`.pending_waits.MAX_NAMES`."""
 
-MAX_POLLS = 1_000_000
+MAX_POLLS = 5_000_000
 """Maximum number of questions about the state between two awaits. Code with more is in a loop that waits without an
 await."""
 
@@ -109,11 +109,12 @@ class WaitRecorder:
         """
         self._polls += 1
         if self._polls > MAX_POLLS:
-            raise OrchestrationError(
-                f"the code has asked {MAX_POLLS} times without an await for {about}, last at "
-                f"{user_line() or 'an unknown line'}. It changes only at an await, so this loop never ends: {way()}",
-                retryable=False,
+            where = user_line() or "an unknown line"
+            text = (
+                f"the code has asked {MAX_POLLS} times without an await for {about}, last at {where}. It changes only "
             )
+            text += f"at an await, so a loop that waits for it never ends: {way()}"
+            raise noted(OrchestrationError(text, retryable=False))
 
     def awaited(self) -> None:
         """Note that the code awaits something, or goes on after an await."""

@@ -1009,7 +1009,7 @@ class Test_code:
             (
                 lambda ctx, task: ctx.current_utc_datetime.year < 9999,
                 "for current_utc_datetime, last at {}. It changes "
-                "only at an await, so this loop never ends: write `await ctx.create_timer(...)`",
+                "only at an await, so a loop that waits for it never ends: write `await ctx.create_timer(...)`",
             ),
             (lambda ctx, task: not ctx.is_replaying, "for is_replaying, last at {}"),
         ],
@@ -1210,8 +1210,8 @@ class Test_code:
             return "fine"
 
         registry = Registry.of([own])
-        gc.freeze()  # the collections below need not look at what other tests have left
         gc.disable()
+        gc.freeze()  # the collections below need not look at what other tests have left
         try:
             left = Execution(registry, (), instance=INSTANCE, log=lines.append)
             left.advance([ExecutionStarted(timestamp=START, instance=INSTANCE, name="order")], now=START)

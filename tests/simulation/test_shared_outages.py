@@ -354,3 +354,73 @@ def test_an_attempt_stands_still_for_five_minutes_while_its_hubs_file_is_locked(
 
     assert simulate(play) == ('"done"', [RecordState.LOST, RecordState.COMPLETED][-ends:])
     assert diary.attempts == [1, 2][:ends]
+
+
+@pytest.mark.rows("D60", "D63")
+@pytest.mark.parametrize("lease", [AZURE_LEASE, EMBEDDED_LEASE], ids=["azure", "embedded"])
+def test_an_attempt_that_is_cancelled_while_its_worker_is_cut_off_cleans_up_afterwards(lease: LeaseTimes) -> None:
+    """Nobody else has taken it over, so its executor goes on and has its grace time, and its record is renewed."""
+    made, cleaned, longest = App("outage"), list[float](), 3 * lease.give_up.total_seconds()
+
+    @made.activity(record=True)
+    async def job(seconds: float) -> None:
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            await asyncio.sleep(longest)
+            cleaned.append(asyncio.get_running_loop().time())
+
+    @made.orchestrator
+    async def long(ctx: OrchestrationContext, seconds: float) -> None:
+        await ctx.call_activity(job, seconds)
+
+    async def play() -> Any:
+        async with World(made, lease=lease, partitions=1) as hub:
+            await hub.join("decides", roles=("orchestrator",))
+            first = await hub.join("first", roles=("activity",))
+            await hub.client.start("long", 600.0, instance_id="one")
+            await hub.clock.sleep(17.0)
+            begin = hub.clock.monotonic()
+            cut_off(hub, first, refuses(hub, begin, begin + 50.0))
+            await hub.clock.sleep(20.0)
+            await hub.client.terminate("one", wait=True)
+            confirmed = hub.clock.monotonic()
+            (record,) = await hub.client.instance("one").activities()
+            return confirmed, begin, record.state, hub.said("attempt_ended_while_it_stood_still")
+
+    confirmed, begin, state, killed = simulate(play)
+    assert (state, killed, len(cleaned)) == (RecordState.CANCELLED, [], 1)
+    assert begin + 50.0 + longest <= cleaned[0] <= confirmed
+
+
+@pytest.mark.rows("D60")
+@pytest.mark.parametrize("seconds", [4.0, 4.5, 5.0, 5.5, 6.0, 6.5])
+def test_an_outcome_that_comes_after_the_cancel_is_not_stored(seconds: float) -> None:
+    """The activity ends while the heartbeat that finds the cancel waits for its answer."""
+    made = App("outage")
+
+    @made.activity(record=True)
+    async def job(seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return "done"
+
+    @made.orchestrator
+    async def long(ctx: OrchestrationContext, seconds: float) -> str:
+        return await ctx.call_activity(job, seconds)
+
+    async def play() -> Any:
+        async with World(made, lease=EMBEDDED_LEASE, partitions=1) as hub:
+            await hub.join("decides", roles=("orchestrator",))
+            first = await hub.join("first", roles=("activity",))
+            await hub.client.start("long", seconds, instance_id="one")
+            await hub.clock.sleep(2.0)
+            first.plan = lambda call: Fault(pause=2.0) if call.kind == "table.query" else None
+            await hub.client.terminate("one")
+            await hub.clock.sleep(1.5)
+            (record,) = await hub.client.instance("one").activities()
+            assert record.state is RecordState.CANCELLING
+            await hub.settle()
+            (record,) = await hub.client.instance("one").activities()
+            return record.state
+
+    assert simulate(play) is RecordState.CANCELLED

@@ -69,6 +69,7 @@ from airflow_provider_taskhub.workers.executors.pause import Pause
 from airflow_provider_taskhub.workers.peers import Peers
 
 T = TypeVar("T")
+log = structlog.get_logger(__name__)
 
 BEFORE, AFTER = "before", "after"
 ANSWER = 0.4
@@ -144,11 +145,17 @@ class Standing(Generic[T]):
             try:
                 error = None
                 yield waits_for
-                while self._pause.on or self._pause.due <= VirtualClock().monotonic():
+                while self._stands_still:
                     self._changed.clear()
                     yield from self._changed.wait().__await__()
             except BaseException as thrown:
+                if self._stands_still:
+                    log.warning("attempt_ended_while_it_stood_still")  # an executor would be killed
                 error = thrown
+
+    @property
+    def _stands_still(self) -> bool:
+        return self._pause.on or self._pause.due <= VirtualClock().monotonic()
 
 
 class Attempts(InProcess):

@@ -121,7 +121,7 @@ def _limit_of(texts: list[str] | None) -> InstanceLimit | None:
         raise typer.BadParameter(f"{given}: an instance has one limit; give one --limit")
     (text,) = texts
     name, _, number = text.rpartition("=")
-    if not name or re.fullmatch("-?[0-9]{1,9}", number) is None:
+    if not name or re.fullmatch("-?[0-9]{1,99}", number) is None:
         raise typer.BadParameter(f"--limit {text!r} is not of the form NAME=NUMBER, such as warehouse=2")
     return InstanceLimit(name=name, instances=int(number))
 

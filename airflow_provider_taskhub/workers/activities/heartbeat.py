@@ -83,8 +83,11 @@ class RecordedAttempt:
         self._changed, self._answered = asyncio.Event(), asyncio.Event()
         self._ended = False
         self._longest_pause = longest_pause
-        self._pause = Pause(kills=longest_pause <= 0)
+        spare = (times.take - times.give_up).total_seconds()
+        # The reaper kills later than this worker ends the attempt, because this worker knows and tells the reason.
+        self._pause = Pause(kill_after=None if longest_pause > 0 else min(1.0, spare / 2))
         self._pause.put_off(renewed + self._give_up)
+        self._since = 0.0
         self._unconfirmed: list[Callable[[], None]] = []
 
     async def run(self, runner: Runner, request: ActivityRequest) -> ActivityOutcome:
@@ -106,7 +109,7 @@ class RecordedAttempt:
         self._ended = False
         async with owned() as start:
             running = start(runner.run(request, progress=progress, pause=self._pause))
-            beating, guarding = start(self._beat()), start(self._guard())
+            beating, guarding = start(self._beat()), start(self._guard(request))
             try:
                 await asyncio.wait((running, beating, guarding), return_when=asyncio.FIRST_COMPLETED)
                 if running.done():
@@ -129,14 +132,19 @@ class RecordedAttempt:
         would take the attempt for lost, and give its places of limits to other attempts.
         """
         while True:
-            due = min(self._times.renew.total_seconds(), self._left / 2)
-            await asyncio.wait((running,), timeout=max(_WATCH, due))
+            soon = self._left / 2 if self._left > 0 else 1.0
+            await asyncio.wait((running,), timeout=min(self._times.renew.total_seconds(), soon))
             if running.done():
                 return
             try:
                 await self._renew()
-            except (Conflict, NotFound):  # another worker has the attempt, or its instance was purged
+            except NotFound:  # its instance was purged, so no other worker can take the attempt over
+                self._pause.put_off(math.inf)
                 return
+            except Conflict:
+                if self.record.state is not RecordState.CANCELLING:
+                    running.cancel()  # another worker has the attempt: no time for a clean-up
+                    return
             except StorageError as error:
                 log.info("heartbeat_failed", error=str(error), **self._names())
 
@@ -162,7 +170,7 @@ class RecordedAttempt:
 
     async def reclaim(self) -> None:
         """Read the ETag again after a conflict, because a write of this worker whose answer was lost may have changed
-        it.
+        it. If the attempt was cancelled, the record of this object says so afterwards.
 
         :raises Conflict: if the record no longer says that this worker runs the attempt.
         """
@@ -173,8 +181,10 @@ class RecordedAttempt:
             raise Conflict(f"attempt {record.attempt} of {record.name!r} was taken over, or has ended")
         self._etag = found[1].etag
         if found[0].state is RecordState.CANCELLING and record.state is not RecordState.CANCELLING:
-            self.record = found[0]
-            self._pause.set(False)  # no other worker runs the attempt, so its code may see the cancel
+            self.record = replace(record, state=RecordState.CANCELLING)
+            with suppress(StorageError):
+                await self._renew()  # no other worker runs the attempt, so its code may go on and see the cancel
+                self._go_on()
             raise Conflict(f"attempt {record.attempt} of {record.name!r} was cancelled")
 
     async def _beat(self) -> None:
@@ -213,7 +223,7 @@ class RecordedAttempt:
         """Seconds for which no other worker can have taken the attempt over; 0 or less: another one may have."""
         return self._pause.due - self._hub.clock.monotonic()
 
-    async def _guard(self) -> None:
+    async def _guard(self, request: ActivityRequest) -> None:
         """Let the attempt stand still while another worker may have taken it over. It goes on after a renewal.
 
         The loop of the renewals cannot do this, because one of them may wait long for its answer.
@@ -223,12 +233,12 @@ class RecordedAttempt:
         clock = self._hub.clock
         while True:
             if (left := self._left) > 0:
+                self._go_on()
                 await clock.sleep(left)
                 continue
-            began = clock.monotonic()
-            if self._longest_pause > 0:
-                log.warning("activity_paused", **self._names())
-                self._pause.set(True)
+            # Spark has counted the time for which this worker itself was stopped. Other code may still need the pause.
+            began = self._pause.due if request.spark else clock.monotonic()
+            self._stand_still()
             while self._left <= 0:
                 self._answered.clear()
                 rest = began + self._longest_pause - clock.monotonic()
@@ -238,8 +248,18 @@ class RecordedAttempt:
                 except TimeoutError:
                     silent = self._give_up - self._left
                     raise CutOff(f"its record could not be renewed for {silent:.0f} s") from None
+
+    def _stand_still(self) -> None:
+        if self._longest_pause > 0 and not self._pause.on:
+            log.warning("activity_paused", **self._names())
+            self._since = self._pause.due
+            self._pause.set(True)
+
+    def _go_on(self) -> None:
+        if self._pause.on:
             self._pause.set(False)
-            log.info("activity_resumed", seconds=round(clock.monotonic() - began, 1), **self._names())
+            stood = self._hub.clock.monotonic() - self._since
+            log.info("activity_resumed", seconds=round(stood, 1), **self._names())
 
     def _names(self) -> dict[str, object]:
         record = self.record
@@ -278,6 +298,8 @@ class RecordedAttempt:
     async def _renew(self) -> None:
         sent = self._hub.clock.monotonic()
         await _in_time(self._write())
+        if self._left <= 0:
+            self._stand_still()  # the reaper has done it, while this worker was stopped or blocked
         self._pause.put_off(sent + self._give_up)
 
     async def _write(self) -> None:

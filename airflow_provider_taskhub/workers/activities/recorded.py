@@ -502,6 +502,9 @@ class RecordedActivities:
     async def _record_outcome(
         self, held: Delivery, event: TaskScheduled, attempt: RecordedAttempt, outcome: ActivityOutcome
     ) -> None:
+        if attempt.record.state is RecordState.CANCELLING:  # the cancel came first
+            await self._cancelled(held, event, attempt)
+            return
         ok = outcome.failure is None
         ended = replace(
             attempt.record,

@@ -46,8 +46,6 @@ _LOG_SLACK = 1024
 _LEAST_WAIT = 1.0
 """Seconds. After a pause, an attempt may overrun its timeout by this time at most, so that its watch is not a busy
 loop while the pause lasts."""
-_KILL_LATER = 1.0
-"""Seconds by which the reaper kills later than its host would, because the host knows why, and tells it."""
 _NO_PAUSE = Pause()
 
 
@@ -67,7 +65,7 @@ class Executor:
     """One executor and its attempts.
 
     :param configure: the first message to the process.
-    :param reaper: kills the process if the host dies.
+    :param reaper: kills the process if the host dies, and stops it if the host is blocked.
     :param logs: function that appends bytes to a named log: the output of the attempts and of the executor itself.
     :param log: name of the log for the output of the executor itself.
     :param resumed: called when the executor may get attempts again after a pause.
@@ -162,8 +160,9 @@ class Executor:
         attempt = self._take(request, listener)
         if pause is not None:
             self._pauses[attempt.number] = pause
-            pause.follow(self._carry_out_pauses)
         try:
+            if pause is not None:
+                pause.follow(self._carry_out_pauses)
             await self._process.send(attempt.run_message())
             in_time = await self._ends_within(attempt, request.timeout)
             if not in_time:
@@ -184,7 +183,7 @@ class Executor:
     def _carry_out_pauses(self) -> None:
         """Let the executor stand still while at least one of its attempts must stand still."""
         first = min(self._pauses.values(), key=lambda pause: pause.due, default=_NO_PAUSE)
-        self._process.stands_still_at(first.due + (_KILL_LATER if first.kills else 0.0), kills=first.kills)
+        self._process.stop_at(first.due + (first.kill_after or 0.0), kills=first.kill_after is not None)
         on = any(pause.on for pause in self._pauses.values())
         if on == self._process.paused:
             return

@@ -11,16 +11,17 @@ class Pause:
 
     The code of the attempt runs no step while the pause is on. The code is not told.
 
-    :param kills: whether an attempt that nobody puts off ends instead of standing still.
+    :param kill_after: for an attempt that cannot stand still: seconds after ``due`` at which its executor is killed.
+        None: it can stand still.
     :ivar on: True while the attempt must stand still.
-    :ivar due: monotonic time, in seconds, from which the attempt must stand still even if its worker cannot say so,
-        because its process is stopped or its event loop is blocked.
+    :ivar due: time of ``SYSTEM_CLOCK.monotonic``, in seconds, from which the attempt must stand still even if its
+        worker cannot say so, because its process is stopped or its event loop is blocked.
     """
 
-    __slots__ = ("_listener", "due", "kills", "on")
+    __slots__ = ("_listener", "due", "kill_after", "on")
 
-    def __init__(self, *, kills: bool = False) -> None:
-        self.on, self.due, self.kills = False, math.inf, kills
+    def __init__(self, *, kill_after: float | None = None) -> None:
+        self.on, self.due, self.kill_after = False, math.inf, kill_after
         self._listener: Callable[[], None] | None = None
 
     def follow(self, listener: Callable[[], None] | None) -> None:
@@ -38,10 +39,7 @@ class Pause:
             self._changed()
 
     def put_off(self, due: float) -> None:
-        """Set the time from which the attempt must stand still.
-
-        :param due: monotonic time, in seconds.
-        """
+        """Set the time from which the attempt must stand still. :param due: as the attribute."""
         self.due = due
         self._changed()
 

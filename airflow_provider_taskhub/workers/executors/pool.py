@@ -213,7 +213,8 @@ class ExecutorPool:
         :param request: the attempt to run.
         :param progress: called in the event loop, first with the name of the executor and then with each report of the
             activity. It must return quickly. None: nothing is reported.
-        :param pause: while it is on, the executor of the attempt stands still. None: the attempt is never paused.
+        :param pause: while it is on or overdue, the executor of the attempt stands still. None: the attempt is never
+            paused.
         """
         kind = ExecutorKind.SPARK if request.spark else ExecutorKind.PLAIN
         ticket = Ticket(kind, request.instance.instance_id, alone=request.alone)

@@ -91,7 +91,7 @@ class ExecutorProcess:
 
     :param name: name of the executor, for logs.
     :param observer: gets the messages and the output of the process, and learns of its end.
-    :param reaper: kills the session if the host dies.
+    :param reaper: kills the session if the host dies, and stops it if the host is blocked.
     :ivar answers_pings: set to True when the process is ready. From then on the process is killed if it is silent.
     :ivar reason: why the process ends or has ended, as far as the host knows: the rest of a sentence that begins with
         "executor X". None while the host knows no reason.
@@ -177,23 +177,23 @@ class ExecutorProcess:
         if self._child is None or not self._child.alive or on == self.paused:
             return
         if on:
-            self._paused_since = min(self._clock.monotonic(), self._due[0])  # the reaper has stopped it then
+            self._paused_since = min(self._clock.monotonic(), self._due[0])  # at that time the reaper stops it
             process_session.stop(self._child.pid)
         else:
             self._paused_before, self._paused_since, self._unanswered = self.paused_for, None, 0
             process_session.resume(self._child.pid)
 
-    def stands_still_at(self, due: float, *, kills: bool) -> None:
-        """Let the process and all processes in its session stand still from a time on, unless that time is put off.
+    def stop_at(self, due: float, *, kills: bool) -> None:
+        """Let the process and all processes in its session stand still from a time on, unless a later call changes it.
 
         The reaper does it, because the host may be stopped or blocked then.
 
-        :param due: monotonic time, in seconds; inf: the process does not stand still.
+        :param due: time of ``SYSTEM_CLOCK.monotonic``, in seconds; inf: the process does not stand still.
         :param kills: whether the processes are killed instead.
         """
         if self._child is not None and self._child.alive and (due, kills) != self._due:
             self._due = due, kills
-            self._reaper.stands_still_at(self._child.pid, due, kills=kills)
+            self._reaper.stop_at(self._child.pid, due, kills=kills)
 
     def begin_kill(self, reason: str) -> None:
         """Kill the process and all processes in its session, if the process still runs. Do not wait for their end."""
@@ -221,6 +221,9 @@ class ExecutorProcess:
         except Exception:  # whatever the error is, the attempts of this executor must end
             _log.exception("executor_defect", executor=self._name)
             self.begin_kill("was killed because of an internal error in its worker")
+        due, kills = self._due
+        if kills and due <= self._clock.monotonic():
+            self.note_reason("was killed because the records of its attempts were not renewed in time")
         self.note_reason(describe(code))
         await self._observer.gone()
         _log.info("executor_ended", executor=self._name, reason=self.reason)

@@ -1,4 +1,5 @@
-"""The reaper: a small process that kills the sessions of all executors after their host has died.
+"""The reaper: a small process beside a host (a worker's process). It kills the sessions of all executors after the host
+has died.
 
 It also lets a session stand still whose host does not renew the records of its attempts in time: the host itself may
 be stopped, or blocked by user code that holds its GIL, and then another worker takes the attempts over.
@@ -14,7 +15,6 @@ that no executor of the dead worker runs.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import os
 import select
@@ -23,15 +23,23 @@ import subprocess
 import sys
 import time
 
+import structlog
+
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.workers.executors import process_session
 from airflow_provider_taskhub.workers.executors.spawn import import_path
 
+log = structlog.get_logger(__name__)
+
+_RESTART = 1.0
+"""Seconds between two starts of a reaper at least."""
 _ROUNDS = 500
 """Largest number of times that the reaper kills the processes that still run, once every 20 ms. Then it ends anyway."""
 
 
 class Reaper:
-    """Starts the reaper process, and sends it the ids of the POSIX sessions to kill when the host dies.
+    """Starts the reaper process, and sends it the POSIX sessions to kill when the host dies, and to stop when it is
+    blocked.
 
     :param lock_fd: descriptor of the worker's lock file, which the reaper process keeps open; None: the worker has no
         lock file.
@@ -42,12 +50,14 @@ class Reaper:
         self._sessions: dict[int, str] = {}
         """The newest line about each session."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._started = 0.0
 
     def start(self) -> None:
         """Start the reaper process.
 
         :raises OSError: if the machine cannot start another process.
         """
+        self._started = SYSTEM_CLOCK.monotonic()
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", __name__],
             stdin=subprocess.PIPE,
@@ -64,12 +74,12 @@ class Reaper:
 
     def watch(self, session: int) -> None:
         """Tell the reaper to kill this session (all processes of an executor) after the host has died."""
-        self.stands_still_at(session, math.inf, kills=False)
+        self.stop_at(session, math.inf, kills=False)
 
-    def stands_still_at(self, session: int, due: float, *, kills: bool) -> None:
+    def stop_at(self, session: int, due: float, *, kills: bool) -> None:
         """Tell the reaper from when on a session must stand still. It goes on when ``due`` is in the future again.
 
-        :param due: monotonic time, in seconds; inf: the session does not stand still.
+        :param due: time of ``SYSTEM_CLOCK.monotonic``, in seconds; inf: the session does not stand still.
         :param kills: whether the session is killed at ``due`` instead.
         """
         line = self._sessions[session] = f"{'!' if kills else '+'}{session} {due}\n"
@@ -91,27 +101,37 @@ class Reaper:
             await asyncio.to_thread(process.wait, 30)
 
     def _send(self, line: str) -> None:
+        """Send a line. If the reaper is dead, or hangs so that its pipe has no room, start another one.
+
+        The new one gets the newest lines of all sessions. It is started at most once a second, and an error is only
+        logged: the attempts go on without a reaper.
+        """
         if self._process is None:
             return
-        if self._process.poll() is None:
-            with contextlib.suppress(BrokenPipeError):
-                self._write(line)
+        try:
+            if self._process.poll() is None and self._write(line):
                 return
-        self.start()  # the reaper was killed from outside: start another reaper, which gets all sessions again
+        except BrokenPipeError:
+            pass
+        now = SYSTEM_CLOCK.monotonic()
+        if now - self._started < _RESTART:
+            return
+        self._process.kill()
+        try:
+            self.start()
+        except OSError as error:
+            log.warning("reaper_not_started", error=str(error))
 
-    def _write(self, line: str) -> None:
-        """Write a line to the reaper. If the pipe has no room, the reaper hangs: kill it, and :meth:`_send` starts
-        another one with the next line."""
+    def _write(self, line: str) -> bool:
         assert self._process is not None
         assert self._process.stdin is not None
-        if self._process.stdin.write(line.encode()) != len(line):
-            self._process.kill()
+        return self._process.stdin.write(line.encode()) == len(line)
 
 
 class Watched:
     """The sessions that the reaper process watches, from the lines of its host.
 
-    :ivar sessions: for each session, the monotonic time from which it must stand still, and whether it is killed then.
+    :ivar sessions: for each session, the time from which it must stand still, and whether it is killed then.
     """
 
     def __init__(self) -> None:
@@ -125,15 +145,17 @@ class Watched:
             self.sessions.pop(session, None)
             self._still.discard(session)
             return
+        stopped = session in self._still or session not in self.sessions  # another reaper may have stopped it
         self.sessions[session] = due, line.startswith("!")
-        if due > now and session in self._still:
+        if due > now and stopped:
             self._still.discard(session)
             process_session.resume(session)
 
     def look(self, now: float) -> float | None:
         """Let the sessions stand still whose time has come, or kill them.
 
-        :returns: seconds until the next look; None: only a line of the host makes one necessary.
+        :returns: seconds until the next look: at most 1, because a wait does not count the time for which the machine
+            is suspended. None: only a line of the host makes one necessary.
         """
         waiting = {session: at for session, at in self.sessions.items() if session not in self._still}
         for session, (due, kills) in waiting.items():
@@ -141,7 +163,7 @@ class Watched:
                 self._still.add(session)
                 (process_session.kill if kills else process_session.stop)(session)
         left = min((due - now for due, _ in waiting.values() if due > now), default=math.inf)
-        return None if left == math.inf else left
+        return None if left == math.inf else min(1.0, left)
 
 
 def main() -> None:
@@ -150,14 +172,14 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     watched, unread = Watched(), b""
     while True:
-        ready, _, _ = select.select([0], [], [], watched.look(time.monotonic()))
+        ready, _, _ = select.select([0], [], [], watched.look(SYSTEM_CLOCK.monotonic()))
         if ready:
             data = os.read(0, 65536)
             if not data:
                 break
             *lines, unread = (unread + data).split(b"\n")
             for line in lines:
-                watched.hear(line.decode(), time.monotonic())
+                watched.hear(line.decode(), SYSTEM_CLOCK.monotonic())
     for _ in range(_ROUNDS):
         killed = [process_session.kill(session) for session in watched.sessions]
         if not any(killed):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import pathlib
-import time
 from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ import psutil
 import pytest
 
 from airflow_provider_taskhub import virtual_time
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.virtual_time import VirtualClock
 from airflow_provider_taskhub.workers.executors import process_session
 from airflow_provider_taskhub.workers.executors.executor import Executor
@@ -58,11 +58,11 @@ async def test_an_attempt_stands_still_although_its_host_cannot_say_so(
     pause = Pause()
     run = asyncio.create_task(pool.run(request("children", [str(tmp_path), "c"]), pause=pause))
     pids = [int(pid) for pid in (await until_async("children", lambda: started(tmp_path, "c"))).split()]
-    pause.put_off(time.monotonic())
+    pause.put_off(SYSTEM_CLOCK.monotonic())
     await until_async("all stand still", lambda: all(stopped(pids)))
-    pause.put_off(time.monotonic() + PATIENCE)
+    pause.put_off(SYSTEM_CLOCK.monotonic() + PATIENCE)
     await until_async("all go on", lambda: not any(stopped(pids)))
-    pause.put_off(time.monotonic())
+    pause.put_off(SYSTEM_CLOCK.monotonic())
     run.cancel()
     async with asyncio.timeout(PATIENCE):
         with pytest.raises(asyncio.CancelledError):

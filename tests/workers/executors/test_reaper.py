@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 
-from airflow_provider_taskhub.workers.executors import process_session
-from airflow_provider_taskhub.workers.executors.reaper import Reaper, Watched
+from airflow_provider_taskhub.workers.executors import process_session, reaper
+from airflow_provider_taskhub.workers.executors.reaper import Watched
 
 SIGNALS = {"stop": "stands still", "resume": "goes on", "kill": "is killed"}
 
@@ -27,12 +26,13 @@ def test_a_session_stands_still_from_its_time_on_until_it_is_put_off(told: list[
     watched = Watched()
     watched.hear("+7 20.0", 10.0)
     watched.hear("+8 inf", 10.0)
-    assert (watched.look(10.0), watched.look(19.5), told) == (10.0, 0.5, [])
+    told.clear()
+    assert (watched.look(10.0), watched.look(19.5), told) == (1.0, 0.5, [])
     assert (watched.look(20.0), watched.look(25.0), told) == (None, None, [("stands still", 7)])
     watched.hear("+7 22.0", 25.0)
     assert told == [("stands still", 7)], "the renewal came too late: another worker may have the attempt"
     watched.hear("+7 40.0", 25.0)
-    assert (told[1:], watched.look(25.0)) == ([("goes on", 7)], 15.0)
+    assert (told[1:], watched.look(39.5)) == ([("goes on", 7)], 0.5)
     watched.look(40.0)
     assert told[2:] == [("stands still", 7)], "it can stand still again"
 
@@ -40,6 +40,7 @@ def test_a_session_stands_still_from_its_time_on_until_it_is_put_off(told: list[
 def test_a_session_that_cannot_stand_still_is_killed(told: list[tuple[str, int]]) -> None:
     watched = Watched()
     watched.hear("!7 20.0", 10.0)
+    told.clear()
     watched.look(19.0)
     assert told == []
     watched.look(20.0)
@@ -52,7 +53,17 @@ def test_a_session_that_has_ended_gets_nothing(told: list[tuple[str, int]]) -> N
     watched = Watched()
     watched.hear("+7 20.0", 10.0)
     watched.hear("-7 0", 15.0)
+    told.clear()
     assert (watched.look(30.0), watched.sessions, told) == (None, {}, [])
+
+
+def test_a_new_reaper_lets_go_on_what_the_last_one_has_stopped(told: list[tuple[str, int]]) -> None:
+    watched = Watched()
+    watched.hear("+7 20.0", 10.0)
+    assert told == [("goes on", 7)]
+    watched.hear("+8 20.0", 30.0)
+    watched.look(30.0)
+    assert told[1:] == [("stands still", 7), ("stands still", 8)]
 
 
 class FullPipe:
@@ -66,6 +77,8 @@ class FullPipe:
         return 0
 
     def write(self, line: bytes) -> int | None:
+        if self.status is not None:
+            raise BrokenPipeError
         if len(line) > self.room:
             return None
         self.room -= len(line)
@@ -73,24 +86,42 @@ class FullPipe:
         return len(line)
 
     def poll(self) -> int | None:
-        return self.status
+        return None
 
     def kill(self) -> None:
         self.status = -9
 
 
-def test_a_reaper_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its pipe is full. The event loop of the worker does not wait for it."""
-    pipes: Iterator[FullPipe] = iter([(hangs := FullPipe()), (works := FullPipe())])
-    monkeypatch.setattr(subprocess, "Popen", lambda *args, **named: next(pipes))
+class Now:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_a_reaper_that_hangs_is_replaced_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pipe is full. The event loop of the worker does not wait for it, and errors do not end attempts."""
+    pipes = [hangs, works] = [FullPipe(), FullPipe()]
+    clock, tries = Now(), 0
+
+    def popen(*args: object, **named: object) -> FullPipe:
+        nonlocal tries
+        tries += 1
+        if tries == 2:
+            raise OSError("no more processes")
+        return pipes.pop(0)
+
+    monkeypatch.setattr(reaper, "SYSTEM_CLOCK", clock)
+    monkeypatch.setattr(subprocess, "Popen", popen)
     monkeypatch.setattr("os.set_blocking", lambda fd, blocking: None)
-    reaper = Reaper(lock_fd=None)
-    reaper.start()
-    reaper.watch(7)
-    reaper.stands_still_at(7, 20.0, kills=False)
-    reaper.stands_still_at(7, 30.0, kills=False)
-    assert (hangs.status, hangs.lines) == (None, [b"+7 inf\n", b"+7 20.0\n", b"+7 30.0\n"])
-    reaper.stands_still_at(7, 40.0, kills=False)
-    assert hangs.status == -9
-    reaper.stands_still_at(7, 50.0, kills=True)
-    assert works.lines == [b"!7 50.0\n"]
+    one = reaper.Reaper(lock_fd=None)
+    one.start()
+    one.watch(7)
+    for due in (20.0, 30.0, 40.0):
+        one.stop_at(7, due, kills=False)
+    assert (tries, hangs.status, hangs.lines) == (1, None, [b"+7 inf\n", b"+7 20.0\n", b"+7 30.0\n"])
+    for passes in (1.0, 0.5, 0.5):  # one start fails, then it is too early, then one succeeds
+        clock.now += passes
+        one.stop_at(7, clock.now, kills=True)
+    assert (tries, hangs.status, works.lines) == (3, -9, [b"!7 102.0\n"])
