@@ -18,7 +18,7 @@ from airflow_provider_taskhub.client.connection import Connection
 from airflow_provider_taskhub.client.families import descendants
 from airflow_provider_taskhub.client.starting import Starter
 from airflow_provider_taskhub.client.suspension import SUSPENDED_WITHIN, resume_children, suspend_children
-from airflow_provider_taskhub.client.termination import FIRST_PAUSE, LONGEST_PAUSE, children_of_failed, nothing_runs
+from airflow_provider_taskhub.client.termination import FIRST_PAUSE, LONGEST_PAUSE, children_left, nothing_runs
 from airflow_provider_taskhub.client.watching import Watches
 from airflow_provider_taskhub.clock import Deadline
 from airflow_provider_taskhub.concurrency import gather_bounded
@@ -279,7 +279,8 @@ class InstanceHandle:
         """Terminate the instance and its children. The call does not change an instance that has already ended.
 
         The activities of a failed instance with an activity record go on, for a later rewind. This call ends them, and
-        with ``recurse`` also what runs of its children.
+        with ``recurse`` also what runs of its children. It also ends the children of an instance that was terminated
+        without them.
 
         An instance with a damaged history can be terminated too. The worker finds the instance's children and parent in
         the events that can still be read. Afterwards the history contains only the termination.
@@ -301,7 +302,8 @@ class InstanceHandle:
         check_text(reason, "the reason")
         row = await self._existing()
         failed = row.status is Status.FAILED
-        left = await children_of_failed(self) if failed and recurse else []
+        stopped = failed or row.status is Status.TERMINATED
+        left = await children_left(self) if stopped and recurse else []
         if not row.status.is_final or (failed and await self._has_running_activities()):
             event = ExecutionTerminated(
                 timestamp=self.hub.clock.utc_now(),
@@ -440,7 +442,7 @@ class InstanceHandle:
             return not row.status.is_final
         if await self._has_running_activities():
             return True
-        for child in await children_of_failed(self):
+        for child in await children_left(self):
             with suppress(InstanceNotFound):
                 if await child.runs_on():
                     return True
@@ -488,7 +490,7 @@ class InstanceHandle:
             They are found even if the instance was purged before. False: its children stay.
         :returns: False if nothing was deleted, because there was no such instance.
         :raises InvalidStateError: if the instance, or with ``recurse`` one of its descendants, has not ended. Then no
-            instance is deleted.
+            instance is deleted. But if another client rewinds or restarts one of them at the same time, some may be.
         """
         if not recurse:
             return await purge_instance(self)

@@ -34,8 +34,8 @@ CHILD_APPEARS = 30.0
 """Seconds to wait for the row of a child whose parent was terminated. After this time the child counts as ended."""
 
 
-async def children_of_failed(instance: InstanceHandle) -> list[InstanceHandle]:
-    """Return the children of a failed instance that run, or have failed too."""
+async def children_left(instance: InstanceHandle) -> list[InstanceHandle]:
+    """Return the children of an instance that failed or was terminated which run, or have failed too."""
     history, _ = await instance.readable_history()
     created = [
         event

@@ -524,7 +524,8 @@ class InstanceState:
     :param custom_status: JSON text.
     :param created: when the instance was started.
     :param updated: when the row was last written.
-    :param completed: when the instance ended; None: it has not ended.
+    :param completed: when the instance ended; None: it has not ended. A row may keep the time of an earlier end: before
+        a rewind, or of an earlier run with this id.
     :param scheduled_start: the instance does not begin before this time; None: it begins at once.
     :param restarts: how often this instance id was started before; None: unknown, because a .NET client started it.
     :param tags: tags that the instance was started with.
@@ -559,6 +560,11 @@ class InstanceState:
     suspended_by: str | None = None
     suspended_at: Timestamp | None = None
     etag: str = ""
+
+    @property
+    def ended(self) -> Timestamp | None:
+        """When the instance ended; None: it has not ended."""
+        return self.completed if self.status.is_final else None
 
     @property
     def is_held(self) -> bool:

@@ -143,6 +143,8 @@ async def _once(hub: Hub, instance_id: str, order: _Order) -> list[RunningChild]
         for at in rewinding.children:
             await _has_ended(hub, past, rows, at, target, order.until)
         again = {at for at in rewinding.children if await _is_asked_again(hub, past[at], target)}
+        if not terminated:
+            again |= {at for at in _open_children(past, rewinding) if await _was_terminated(hub, past[at], target)}
         # Before the history says so: a second rewind, after this one is cut off, would not know them any more.
         await rewound_calls.stop_undone(hub, past, rewinding.taken, attempts)
         await _rewrite(hub, rows, rewinding, again)
@@ -288,8 +290,19 @@ async def _is_asked_again(hub: Hub, event: HistoryEvent, parent: OrchestrationIn
     A child that failed is rewound instead. A child that was already rewound runs or has completed, so it answers.
     """
     assert isinstance(event, SubOrchestrationInstanceCreated)
+    return await _child(hub, event, parent) is None or await _was_terminated(hub, event, parent)
+
+
+def _open_children(past: Sequence[HistoryEvent], rewinding: Rewinding) -> list[int]:
+    """Return where a history creates the children whose answers it does not have, because the parent failed first."""
+    waiting = {id(created) for created in awaited(past)}
+    return [at for at, event in enumerate(past) if id(event) in waiting and at not in rewinding.taken]
+
+
+async def _was_terminated(hub: Hub, event: HistoryEvent, parent: OrchestrationInstance) -> bool:
+    assert isinstance(event, SubOrchestrationInstanceCreated)
     child = await _child(hub, event, parent)
-    return child is None or child.status in (Status.TERMINATED, Status.CANCELED)
+    return child is not None and child.status in (Status.TERMINATED, Status.CANCELED)
 
 
 async def _children(

@@ -166,7 +166,8 @@ def _duration(now: Timestamp) -> Callable[[Row], int | None]:
     def duration(row: Row) -> int | None:
         if not row.created or row.status is Status.PENDING:
             return None
-        return (row.completed.ticks if row.completed else now.ticks) - row.created
+        end = _end(row)
+        return (now.ticks if end is None else end) - row.created
 
     return duration
 

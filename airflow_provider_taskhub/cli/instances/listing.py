@@ -91,7 +91,7 @@ def list_(
         "instances",
         ("id", "orchestrator", "status", "created", "ended", "custom status"),
         [
-            (i.instance_id, i.name, i.status, time_text(i.created), time_text(i.completed), i.custom_status)
+            (i.instance_id, i.name, i.status, time_text(i.created), time_text(i.ended), i.custom_status)
             for i in page.instances
         ],
     )

@@ -117,7 +117,7 @@ def print_state(state: InstanceState) -> None:
         ("oldest ancestor", state.root if state.root != state.parent else None),
         ("status", state.status),
         ("created", time_text(state.created)),
-        ("ended", time_text(state.completed)),
+        ("ended", time_text(state.ended)),
         ("custom status", _short(state.custom_status)),
         ("tags", masked(", ".join(f"{name}={value}" for name, value in (state.tags or {}).items()))),
         ("input", _short(state.input)),

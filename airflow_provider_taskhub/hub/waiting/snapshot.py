@@ -320,8 +320,8 @@ class WaitingReader:
         return [_quarantined(item) for item in items]
 
     async def _awaits(self, state: InstanceState) -> Awaits | None:
-        """Read what an instance awaits since its last checkpoint. A suspended or pending instance awaits nothing; then
-        the result only says whether its history cannot be read.
+        """Read what an instance awaits since its last checkpoint. A suspended instance awaits nothing; then the result
+        only says whether its history cannot be read. Of the pending ones, those that were rewound await something.
 
         :returns: None if the store does not say what the instance awaits.
         """
@@ -333,7 +333,7 @@ class WaitingReader:
         if sentinel is None or sentinel.awaits is None or (pending and sentinel.execution_id != state.execution_id):
             return None
         awaits = decode_awaits(sentinel.awaits)
-        return awaits if state.status is Status.RUNNING else Awaits(unreadable=awaits.unreadable)
+        return awaits if state.status in (Status.RUNNING, Status.PENDING) else Awaits(unreadable=awaits.unreadable)
 
     async def _held(self, members: Sequence[Member], known: Collection[str]) -> list[InstanceState]:
         """Read the instances that live workers have held for long, if they are not known yet."""

@@ -1,0 +1,115 @@
+"""A parent failed while children run: what a terminate and a rewind do with them, and what people are told."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.engine.context import OrchestrationContext
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.hub.waiting.reasons import Reason
+from tests.simulation.world import World, simulate
+
+BROKEN = [True]
+app = App("family")
+
+
+@app.activity
+def flaky() -> str:
+    if BROKEN[0]:
+        raise ValueError("no")
+    return "mended"
+
+
+@app.orchestrator
+async def fails(ctx: OrchestrationContext) -> str:
+    return await ctx.call_activity(flaky)
+
+
+@app.orchestrator
+async def waits(ctx: OrchestrationContext) -> str:
+    return await ctx.wait_for_external_event("go", str)
+
+
+@app.orchestrator
+async def family(ctx: OrchestrationContext) -> list[str]:
+    one = ctx.call_sub_orchestrator(fails, instance_id="fails")
+    others = [ctx.call_sub_orchestrator(waits, instance_id=f"waits-{number}") for number in range(2)]
+    return await ctx.when_all([one, *others])
+
+
+@app.orchestrator
+async def alone(ctx: OrchestrationContext) -> str:
+    await ctx.call_activity(flaky)
+    return await ctx.wait_for_external_event("go", str)
+
+
+async def _failed(world: World, orchestrator: str) -> None:
+    BROKEN[0] = True
+    await world.client.start(orchestrator, instance_id="i")
+    assert (await world.wait("i")).status is Status.FAILED
+    BROKEN[0] = False
+
+
+async def _running(world: World, *ids: str) -> None:
+    for one in ids:
+        async with asyncio.timeout(60.0):
+            while (state := await world.client.get(one)) is None or state.status.is_final:
+                await world.clock.sleep(0.5)
+
+
+@pytest.mark.parametrize("who", ["i", "waits-0"])
+def test_one_rewind_goes_on_although_children_were_terminated_after_the_failure(who: str) -> None:
+    """They are started again, as those are that were terminated before it."""
+
+    async def main() -> Any:
+        async with World(app) as world:
+            await world.join("one")
+            await _failed(world, "family")
+            await world.client.terminate(who, "stop", wait=True)
+            await world.client.rewind("i", "mended")
+            await world.clock.sleep(20.0)
+            await _running(world, "i", "waits-0", "waits-1")
+            for number in range(2):
+                await world.client.raise_event(f"waits-{number}", "go", str(number))
+            return (await world.wait("i")).output
+
+    assert simulate(main) == '["mended","0","1"]'
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_second_terminate_ends_the_children_that_the_first_one_has_left(wait: bool) -> None:
+    async def main() -> Any:
+        async with World(app) as world:
+            await world.join("one")
+            BROKEN[0] = False
+            await world.client.start("family", instance_id="i")
+            await _running(world, "waits-0", "waits-1")
+            await world.client.terminate("i", "stop", recurse=False, wait=True)
+            await _running(world, "waits-0", "waits-1")
+            state = await world.client.terminate("i", "all", wait=wait)
+            if not wait:
+                await world.settle()
+            children = [await world.client.get(f"waits-{number}") for number in range(2)]
+            return state.status, [child and (child.status, child.output) for child in children]
+
+    assert simulate(main) == (Status.TERMINATED, [(Status.TERMINATED, "all")] * 2)
+
+
+def test_a_rewound_instance_says_for_what_it_waits_and_that_it_has_not_ended() -> None:
+    async def main() -> Any:
+        async with World(app) as world:
+            await world.join("one")
+            await _failed(world, "alone")
+            await world.client.rewind("i", "mended")
+            await world.clock.sleep(30.0)
+            state = await world.client.get("i")
+            assert state is not None
+            return state.status, state.ended, await world.client.instance("i").waiting()
+
+    status, ended, waiting = simulate(main)
+    assert (status, ended, [why.reason for why in waiting]) == (Status.PENDING, None, [Reason.EVENTS])
+    assert "event 'go'" in waiting[0].text
