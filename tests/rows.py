@@ -27,6 +27,8 @@ DEVIATIONS = {
     "D33": "no code listens inside of a worker: who waits outside is told by hints in the store",
     "D36": "the one state that is left is called running",
     "D61": "a suspend or terminate takes effect at once, also if nothing is left; a suspended one ends when resumed",
+    "D62": "a call that has not begun stays in its queue: held by a suspension, dropped unrun in its turn after a kill",
+    "D63": "a kill asks and waits for the executor's word; a pause asks no executor, and what runs goes on",
     "D67": "an end also comes to an attempt that no executor has, or whose worker is gone; suspended is no state of it",
     "D68": "a record begins with its claim as running; it has no state for dispatched, and a pause is only logged",
     "D69": "an outcome is written again for an hour; then the work item goes back, and the activity runs again",

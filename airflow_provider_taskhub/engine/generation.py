@@ -217,9 +217,9 @@ class Generation:
 
         :param error: the error.
         """
+        self._move(Happening.FAILED)
         self.close()
         self.result, self.failure = message_of(error), failure_of(error)
-        self._move(Happening.FAILED)
 
     def flush(self, time: Timestamp) -> list[Decided]:
         """Return the new decisions in the order of their numbers; an empty list while the instance is suspended.
@@ -497,6 +497,9 @@ class Generation:
             self._raise(reworded(error))
 
     def _return(self, value: Any) -> None:
+        status = react_instance(
+            self.status, Happening.CONTINUED if self._wants_generation else Happening.RETURNED
+        ).state
         self._tell_refused()
         self._tell_forgotten()
         if not self.input_is_read and self.started.input not in (None, "null"):
@@ -506,19 +509,17 @@ class Generation:
                 self.definition.name,
             )
         self._closed = True
-        if self._wants_generation:
-            self._move(Happening.CONTINUED)
-            return
-        what = f"result of orchestrator {self.definition.name!r}"
-        self.result = dumps(value, self.definition.result_annotation, what=what)
-        self._move(Happening.RETURNED)
+        if not self._wants_generation:
+            what = f"result of orchestrator {self.definition.name!r}"
+            self.result = dumps(value, self.definition.result_annotation, what=what)
+        self.status = status
 
     def _raise(self, error: BaseException) -> None:
+        self._move(Happening.FAILED)
         self._tell_forgotten()
         self._closed = True
         self._wants_generation = False
         self.result, self.failure = message_of(error), failure_of(error)
-        self._move(Happening.FAILED)
 
     def _tell_refused(self) -> None:
         for error in self._driver.refused if not self.replaying else ():

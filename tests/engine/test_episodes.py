@@ -49,6 +49,8 @@ from airflow_provider_taskhub.engine.events import (
     TimerCreated,
     TimerFired,
 )
+from airflow_provider_taskhub.engine.generation import Generation
+from airflow_provider_taskhub.engine.lifecycle import LifecycleError
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import Execution, run
 from airflow_provider_taskhub.engine.replay_safe_logger import LogLine
@@ -444,6 +446,27 @@ class Test_discarded:
         late = play.take(play.raised("stop", 3), ExecutionTerminated(timestamp=START, input="too late"))
         assert late.history == ()
         assert {reason for _, reason in late.stale} == {"the orchestration is Completed already"}
+
+    @pytest.mark.rows("D58")
+    @pytest.mark.parametrize(
+        "end",
+        [
+            lambda ended: ended.fail_with(OrchestrationError("too late", retryable=False)),
+            lambda ended: ended._raise(ValueError("too late")),
+            lambda ended: ended._return("too late"),
+        ],
+        ids=["the engine fails it", "its code fails", "its code returns"],
+    )
+    def test_what_has_ended_is_not_ended_again_and_is_left_as_it_was(self, end: Callable[[Generation], None]) -> None:
+        started = ExecutionStarted(timestamp=START, instance=INSTANCE, name="two_events")
+        definition = Registry.of([app]).orchestrator("two_events")
+        generation = Generation(Registry.of([app]), definition, started, INSTANCE, time=START)
+        generation.begin()
+        generation.status, generation.result = Status.COMPLETED, '"done"'
+        with pytest.raises(LifecycleError, match="Completed cannot have"):
+            end(generation)
+        assert (generation.status, generation.result, generation.failure) == (Status.COMPLETED, '"done"', None)
+        assert not generation._closed
 
     @pytest.mark.rows("D31")
     def test_an_event_that_is_handled_need_not_change_the_state(self) -> None:

@@ -132,7 +132,7 @@ def test_every_reaction_of_an_activity(state: ActivityState, happening: Activity
         (A.LOST, AH.CLAIMED, AR.RUN_NEXT, A.RUNNING),
     ],
 )
-@pytest.mark.rows("D56", "D62", "D63")
+@pytest.mark.rows("D56", "D63")
 def test_rows_of_an_activity(
     state: ActivityState, happening: ActivityHappening, reaction: ActivityReaction, after: ActivityState
 ) -> None:

@@ -86,11 +86,15 @@ PLACES = pytest.mark.parametrize("place", [MEMORY, WHOLE], ids=str)
 KINDS = pytest.mark.parametrize("kind", ["plain", "recorded"])
 
 
+@pytest.mark.rows("D62")
 @PLACES
 @KINDS
 @pytest.mark.parametrize("workers", [1, 2])
 def test_no_activity_begins_after_the_confirmed_end(kind: str, workers: int, place: Place) -> None:
-    """It may wait for a slot, or lie in the queue."""
+    """It may wait for a slot, or lie in the queue.
+
+    Not as D62 says, on purpose: what has not begun leaves its queue unrun when its turn comes, and not at the kill.
+    """
     begun = Begun()
 
     async def play() -> Any:
@@ -159,14 +163,16 @@ def test_an_activity_that_was_too_late_is_asked_for_again_and_runs_once(kind: st
     assert set(records) <= {RecordState.COMPLETED}
 
 
-@pytest.mark.rows("D30")
+@pytest.mark.rows("D30", "D62", "D64")
 @PLACES
-@pytest.mark.rows("D64")
 @pytest.mark.parametrize(("kind", "workers"), [("plain", 1), ("plain", 2), ("recorded", 2), ("impatient", 1)])
 def test_nothing_begins_while_its_instance_is_suspended_and_all_of_it_after_the_resume(
     kind: str, workers: int, place: Place
 ) -> None:
-    """Its messages are neither lost nor put into quarantine, and the queue is not polled all the time."""
+    """Its messages are neither lost nor put into quarantine, and the queue is not polled all the time.
+
+    Not as D62 and D63 say, on purpose: a suspension leaves what has not begun in its queue, and asks no executor.
+    """
     begun, width, seconds = Begun(), 40, 120
 
     async def play() -> Any:

@@ -66,7 +66,7 @@ def test_an_activity_that_ends_while_its_heartbeat_is_under_way_runs_once(fault:
     assert superseded == []
 
 
-@pytest.mark.rows("D60", "D63")
+@pytest.mark.rows("D63")
 def test_a_cancel_is_seen_within_a_second_though_renewals_are_rare() -> None:
     """With the lease times of Azure Storage, a record is renewed every 10 s."""
 
@@ -161,7 +161,7 @@ def test_who_waits_for_a_silent_worker_takes_no_slot_from_others() -> None:
 
 
 @pytest.mark.parametrize("first", ["death", "terminate"])
-@pytest.mark.rows("D60", "D63", "D66")
+@pytest.mark.rows("D63", "D66", "D67")
 def test_the_record_of_a_cancelled_attempt_is_closed_though_its_holder_is_dead(first: str) -> None:
     """Whoever waits for a terminate waits for records that say that nothing of them runs: nobody's may be left open."""
 
@@ -189,7 +189,7 @@ def test_the_record_of_a_cancelled_attempt_is_closed_though_its_holder_is_dead(f
     assert queued == 0
 
 
-@pytest.mark.rows("D60", "D63")
+@pytest.mark.rows("D63")
 @pytest.mark.parametrize("fault", ["no answer", "death"])
 def test_a_cancellation_that_is_cut_off_is_made_good(fault: str) -> None:
     """The messages that ended the instance stand until its activities' holders are asked: they say so once more."""
@@ -226,7 +226,7 @@ def test_a_cancellation_that_is_cut_off_is_made_good(fault: str) -> None:
     assert simulate(play) == (1, [RecordState.CANCELLED], 0)
 
 
-@pytest.mark.rows("D60", "D63")
+@pytest.mark.rows("D63")
 @pytest.mark.parametrize("hidden", [4.0, 30.0], ids=["with the new start", "after it"])
 def test_a_cancellation_that_is_cut_off_is_made_good_though_the_instance_is_started_again(hidden: float) -> None:
     """The attempt of the new start goes on.
@@ -288,7 +288,7 @@ def test_a_cancellation_that_comes_late_does_not_end_attempts_of_the_next_start(
     assert sorted(simulate(play)) == [RecordState.CANCELLED, RecordState.RUNNING]
 
 
-@pytest.mark.rows("D60", "D63")
+@pytest.mark.rows("D60", "D63", "D67")
 @pytest.mark.parametrize("claim", ["after", "during"])
 def test_an_attempt_that_is_claimed_after_the_end_of_its_instance_ends_too(claim: str) -> None:
     """When the instance was terminated there was no record, and nobody to ask.
@@ -378,7 +378,7 @@ def test_what_runs_when_its_instance_is_purged_is_not_run_again_and_leaves_nothi
     assert found == (0, 0, [])
 
 
-@pytest.mark.rows("D60", "K46")
+@pytest.mark.rows("D60", "D62", "K46")
 @pytest.mark.parametrize("purged", [False, True], ids=["ended", "purged"])
 @pytest.mark.parametrize("name", ["recorded", "plain"])
 @pytest.mark.long
@@ -401,7 +401,7 @@ def test_what_has_waited_for_a_slot_since_its_instance_ended_is_not_begun(name: 
     assert simulate(play) == ([], (0, 0, []))
 
 
-@pytest.mark.rows("D60", "D88")
+@pytest.mark.rows("D63", "D88")
 @pytest.mark.parametrize("lose", [False, True])
 def test_a_cancelled_attempt_that_takes_long_to_end_keeps_its_place(lose: bool) -> None:
     """Its clean-up takes longer than an owner may be silent. The terminate is confirmed when it has ended."""

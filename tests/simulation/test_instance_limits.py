@@ -170,6 +170,7 @@ def test_the_limit_holds_while_workers_die_and_join(seed: int) -> None:
     simulate(main)
 
 
+@pytest.mark.rows("D88")
 def test_a_rewound_instance_waits_for_its_turn_and_comes_before_the_others() -> None:
     gate = Gate()
     gate.broken = {"i00"}

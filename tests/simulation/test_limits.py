@@ -42,6 +42,7 @@ class Gate:
         self.inside: set[tuple[str, int]] = set()
         self.most = 0
         self.ran: Counter[int] = Counter()
+        self.broken: set[int] = set()
         self.app = app = App("limited")
 
         @app.activity(limit=LIMIT)
@@ -54,6 +55,8 @@ class Gate:
                 await asyncio.sleep(seconds)
             finally:
                 self.inside.discard(key)
+            if number in self.broken:
+                raise ValueError("broken")
             self.ran[number] += 1
             return number
 
@@ -348,6 +351,40 @@ def test_a_moved_call_has_been_delivered_as_often_as_before() -> None:
             await world.join("two")
             await world.clock.sleep(20)
             assert [held.deliveries for machine in world.machines if not machine.dead for held in _held(machine)] == [2]
+
+    simulate(main)
+
+
+@pytest.mark.rows("D88")
+@pytest.mark.parametrize("end", ["fails", "is terminated"])
+def test_the_place_of_an_attempt_is_free_again_at_once_however_it_ends(end: str) -> None:
+    gate = Gate()
+    gate.broken = {0, 1}
+
+    async def main() -> None:
+        async with World(gate.app) as world:
+            await world.join("one")
+            for number in range(LIMIT):
+                await world.client.start(
+                    "loads", [number, 1, 3.0 if end == "fails" else 600.0], instance_id=f"i{number}"
+                )
+            await world.clock.sleep(2)
+            assert len(gate.inside) == LIMIT
+            await world.client.start("loads", [LIMIT, LIMIT, 1.0], instance_id="next")
+            for number in range(LIMIT):
+                if end == "is terminated":
+                    await world.client.terminate(f"i{number}", "enough", wait=True)
+                state = await world.wait(f"i{number}")
+                assert state.status is (Status.FAILED if end == "fails" else Status.TERMINATED)
+            ended = world.clock.monotonic()
+            assert (await world.wait("next")).status is Status.COMPLETED
+            assert world.clock.monotonic() - ended < 4
+            assert gate.most == LIMIT
+            assert gate.ran == {LIMIT: 1, LIMIT + 1: 1}
+            await world.clock.sleep(10)
+            (limit,) = await world.client.admin.limits()
+            assert (limit.waiting, limit.holders) == (0, ())
+            await world.settle()
 
     simulate(main)
 

@@ -83,8 +83,13 @@ def test_an_activity_that_takes_long_to_end_stops_the_watch_over_no_other() -> N
     assert simulate(play) == (2, [])
 
 
+@pytest.mark.rows("D69")
 def test_what_activities_came_to_is_kept_through_an_outage_and_written_after_it() -> None:
-    """For 20 minutes the account refuses everything. Each activity runs once, and the instance ends soon after."""
+    """For 20 minutes the account refuses everything. The instance ends soon after.
+
+    The plain activity runs once. The recorded one is still running when the outage begins: it stands still, is given
+    up after five minutes, and its next attempt runs after the outage.
+    """
     book = Book()
     until = 0.0
 

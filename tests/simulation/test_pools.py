@@ -145,9 +145,11 @@ def test_an_activity_whose_pool_has_no_worker_fails_in_the_end(pools: str, name:
         limit = timedelta(minutes=10)
         async with World(where.app, functions=where.functions, no_worker_timeout=limit) as world:
             await world.join("one", pools=pools)
+            begun = world.clock.monotonic()
             await world.client.start(name, [1.0], instance_id="i")
             state = await world.wait("i")
             assert state.status is Status.FAILED
+            assert limit.total_seconds() <= world.clock.monotonic() - begun < 1.2 * limit.total_seconds()
             activity = name.removesuffix("s")
             pool = " of pool 'heavy'" if activity == "train" else ""
             assert state.failure is not None

@@ -518,7 +518,7 @@ def test_a_response_of_the_generation_before_is_discarded_with_a_record() -> Non
     assert reason.startswith("it is for generation ")
 
 
-@pytest.mark.rows("K27")
+@pytest.mark.rows("D57", "K27")
 @pytest.mark.parametrize("restarted", [False, True], ids=["in memory", "loaded"])
 def test_a_response_that_echoes_another_action_is_discarded_with_a_record(restarted: bool) -> None:
     async def play(hub: World) -> Any:

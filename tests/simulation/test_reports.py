@@ -89,7 +89,11 @@ def is_record(what: object, *, outcome: bool = False) -> bool:
 @pytest.mark.rows("D67")
 @pytest.mark.parametrize(
     ("name", "last"),
-    [("kept", RecordState.COMPLETED), ("fails", RecordState.FAILED), ("stubborn", RecordState.CANCELLED)],
+    [
+        ("kept", RecordState.COMPLETED),
+        ("fails", RecordState.FAILED),
+        pytest.param("stubborn", RecordState.CANCELLED, marks=pytest.mark.rows("D63")),
+    ],
 )
 def test_an_attempt_has_an_end_only_after_its_executor_has_said_so(name: str, last: RecordState) -> None:
     """Not as D67 says, on purpose: ``test_an_attempt_that_runs_ends_by_its_executor_or_with_it`` shows the rest."""

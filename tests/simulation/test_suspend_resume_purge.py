@@ -824,7 +824,7 @@ def test_records_and_histories_of_many_transactions_go_too() -> None:
     assert play(drive) == []
 
 
-@pytest.mark.rows("K46")
+@pytest.mark.rows("D58", "K46")
 def test_only_what_has_ended_is_purged() -> None:
     async def drive(world: World) -> Any:
         await world.client.start("patient", instance_id="one")

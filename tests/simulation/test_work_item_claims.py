@@ -70,6 +70,7 @@ def test_episodes_side_by_side_claim_no_more_than_the_free_slots(monkeypatch: py
     assert max(most) <= SLOTS
 
 
+@pytest.mark.rows("D67")
 def test_an_activity_that_waited_too_long_for_a_slot_fails_and_says_so() -> None:
     """``queue_timeout`` covers the wait before the first delivery, ``timeout`` the run."""
 

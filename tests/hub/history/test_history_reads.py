@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
+from airflow_provider_taskhub.engine.events import EventRaised
 from airflow_provider_taskhub.hub.formats.history_rows import SENTINEL
-from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, late
+from airflow_provider_taskhub.storage.faults import Call, Fault, FaultyStore, late, refused
 from airflow_provider_taskhub.storage.primitives import Entity, RowOperation, RowVerb, Transact, Unit
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.virtual_time import VirtualClock, run
@@ -29,7 +30,7 @@ class Stage:
     """A store under a clock, an orchestrator that waits for rings, and workers.
 
     :ivar live, replayed: rings that its code saw for the first time, and again. :ivar asked: reads and checkpoints.
-    :ivar delays: seconds that one of them takes.
+    :ivar delays: seconds that one of them takes. :ivar refused: the instance whose history the store refuses.
     """
 
     def __init__(self) -> None:
@@ -38,6 +39,7 @@ class Stage:
         self.replayed: list[int] = []
         self.asked: Counter[str] = Counter()
         self.delays: dict[str, float] = {}
+        self.refused: str | None = None
         self.app = App("bells", version="1")
         self.store = FaultyStore(SqliteStore(None, clock=self.clock), self._plan, clock=self.clock)
 
@@ -61,6 +63,8 @@ class Stage:
             case _:
                 return None
         self.asked[what] += 1
+        if what is HISTORY and self.refused is not None and self.refused in str(call.what):
+            return refused()
         return late(self.delays.pop(what)) if what in self.delays else None
 
     def worker(self, **settings: Any) -> AbstractAsyncContextManager[House]:
@@ -105,23 +109,36 @@ def test_a_batch_of_a_cold_instance_is_one_read_of_its_history_and_one_episode()
     assert (stage.live, stage.replayed) == ([0, 1, 2, 3, 4], [0, 1])
 
 
+async def rung(hub: House, instance_id: str) -> list[str | None]:
+    """The rings that the store has."""
+    return [event.input for event in await hub.client.instance(instance_id).history() if isinstance(event, EventRaised)]
+
+
 @pytest.mark.rows("D23", "K17")
-def test_who_waits_for_its_history_keeps_nobody_waiting() -> None:
-    async def scene(stage: Stage) -> list[int]:
+@pytest.mark.parametrize("what", [HISTORY, CHECKPOINT, "refused"])
+def test_who_waits_for_the_store_keeps_nobody_waiting(what: str) -> None:
+    """For a minute the store does not give the history of the first, or refuses it, or does not take its checkpoint."""
+
+    async def scene(stage: Stage) -> list[Any]:
         async with stage.worker(partitions=1) as hub:
             for name in ("first", "second"):
                 await hub.client.start("bell", 3, instance_id=name)
             await stage.clock.sleep(5.0)
-        stage.delays[HISTORY] = 60.0
         async with stage.worker(partitions=1) as hub:
+            if what == "refused":
+                stage.refused = "first"
+            else:
+                stage.delays[what] = 60.0
             await stage.ring(hub, 1, instance_id="first")
             await stage.ring(hub, 2, instance_id="second")
-            heard = list(stage.live)
+            stage.refused = None
+            during = [await rung(hub, name) for name in ("first", "second")]
             await stage.clock.sleep(60.0)
-            return heard
+            return [during, [await rung(hub, name) for name in ("first", "second")]]
 
-    heard, stage = play(scene)
-    assert (heard, stage.live) == ([2], [2, 1])
+    found, stage = play(scene)
+    assert found == [[[], ["2"]], [["1"], ["2"]]]
+    assert sorted(stage.live) == [1, 2], "each was heard once"
 
 
 @pytest.mark.rows("K22", "K23")

@@ -54,6 +54,7 @@ def always_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_wakeups, "LIST_EVERY", 0.0)
 
 
+@pytest.mark.rows("D24")
 @pytest.mark.process
 async def test_who_waits_is_woken_by_another_process(folder: Path) -> None:
     house = House(folder)

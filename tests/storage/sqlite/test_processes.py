@@ -115,6 +115,7 @@ def signals_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SharedFile, "_soon_visible", lambda self, names: [])
 
 
+@pytest.mark.rows("D24")
 @pytest.mark.usefixtures("signals_only")
 @pytest.mark.process
 async def test_a_put_of_another_process_wakes_a_waiter(tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ class Stage:
         self._sessions.done(item[0], now=0.0)
 
 
-@pytest.mark.rows("D17", "D25")
+@pytest.mark.rows("D17", "D18", "D25")
 @pytest.mark.parametrize("limit", [1, 4])
 async def test_a_fixed_number_of_episodes_at_once_handles_any_number_of_instances_whatever_their_ids(
     limit: int,
@@ -264,6 +264,7 @@ async def test_a_fixed_number_of_episodes_at_once_handles_any_number_of_instance
     assert stage.most == limit
 
 
+@pytest.mark.rows("D22")
 async def test_who_has_begun_goes_on_before_others_begin_but_not_for_ever() -> None:
     """Live sessions that are always ready let a new one pass after three of them, and each kind keeps its order."""
     sessions: Sessions[str] = Sessions()
