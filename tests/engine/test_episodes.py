@@ -1024,8 +1024,8 @@ class Test_code:
         [
             (
                 lambda ctx, task: not task.is_complete,
-                "for is_complete, last at {}. It changes only at an await, so this "
-                "loop never ends: await activity 'slow' at test_episodes.py",
+                "for is_complete, last at {}. It changes only at an await, so a loop "
+                "that waits for it never ends: await activity 'slow' at test_episodes.py",
             ),
             (lambda ctx, task: not ctx.when_all([task]).is_complete, "for is_complete, last at {}"),
             (lambda ctx, task: not task.is_failed, "for is_complete, last at {}"),
