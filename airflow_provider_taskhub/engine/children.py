@@ -110,7 +110,7 @@ def terminations(history: Iterable[HistoryEvent], instance_id: str, time: Timest
     terminated = next((event for event in reversed(history) if isinstance(event, ExecutionTerminated)), None)
     if not (terminated.taskhub_recurse if terminated else request and request.recurse):
         return []
-    reason = terminated.input if terminated else request and request.reason
+    reason = terminated.input if terminated else None if request is None else request.reason
     # What the request has cancelled still cleans up. Only a terminate that leaves no time ends it at once.
     cleaning = request is not None and terminated is not None
     return [
