@@ -467,7 +467,7 @@ class Generation:
             self.result = event.input
         elif self._request is not None:
             lines = "; ".join(map(str, self._driver.lines()))
-            told = "the clean-up of orchestrator %r has not ended within %s s, at %s"
+            told = "orchestrator %r has not ended its clean-up within %s s, at %s"
             self._context.logger.warning(told, self.definition.name, self._request.grace, lines)
             self.result = self._request.reason
         self.close()

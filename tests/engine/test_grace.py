@@ -342,7 +342,7 @@ class Test_the_deadline:
         play.take(deadline(play))
         ended(play)
         (text,) = said
-        assert text.startswith("the clean-up of orchestrator 'work' has not ended within 60 s, at test_grace.py:")
+        assert text.startswith("orchestrator 'work' has not ended its clean-up within 60 s, at test_grace.py:")
 
     def test_ends_code_that_goes_on(self) -> None:
         async def work(ctx: OrchestrationContext) -> None:

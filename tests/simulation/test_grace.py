@@ -13,6 +13,10 @@ from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import ExecutionTerminated, Status
 from airflow_provider_taskhub.errors import InvalidStateError
+from airflow_provider_taskhub.hub.partitions.hashing import partition_of
+from airflow_provider_taskhub.hub.queues.reader import decode_message
+from airflow_provider_taskhub.workers.orchestrations.stuck_instances import quarantine_stuck
+from airflow_provider_taskhub.workers.orchestrations.watchdog import Running
 from tests.simulation.world import World, simulate
 
 MINUTE = timedelta(seconds=60)
@@ -221,6 +225,34 @@ def test_without_the_code_the_instance_ends_after_this_time(asked_before: bool) 
             if not asked_before:
                 await world.client.terminate("a", "late", grace=MINUTE)
             state = await world.wait("a", limit=timedelta(minutes=5))
+            assert (state.status, state.output) == (Status.TERMINATED, "late")
+
+    simulate(main, limit=timedelta(hours=2))
+
+
+def test_the_deadline_ends_code_that_blocks_its_worker() -> None:
+    """Its clean-up has not awaited any more, so the instance is in quarantine."""
+    clusters = Clusters(closing=1e6, record=True)
+
+    async def main() -> None:
+        async with World(clusters.app, partitions=2, activities=4) as world:
+            first = await world.join("first")
+            client, names = world.client, world.client.hub.names
+            await client.start("one", instance_id="a")
+            await begun(world, clusters, "work a")
+            await client.terminate("a", "late", grace=MINUTE)
+            await begun(world, clusters, "close a")
+            row = await client.get("a")
+            assert row is not None
+            await first.stop()
+            await client.raise_event("a", "any")
+            queue = names.control(partition_of("a", client.hub.info.partitions))
+            (message,) = await world.store.receive(queue, limit=1, visibility=timedelta(seconds=30))
+            batch = [await decode_message(world.store, names, queue, message, 0.0)]
+            running = Running("a", row.execution_id, batch)
+            await quarantine_stuck(running, "it did not end", world.store, first.backend.hub.names)
+            await world.join("second")
+            state = await world.wait("a", limit=timedelta(minutes=3))
             assert (state.status, state.output) == (Status.TERMINATED, "late")
 
     simulate(main, limit=timedelta(hours=2))

@@ -163,9 +163,7 @@ async def _order(client: Client, order: Mapping[str, Any]) -> None:
             await client.resume(order["to"], "explored")
         case "terminate":
             grace = order.get("grace")
-            await client.terminate(
-                order["to"], "explored", grace=None if grace is None else timedelta(seconds=grace)
-            )
+            await client.terminate(order["to"], "explored", grace=None if grace is None else timedelta(seconds=grace))
 
 
 async def _all(client: Client) -> list[InstanceState]:
