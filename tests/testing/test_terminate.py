@@ -29,7 +29,7 @@ def test_the_clean_up_runs_only_if_there_is_time(grace: timedelta | None, expect
         finally:
             await ctx.call_activity(note, "closed")
 
-    with pytest.raises(OrchestrationError, match="^late$"):
+    with pytest.raises(OrchestrationError, match=r"^late$"):
         run(work, app=app, events=[Terminate(reason="late", grace=grace, after=HOUR)])
     assert done == expected
 
@@ -45,7 +45,7 @@ def test_a_failure_of_the_clean_up_is_a_warning() -> None:
             raise OSError("no disk")
 
     with (
-        pytest.raises(OrchestrationError, match="^late$"),
+        pytest.raises(OrchestrationError, match=r"^late$"),
         pytest.warns(RuntimeWarning, match="orchestrator 'work' failed in its clean-up: no disk"),
     ):
         run(work, app=app, events=[Terminate(reason="late", grace=HOUR)])
@@ -62,7 +62,7 @@ def test_a_clean_up_that_takes_too_long_is_a_warning() -> None:
             await ctx.create_timer(2 * HOUR)
 
     with (
-        pytest.raises(OrchestrationError, match="^late$"),
+        pytest.raises(OrchestrationError, match=r"^late$"),
         pytest.warns(RuntimeWarning, match="orchestrator 'work' has not ended its clean-up within 3600 s, at "),
     ):
         run(work, app=app, events=[Terminate(reason="late", grace=HOUR)])
