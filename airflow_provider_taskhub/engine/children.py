@@ -79,9 +79,7 @@ def unfinished(history: Iterable[HistoryEvent], *, cancelled: bool = False) -> t
     :param cancelled: whether the children that were cancelled are returned, too.
     """
     history = tuple(history)
-    starts = [event for event in history if isinstance(event, ExecutionStarted)]
-    earlier = [child for start in starts for child in _parsed(start.taskhub_children or "[]")]
-    return (*earlier, *map(_child, awaited(history, cancelled=cancelled)))
+    return (*_earlier(history), *map(_child, awaited(history, cancelled=cancelled)))
 
 
 def carried(history: Iterable[HistoryEvent]) -> str | None:
@@ -110,22 +108,47 @@ def terminations(history: Iterable[HistoryEvent], instance_id: str, time: Timest
     terminated = next((event for event in reversed(history) if isinstance(event, ExecutionTerminated)), None)
     if not (terminated.taskhub_recurse if terminated else request and request.recurse):
         return []
-    reason = terminated.input if terminated else None if request is None else request.reason
-    # What the request has cancelled still cleans up. Only a terminate that leaves no time ends it at once.
-    cleaning = request is not None and terminated is not None
-    return [
-        Outbound(
-            event=ExecutionTerminated(
-                timestamp=time,
-                input=because(instance_id, reason),
-                taskhub_execution_id=child.execution_id,
-                taskhub_recurse=True,
-                taskhub_child=child.name,
-            ),
-            target=OrchestrationInstance(instance_id=child.instance_id),
-        )
-        for child in unfinished(history, cancelled=cleaning)
-    ]
+    if terminated is None:  # what was asked to end with its parent still cleans up
+        reason = None if request is None else request.reason
+        found = tuple(map(_child, awaited(history)))
+    else:
+        reason, found = terminated.input, unfinished(history, cancelled=request is not None)
+    return [_termination(child, because(instance_id, reason), time) for child in found]
+
+
+def requests(history: Iterable[HistoryEvent], instance_id: str, time: Timestamp) -> list[Outbound]:
+    """Return the messages that ask the open children of earlier generations to end, because their parent is asked to.
+
+    The children of the current generation get theirs with their cancels.
+
+    :param history: the events of the instance since the last ``continue_as_new``, with the request to end.
+    :param instance_id: instance id of the parent.
+    :param time: timestamp of the messages.
+    """
+    history = tuple(history)
+    request = grace.found(history)
+    if request is None or not request.recurse:
+        return []
+    why = because(instance_id, request.reason)
+    return [_termination(child, why, time, seconds=request.grace) for child in _earlier(history)]
+
+
+def _termination(child: Child, reason: str, time: Timestamp, *, seconds: int | None = None) -> Outbound:
+    event = ExecutionTerminated(
+        timestamp=time,
+        input=reason,
+        taskhub_execution_id=child.execution_id,
+        taskhub_recurse=True,
+        taskhub_child=child.name,
+        taskhub_grace=seconds,
+    )
+    return Outbound(event=event, target=OrchestrationInstance(instance_id=child.instance_id))
+
+
+def _earlier(history: Iterable[HistoryEvent]) -> list[Child]:
+    """Return the children that were started before a ``continue_as_new``."""
+    starts = [event for event in history if isinstance(event, ExecutionStarted)]
+    return [child for start in starts for child in _parsed(start.taskhub_children or "[]")]
 
 
 def reports_end(history: Iterable[HistoryEvent]) -> bool:

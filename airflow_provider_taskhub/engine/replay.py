@@ -173,6 +173,9 @@ class Execution:
             history.append(event)
             if message is not None:
                 outbound.append(message)
+        if grace.found(history) is not None:
+            past = [*(() if switched else self._past.events), *history]
+            outbound += family.requests(past, generation.instance.instance_id, time)
         completed = self._complete(generation, time, history, outbound)
         outbound += self._child_terminations(completed, history, switched=switched)
         history.append(OrchestratorCompleted(timestamp=time, taskhub_waits=generation.wait_changes.text()))

@@ -525,6 +525,21 @@ class Test_children:
         ended(play)
         assert not [one for one in play.outbound if isinstance(one.event, ExecutionTerminated)]
 
+    def test_of_earlier_generations_are_asked_too(self) -> None:
+        async def work(ctx: OrchestrationContext) -> None:
+            if ctx.get_input() is None:
+                ctx.call_sub_orchestrator("child")
+                ctx.continue_as_new(1)
+                return
+            await ctx.wait_for_external_event("never")
+
+        play, _ = played(work)
+        play.take(asked(play))
+        ended(play)
+        (message,) = (one.event for one in play.last.outbound)
+        assert isinstance(message, ExecutionTerminated)
+        assert (message.taskhub_grace, message.taskhub_child) == (60, "child")
+
     def test_of_the_clean_up_are_terminated_at_the_deadline(self) -> None:
         async def work(ctx: OrchestrationContext) -> None:
             try:

@@ -13,10 +13,12 @@ from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import ExecutionTerminated, Status
 from airflow_provider_taskhub.errors import InvalidStateError
+from airflow_provider_taskhub.hub.formats.history_rows import row_key
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.hub.queues.reader import decode_message
 from airflow_provider_taskhub.workers.orchestrations.stuck_instances import quarantine_stuck
 from airflow_provider_taskhub.workers.orchestrations.watchdog import Running
+from tests.simulation.test_unreadable_history import merge
 from tests.simulation.world import World, simulate
 
 MINUTE = timedelta(seconds=60)
@@ -226,6 +228,29 @@ def test_without_the_code_the_instance_ends_after_this_time(asked_before: bool) 
                 await world.client.terminate("a", "late", grace=MINUTE)
             state = await world.wait("a", limit=timedelta(minutes=5))
             assert (state.status, state.output) == (Status.TERMINATED, "late")
+
+    simulate(main, limit=timedelta(hours=2))
+
+
+def test_with_a_damaged_history_the_instance_and_its_children_end_at_once() -> None:
+    clusters = Clusters(record=True)
+
+    async def main() -> None:
+        async with World(clusters.app, partitions=2, activities=4) as world:
+            first = await world.join("first")
+            await world.client.start("both", instance_id="parent")
+            await begun(world, clusters, "work parent")
+            await begun(world, clusters, "work child")
+            history = await world.client.instance("parent").history()
+            await first.stop()
+            await merge(world, "parent", row_key(len(history) - 1), EventType="OfTheFuture")
+            await world.join("second")
+            asked = world.clock.monotonic()
+            await world.client.terminate("parent", "late", grace=timedelta(hours=1), wait=True)
+            assert world.clock.monotonic() - asked < 60
+            await is_terminated(world, "parent")
+            await is_terminated(world, "child", "its parent 'parent' was terminated: late")
+            assert not [text for text in clusters.noted if text.startswith("close")]
 
     simulate(main, limit=timedelta(hours=2))
 
