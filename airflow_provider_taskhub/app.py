@@ -29,6 +29,7 @@ from airflow_provider_taskhub.errors import (
     SubOrchestrationFailedError,
     TaskCancelledError,
     TaskFailedError,
+    TerminationRequested,
 )
 from airflow_provider_taskhub.instance_limit import MOST, NAME_FORM, is_limit_name
 from airflow_provider_taskhub.memory import memory_of
@@ -47,6 +48,7 @@ __all__ = [
     "Task",
     "TaskCancelledError",
     "TaskFailedError",
+    "TerminationRequested",
     "load_app",
     "when_all",
     "when_any",

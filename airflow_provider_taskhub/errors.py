@@ -27,10 +27,15 @@
     ├── PublishSuperseded           an attempt must not publish, because a later attempt of its activity has begun
     ├── WorkerFailed                a worker has ended because of an error
     └── NonDeterminismError         the orchestrator's code does not fit its recorded history
+
+One more is an ``asyncio.CancelledError``, so that ``except Exception`` does not catch it:
+:class:`TerminationRequested`.
 """
 
 from __future__ import annotations
 
+from asyncio import CancelledError
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -57,6 +62,7 @@ __all__ = [
     "SubOrchestrationFailedError",
     "TaskFailedError",
     "TaskHubError",
+    "TerminationRequested",
     "Throttled",
     "Unavailable",
     "UnknownActivity",
@@ -213,6 +219,20 @@ class SubOrchestrationFailedError(TaskFailedError):
 
 class TaskCancelledError(TaskFailedError):
     """Raised where an orchestrator awaits a task that it has cancelled."""
+
+
+class TerminationRequested(CancelledError):
+    """Raised where an orchestrator waits when somebody terminates its instance and leaves it time to clean up.
+
+    The instance ends as ``Terminated`` whatever the code does then: at the end of the code, or at the deadline.
+
+    :param reason: the reason of the terminate; "" if there is none.
+    :param deadline: when the instance ends, by the orchestrator's time.
+    """
+
+    def __init__(self, reason: str, deadline: datetime) -> None:
+        super().__init__(f"the instance is being terminated{f': {reason}' if reason else ''}")
+        self.reason, self.deadline = reason, deadline
 
 
 class OrchestrationError(TaskHubError):

@@ -51,7 +51,7 @@ from airflow_provider_taskhub.workers.executors.child.invocation import argument
 from airflow_provider_taskhub.workers.executors.pause import Pause
 from airflow_provider_taskhub.workers.peers import Peers
 
-__all__ = ["Event", "run"]
+__all__ = ["Event", "Terminate", "run"]
 
 _TIME_LIMIT = timedelta(days=3650)
 _MORE = timedelta(days=1)
@@ -77,7 +77,7 @@ class _Options(TypedDict, total=False):
 
     app: App | Iterable[App]
     activities: Mapping[str, Callable[..., Any]] | None
-    events: Iterable[Event]
+    events: Iterable[Event | Terminate]
     spark: Any
     limit: timedelta
 
@@ -93,6 +93,20 @@ class Event:
 
     name: str
     data: Any = None
+    after: timedelta = field(default=timedelta(0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terminate:
+    """A terminate of the orchestration while it runs. Then :func:`run` raises an error with the reason as its text.
+
+    :param reason: reason of the terminate.
+    :param grace: time for the clean-up of the orchestrator; None: it ends at once.
+    :param after: virtual time between the start of the run and the terminate.
+    """
+
+    reason: str = ""
+    grace: timedelta | None = None
     after: timedelta = field(default=timedelta(0))
 
 
@@ -122,7 +136,7 @@ def run(
     *,
     app: App | Iterable[App] = (),
     activities: Mapping[str, Callable[..., Any]] | None = None,
-    events: Iterable[Event] = (),
+    events: Iterable[Event | Terminate] = (),
     spark: Any = None,
     limit: timedelta = _TIME_LIMIT,
 ) -> Any:
@@ -136,7 +150,7 @@ def run(
     :param activities: replacements: for each name of an activity, the function to call instead. The function gets the
         input as the activity itself gets it, decoded to the declared type, or no argument if it has no parameter. It
         gets no Spark session, and a ``Reference`` in place of a DataFrame. None: no replacements.
-    :param events: external events to raise.
+    :param events: external events to raise, and terminates.
     :param spark: the Spark session for Spark activities that are not replaced; None: such an activity fails.
     :param limit: virtual time after which the run is stopped with an error.
     :raises OrchestrationError: if the orchestration failed or was terminated; the text is the failure's text. The
@@ -325,7 +339,9 @@ class _EndlessTenure:
         """Do nothing: no code waits until the partition is drained."""
 
 
-async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ...], limit: timedelta) -> Any:
+async def _run(
+    runner: InProcess, name: str, input: Any, events: tuple[Event | Terminate, ...], limit: timedelta
+) -> Any:
     registry, clock = runner.registry, virtual_time.VirtualClock()
     settings = Settings(
         hub="Testing",
@@ -387,7 +403,7 @@ async def _run(runner: InProcess, name: str, input: Any, events: tuple[Event, ..
     return None if ended.output is None else loads(ended.output)
 
 
-async def _waits(client: Client, instance_id: str, events: tuple[Event, ...]) -> str:
+async def _waits(client: Client, instance_id: str, events: tuple[Event | Terminate, ...]) -> str:
     """Return for which events an instance waits and which other events were raised, as the rest of a sentence."""
     sentinel = await sentinel_of(client.hub.store, client.hub.names, instance_id)
     awaits = None if sentinel is None or sentinel.awaits is None else decode_awaits(sentinel.awaits)
@@ -395,9 +411,10 @@ async def _waits(client: Client, instance_id: str, events: tuple[Event, ...]) ->
     if not names:
         return ""
     awaited = {name.casefold() for name in names}
-    others = sorted({event.name for event in events if event.name.casefold() not in awaited})
-    raised = f", and {', '.join(map(repr, others))} was raised" if others else ""
-    return f": it waits for event {', '.join(map(repr, names))}{raised}"
+    raised = {event.name for event in events if isinstance(event, Event)}
+    others = sorted(name for name in raised if name.casefold() not in awaited)
+    told = f", and {', '.join(map(repr, others))} was raised" if others else ""
+    return f": it waits for event {', '.join(map(repr, names))}{told}"
 
 
 async def _last_activities(client: Client, registry: Registry, clock: virtual_time.VirtualClock) -> None:
@@ -430,8 +447,13 @@ def _plain(registry: Registry, name: str, input: Any) -> Any:
     return loads(dumps(input, registry.orchestrator(name).input_annotation, what=f"input of orchestrator {name!r}"))
 
 
-async def _raise(client: Client, clock: virtual_time.VirtualClock, instance_id: str, events: tuple[Event, ...]) -> None:
+async def _raise(
+    client: Client, clock: virtual_time.VirtualClock, instance_id: str, events: tuple[Event | Terminate, ...]
+) -> None:
     began = clock.monotonic()
     for event in sorted(events, key=lambda one: one.after):
         await clock.sleep(began + event.after.total_seconds() - clock.monotonic())
-        await client.raise_event(instance_id, event.name, event.data)
+        if isinstance(event, Terminate):
+            await client.terminate(instance_id, event.reason, grace=event.grace)
+        else:
+            await client.raise_event(instance_id, event.name, event.data)

@@ -41,7 +41,14 @@ async def waited(client: Client, instance_id: str, *, timeout: timedelta | None,
 
 
 async def terminated(
-    client: Client, instance_id: str, reason: str, *, recurse: bool, timeout: timedelta | None, quiet: bool
+    client: Client,
+    instance_id: str,
+    reason: str,
+    *,
+    recurse: bool,
+    grace: timedelta | None,
+    timeout: timedelta | None,
+    quiet: bool,
 ) -> InstanceState:
     """Terminate an instance, wait until nothing of it runs any more, and print what the termination waits for.
 
@@ -49,7 +56,7 @@ async def terminated(
     """
     wait = _Termination(client, instance_id)
     ending = client.terminate(
-        instance_id, reason, wait=True, recurse=recurse, timeout=timeout, progress=wait.turn_to_child
+        instance_id, reason, wait=True, recurse=recurse, grace=grace, timeout=timeout, progress=wait.turn_to_child
     )
     return await _shown(wait, ending, quiet=quiet)
 

@@ -330,12 +330,13 @@ class Client:
         *,
         wait: bool = False,
         recurse: bool = True,
+        grace: timedelta | None = None,
         timeout: timedelta | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> InstanceState:
         """Short for :meth:`InstanceHandle.terminate`. :param instance_id: the instance's id."""
         return await self.instance(instance_id).terminate(
-            reason, wait=wait, recurse=recurse, timeout=timeout, progress=progress
+            reason, wait=wait, recurse=recurse, grace=grace, timeout=timeout, progress=progress
         )
 
     async def suspend(

@@ -31,6 +31,7 @@ from airflow_provider_taskhub.engine.events import (
     OrchestrationInstance,
     Status,
 )
+from airflow_provider_taskhub.engine.grace import seconds_of
 from airflow_provider_taskhub.engine.identity import check_instance_id, same_start
 from airflow_provider_taskhub.engine.validation import check_column, check_event, check_text
 from airflow_provider_taskhub.errors import Conflict, InstanceNotFound, InvalidStateError, NotFound
@@ -273,10 +274,18 @@ class InstanceHandle:
         *,
         wait: bool = False,
         recurse: bool = True,
+        grace: timedelta | None = None,
         timeout: timedelta | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> InstanceState:
         """Terminate the instance and its children. The call does not change an instance that has already ended.
+
+        Without ``grace`` the instance ends at once, and its code does not clean up. With ``grace``, what the
+        orchestrator has started is cancelled, and the await at which it waits raises :class:`TerminationRequested`. The
+        orchestrator can then call its last activities. The instance ends when its code has ended, at the latest after
+        this time. An instance that has not begun, or whose code cannot run, ends without a clean-up. A suspended
+        instance is resumed. Of several requests with ``grace`` the first one counts, and a call without ``grace`` ends
+        the instance at once.
 
         The activities of a failed instance with an activity record go on, for a later rewind. This call ends them, and
         with ``recurse`` also what runs of its children. It also ends the children of an instance that was terminated
@@ -292,14 +301,17 @@ class InstanceHandle:
             takes two seconds more. With ``recurse`` the call waits for all children in the same way.
         :param recurse: True: also terminate every child that has not ended, and the children of these children.
             Children that were started with the tag for fire and forget always continue.
+        :param grace: time for the clean-up of the instance, and of each child; None: no clean-up. It is rounded up to
+            whole seconds. It begins when a worker interrupts the orchestrator.
         :param timeout: the longest time that ``wait`` may take; None: no limit.
         :param progress: called with the id of each child before ``wait`` begins to wait for that child.
         :returns: the state before the termination; with ``wait`` the state after it.
         :raises InstanceNotFound: if there is no such instance.
-        :raises InputError: if the reason cannot be stored.
+        :raises InputError: if the reason cannot be stored, or ``grace`` is not above zero or longer than six days.
         :raises TimeoutError: if something still runs after ``timeout``. The termination itself continues.
         """
         check_text(reason, "the reason")
+        seconds = seconds_of(grace)
         row = await self._existing()
         failed = row.status is Status.FAILED
         stopped = failed or row.status is Status.TERMINATED
@@ -310,12 +322,13 @@ class InstanceHandle:
                 input=reason,
                 taskhub_execution_id=row.execution_id,
                 taskhub_recurse=recurse or None,
+                taskhub_grace=None if failed else seconds,
             )
             await self.hub.send(self.hub.message_to(event, OrchestrationInstance(instance_id=self.id)))
         deadline = Deadline(self.hub.clock, timeout)
         for child in left:
             with suppress(InstanceNotFound):  # it was purged meanwhile
-                await child.terminate(reason, wait=wait, timeout=deadline.left(), progress=progress)
+                await child.terminate(reason, wait=wait, grace=grace, timeout=deadline.left(), progress=progress)
         if not wait:
             return row
         ended = await _end_of(self, row.execution_id, deadline.left())

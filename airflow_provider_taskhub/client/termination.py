@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_taskhub.clock import Deadline
 from airflow_provider_taskhub.concurrency import gather_bounded
-from airflow_provider_taskhub.engine import children
+from airflow_provider_taskhub.engine import children, grace
 from airflow_provider_taskhub.engine.events import (
     ExecutionStarted,
     ExecutionTerminated,
@@ -95,10 +95,11 @@ async def _family(
     """
     history, unreadable = await instance.readable_history()
     yield instance, bool(unreadable) or _may_have_open_calls(history)
-    terminated = [event for event in history if isinstance(event, ExecutionTerminated)]
-    if not (recurse and any(event.taskhub_recurse for event in terminated)):
+    request = grace.found(history)
+    terminated = any(event.taskhub_recurse for event in history if isinstance(event, ExecutionTerminated))
+    if not (recurse and (terminated or (request is not None and request.recurse))):
         return
-    for event in children.unfinished(history):
+    for event in children.unfinished(history, cancelled=request is not None):
         progress(event.instance_id)
         child = instance.other(event.instance_id)
         row = await _child_row(child, deadline)

@@ -24,6 +24,7 @@ from airflow_provider_taskhub.engine.events import (
     TimerCreated,
     TimerFired,
 )
+from airflow_provider_taskhub.engine.grace import Request
 from airflow_provider_taskhub.engine.identity import action_id, child_execution_id
 from airflow_provider_taskhub.engine.trace_context import context_for_action, span_of
 from airflow_provider_taskhub.fast_dataclass import dataclass
@@ -77,6 +78,8 @@ class Action:
         a child that gets its default id.
     :param run: execution id of the instance that receives an event, if that instance is a child which the sender still
         awaits; else None.
+    :param request: the request to end that the sender passes on to the child which it cancels; None: the child ends at
+        once.
     """
 
     kind: EventType
@@ -90,6 +93,7 @@ class Action:
     fire_at: Timestamp | None = None
     instance_id: str | None = None
     run: str | None = None
+    request: Request | None = None
 
     def __str__(self) -> str:
         detail = f" {self.name!r}" if self.name else ""
@@ -252,10 +256,21 @@ def _event(action: Action, scope: Scope, name: str) -> Decided:
     return sent, Outbound(event=raised, target=OrchestrationInstance(instance_id=receiver), action_id=name)
 
 
+def because(parent: str, reason: str | None) -> str:
+    """Return the reason with which the children of a terminated instance are terminated.
+
+    :param parent: instance id of the parent.
+    :param reason: why the parent was terminated; None or "" if that is unknown.
+    """
+    return f"its parent {parent!r} was terminated{f': {reason}' if reason else ''}"
+
+
 def _child_termination(action: Action, scope: Scope, name: str) -> Outbound:
+    request, parent = action.request, scope.instance.instance_id
     event = ExecutionTerminated(
         timestamp=scope.time,
-        input=f"its parent {scope.instance.instance_id!r} has cancelled it",
+        input=f"its parent {parent!r} has cancelled it" if request is None else because(parent, request.reason),
+        taskhub_grace=request.grace if request is not None else None,
         taskhub_execution_id=action.run,
         taskhub_recurse=True,
         taskhub_child=action.name.removeprefix(f"{CANCEL} "),

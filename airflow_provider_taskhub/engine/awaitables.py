@@ -132,6 +132,11 @@ class Attempts(Group[Any], CancellableTask[Any]):
             raise TypeError(f"{self.named()} is always true: write `await` before it, or compare it with None")
         return super().__bool__()
 
+    @property
+    def is_child(self) -> bool:
+        """Whether the call is that of a child."""
+        return self._action.kind is EventType.SubOrchestrationInstanceCreated
+
     def cancel(self) -> None:
         """Ask that the activity ends, or does not begin; or terminate the child, and the children of the child.
 
@@ -150,7 +155,7 @@ class Attempts(Group[Any], CancellableTask[Any]):
             self._pause.cancel()
             return
         self._engine.cancel(self._action, user_line() or CallSite.of(sys._getframe(1)))
-        if self._action.kind is EventType.SubOrchestrationInstanceCreated:
+        if self.is_child:
             super().cancel()
 
     def answered(self, result: str | None) -> None:
@@ -247,6 +252,16 @@ class Timer(CancellableTask[None]):
         action = Action(kind=EventType.TimerCreated, role=self._role, where=self._where, fire_at=self._until)
         self._engine.schedule(action, self)
         self._number = action.number
+
+    @property
+    def number(self) -> int:
+        """Number of the action that has made the current part of the timer."""
+        return self._number
+
+    @property
+    def is_of_code(self) -> bool:
+        """Whether the code itself has made the timer: it is no limit, no pause before a retry and no deadline."""
+        return self._role == TIMER and not any(group.is_limit for group in self._groups or ())
 
     @property
     def fire_at(self) -> Timestamp:

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine import grace
+from airflow_provider_taskhub.engine.actions import because
 from airflow_provider_taskhub.engine.episode import Outbound
 from airflow_provider_taskhub.engine.events import (
     EventSent,
@@ -48,12 +50,13 @@ class Child:
     name: str
 
 
-def awaited(history: Iterable[HistoryEvent]) -> tuple[SubOrchestrationInstanceCreated, ...]:
+def awaited(history: Iterable[HistoryEvent], *, cancelled: bool = False) -> tuple[SubOrchestrationInstanceCreated, ...]:
     """Return the events that created the children of this generation that have neither completed nor been cancelled.
 
     Children with the fire-and-forget tag are not included, because the orchestrator does not wait for their end.
 
     :param history: the events of the current generation.
+    :param cancelled: whether the children that were cancelled are returned, too.
     """
     waiting: dict[int, SubOrchestrationInstanceCreated] = {}
     for event in history:
@@ -62,22 +65,21 @@ def awaited(history: Iterable[HistoryEvent]) -> tuple[SubOrchestrationInstanceCr
                 waiting[event.event_id] = event
             case SubOrchestrationInstanceCompleted() | SubOrchestrationInstanceFailed():
                 waiting.pop(event.task_scheduled_id, None)
-            case EventSent() if event.taskhub_cancels is not None:
+            case EventSent() if event.taskhub_cancels is not None and not cancelled:
                 waiting.pop(event.taskhub_cancels, None)
     return tuple(waiting.values())
 
 
-def unfinished(history: Iterable[HistoryEvent]) -> tuple[Child, ...]:
+def unfinished(history: Iterable[HistoryEvent], *, cancelled: bool = False) -> tuple[Child, ...]:
     """Return the children that have not completed, also those that were started before a ``continue_as_new``.
 
     Children with the fire-and-forget tag are not included.
 
     :param history: the events since the last ``continue_as_new``.
+    :param cancelled: whether the children that were cancelled are returned, too.
     """
     history = tuple(history)
-    starts = [event for event in history if isinstance(event, ExecutionStarted)]
-    earlier = [child for start in starts for child in _parsed(start.taskhub_children or "[]")]
-    return (*earlier, *map(_child, awaited(history)))
+    return (*_earlier(history), *map(_child, awaited(history, cancelled=cancelled)))
 
 
 def carried(history: Iterable[HistoryEvent]) -> str | None:
@@ -95,29 +97,58 @@ def carried(history: Iterable[HistoryEvent]) -> str | None:
 def terminations(history: Iterable[HistoryEvent], instance_id: str, time: Timestamp) -> list[Outbound]:
     """Return the messages that terminate the open children of an instance.
 
-    :param history: the events of the instance since the last ``continue_as_new``, with the ExecutionTerminated event.
+    :param history: the events of the instance since the last ``continue_as_new``, with the ExecutionTerminated event or
+        the request to end.
     :param instance_id: instance id of the parent.
     :param time: timestamp of the messages.
-    :returns: an empty list if the terminate message has no ``TaskHubRecurse``, so that the children go on.
+    :returns: an empty list if neither the terminate nor the request to end includes the children, so that they go on.
     """
     history = tuple(history)
+    request = grace.found(history)
     terminated = next((event for event in reversed(history) if isinstance(event, ExecutionTerminated)), None)
-    if terminated is None or not terminated.taskhub_recurse:
+    if not (terminated.taskhub_recurse if terminated else request and request.recurse):
         return []
-    why = f": {terminated.input}" if terminated.input else ""
-    return [
-        Outbound(
-            event=ExecutionTerminated(
-                timestamp=time,
-                input=f"its parent {instance_id!r} was terminated{why}",
-                taskhub_execution_id=child.execution_id,
-                taskhub_recurse=True,
-                taskhub_child=child.name,
-            ),
-            target=OrchestrationInstance(instance_id=child.instance_id),
-        )
-        for child in unfinished(history)
-    ]
+    if terminated is None:  # what was asked to end with its parent still cleans up
+        reason = None if request is None else request.reason
+        found = tuple(map(_child, awaited(history)))
+    else:
+        reason, found = terminated.input, unfinished(history, cancelled=request is not None)
+    return [_termination(child, because(instance_id, reason), time) for child in found]
+
+
+def requests(history: Iterable[HistoryEvent], instance_id: str, time: Timestamp) -> list[Outbound]:
+    """Return the messages that ask the open children of earlier generations to end, because their parent is asked to.
+
+    The children of the current generation get theirs with their cancels.
+
+    :param history: the events of the instance since the last ``continue_as_new``, with the request to end.
+    :param instance_id: instance id of the parent.
+    :param time: timestamp of the messages.
+    """
+    history = tuple(history)
+    request = grace.found(history)
+    if request is None or not request.recurse:
+        return []
+    why = because(instance_id, request.reason)
+    return [_termination(child, why, time, seconds=request.grace) for child in _earlier(history)]
+
+
+def _termination(child: Child, reason: str, time: Timestamp, *, seconds: int | None = None) -> Outbound:
+    event = ExecutionTerminated(
+        timestamp=time,
+        input=reason,
+        taskhub_execution_id=child.execution_id,
+        taskhub_recurse=True,
+        taskhub_child=child.name,
+        taskhub_grace=seconds,
+    )
+    return Outbound(event=event, target=OrchestrationInstance(instance_id=child.instance_id))
+
+
+def _earlier(history: Iterable[HistoryEvent]) -> list[Child]:
+    """Return the children that were started before a ``continue_as_new``."""
+    starts = [event for event in history if isinstance(event, ExecutionStarted)]
+    return [child for start in starts for child in _parsed(start.taskhub_children or "[]")]
 
 
 def reports_end(history: Iterable[HistoryEvent]) -> bool:
@@ -127,7 +158,11 @@ def reports_end(history: Iterable[HistoryEvent]) -> bool:
 
     :param history: the events of the child.
     """
-    return not any(isinstance(event, ExecutionTerminated) and event.taskhub_child is not None for event in history)
+    history = tuple(history)
+    if any(isinstance(event, ExecutionTerminated) and event.taskhub_child is not None for event in history):
+        return False
+    request = grace.found(history)
+    return request is None or request.child is None
 
 
 def _child(created: SubOrchestrationInstanceCreated) -> Child:

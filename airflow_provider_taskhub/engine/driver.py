@@ -10,7 +10,7 @@ The module ``generation`` decides what a result or an error of the main branch m
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Sequence
 from contextvars import Context, copy_context
 from types import CoroutineType, FrameType, GeneratorType, TracebackType
 from typing import Any
@@ -32,6 +32,38 @@ Body = Coroutine[Any, Any, Any] | Generator[Any, Any, Any]
 MOST_CLOSES = 100
 """How often a coroutine is closed that awaits something in its ``finally`` blocks. After that, it counts as code that
 goes on whatever is raised in it."""
+
+
+class Ending(Group[None]):
+    """What a branch awaits instead of its task when its instance is asked to end: the end of what was cancelled.
+
+    :param error: the error with which the branch then goes on.
+    """
+
+    __slots__ = ("_left", "_then")
+
+    needs_all = True
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self._then = error
+        self._left = 0
+
+    def await_all(self, tasks: Sequence[Task[Any]]) -> None:
+        """Fail with the error when the last of some tasks has ended; at once if there are none.
+
+        :param tasks: the tasks that were cancelled.
+        """
+        self._left = len(tasks)
+        if not tasks:
+            self.fail(self._then)
+        for task in tasks:
+            task.join(self)
+
+    def settled(self, child: Task[Any]) -> None:
+        self._left -= 1
+        if not self._left:
+            self.fail(self._then)
 
 
 class Branch(CancellableTask[T_co], Group[T_co]):
@@ -134,8 +166,20 @@ class Branch(CancellableTask[T_co], Group[T_co]):
         """
         if not self._done:
             self.interruptions += 1
+            if isinstance(self._awaited, Ending):  # it gets the error of the end of its instance
+                return
             self._pending = why
             self._driver.wake(self)
+
+    def hold(self, ending: Ending) -> None:
+        """Wait for the end of what is cancelled, instead of what the code awaits, because the instance is to end."""
+        task, self._awaited = self._awaited, ending
+        if task is not None:
+            task.leave(self)
+        self._pending = None
+        self.interruptions += 1
+        self._is_cancelled = not self.is_main
+        ending.join(self)
 
     def cancel(self) -> None:
         """Cancel the branch: the await at which its code waits raises ``asyncio.CancelledError``.
@@ -279,6 +323,7 @@ class Driver:
         "_branches",
         "_cleanups",
         "_generators",
+        "_held",
         "_name",
         "_ready",
         "_steps",
@@ -296,6 +341,7 @@ class Driver:
         self.owner = owner
         self._ready: deque[Branch[Any]] = deque()
         self._branches: dict[int, Branch[Any]] = {}
+        self._held: list[tuple[Branch[Any], Ending]] = []
         self._cleanups: set[int] = set()
         self._steps = 0
         self.cleanup_error: BaseException | None = None
@@ -384,6 +430,33 @@ class Driver:
 
     def error(self, text: str) -> OrchestrationError:
         return OrchestrationError(f"orchestrator {self._name!r} {text}", retryable=False)
+
+    def hold(self, error: Callable[[], BaseException]) -> None:
+        """Let no branch go on before :meth:`end`, because the instance is to end.
+
+        :param error: makes the error with which a branch then goes on.
+        """
+        if self.main._done:  # only the clean-up of async generators is left
+            return
+        branches = [one for one in self._branches.values() if id(one) not in self._cleanups]
+        self._held = [(one, Ending(error())) for one in (*branches, self.main)]
+        for branch, ending in self._held:
+            branch.hold(ending)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the branches wait for :meth:`end`."""
+        return bool(self._held)
+
+    def end(self, cancelled: Sequence[Task[Any]]) -> None:
+        """Let the branches go on when what was cancelled has ended, and the orchestrator function after its branches.
+
+        :param cancelled: the tasks that were cancelled.
+        """
+        held, self._held = self._held, []
+        for branch, ending in held:
+            branches = [one for one, _ in held if not one.is_main] if branch.is_main else []
+            ending.await_all([*cancelled, *branches])
 
     def close(self) -> None:
         """Close all branches, the newest first: their ``finally`` blocks run now, and no code runs after that."""

@@ -236,6 +236,7 @@ class ExecutionTerminated(HistoryEvent):
         a .NET client never does. Other messages use this field in the same way.
     :param taskhub_recurse: whether the instance's children are terminated too.
     :param taskhub_child: name of the instance's orchestrator if the instance's parent sent this message; else None.
+    :param taskhub_grace: seconds for a clean-up by the instance's code; None: the instance ends at once.
     """
 
     event_type = EventType.ExecutionTerminated
@@ -244,6 +245,7 @@ class ExecutionTerminated(HistoryEvent):
     taskhub_execution_id: str | None = None
     taskhub_recurse: bool | None = None
     taskhub_child: str | None = None
+    taskhub_grace: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,7 +339,8 @@ class TimerCreated(HistoryEvent):
 
     :param fire_at: when the timer fires.
     :param taskhub_role: for a timer that follows a failed attempt, the retry decision as text
-        (:func:`.recorded.retry_role`). None: another timer, or .NET or an earlier version of TaskHub wrote the row.
+        (:func:`.recorded.retry_role`); for the timer that ends a clean-up, :data:`.grace.ROLE`. None: another timer, or
+        .NET or an earlier version of TaskHub wrote the row.
     """
 
     event_type = EventType.TimerCreated

@@ -73,6 +73,10 @@ class Forgotten:
             self._watched = {key: one for key, one in self._watched.items() if one.is_of_interest}
             self._limit = max(100, 2 * len(self._watched))
 
+    def unfinished(self) -> list[Task[Any]]:
+        """Return the tasks that have neither a result nor an error, in the order in which they were started."""
+        return [one.task for one in self._watched.values() if not one.task._done]
+
     def texts(self) -> list[str]:
         """Return what to tell at the end of the generation, each text as the rest of a sentence about the code."""
         every = tuple(self._watched.values())

@@ -9,15 +9,17 @@ decisions are *flushed*: they become events and messages.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
 from itertools import islice
 from typing import Any
 
 from airflow_provider_taskhub.codec import Timestamp, dumps, loads
-from airflow_provider_taskhub.engine import cancel_scope
+from airflow_provider_taskhub.engine import cancel_scope, grace
 from airflow_provider_taskhub.engine.actions import CANCEL, Action, CallSite, Decided, Scope, default_child_id
 from airflow_provider_taskhub.engine.async_generators import is_collecting
-from airflow_provider_taskhub.engine.awaitables import Answerable, EventWait
+from airflow_provider_taskhub.engine.awaitables import Answerable, Attempts, EventWait, Timer
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.driver import Body, Branch, Driver
 from airflow_provider_taskhub.engine.events import (
@@ -32,12 +34,19 @@ from airflow_provider_taskhub.engine.events import (
     Status,
     SubOrchestrationInstanceFailed,
     TaskFailed,
+    TimerFired,
 )
 from airflow_provider_taskhub.engine.external_events import ExternalEvents
 from airflow_provider_taskhub.engine.failures import error_of, failure_of, message_of
 from airflow_provider_taskhub.engine.forgotten import Forgotten, Kind
 from airflow_provider_taskhub.engine.lifecycle import HAPPENINGS, Happening, Reaction, react_instance
-from airflow_provider_taskhub.engine.no_event_loop import is_code_of_others, noted, reworded, user_line
+from airflow_provider_taskhub.engine.no_event_loop import (
+    CancelledError,
+    is_code_of_others,
+    noted,
+    reworded,
+    user_line,
+)
 from airflow_provider_taskhub.engine.open_actions import Answer, OpenAction, OpenActions, Scheduling
 from airflow_provider_taskhub.engine.pending_waits import CHILD_IDS, MAX_EXAMINED, MAX_NAMES, NEEDED_CHARACTERS, Awaits
 from airflow_provider_taskhub.engine.recorded import Recorded
@@ -47,7 +56,7 @@ from airflow_provider_taskhub.engine.retry import RetryDecision
 from airflow_provider_taskhub.engine.tasks import Task
 from airflow_provider_taskhub.engine.timeouts import Timeout
 from airflow_provider_taskhub.engine.wait_changes import WaitRecorder
-from airflow_provider_taskhub.errors import NonDeterminismError, OrchestrationError
+from airflow_provider_taskhub.errors import NonDeterminismError, OrchestrationError, TerminationRequested
 from airflow_provider_taskhub.no_input import NO_INPUT
 
 MAX_ACTIONS = 100_000
@@ -125,6 +134,9 @@ class Generation:
         self.wait_changes = WaitRecorder()
         self._carried: list[HistoryEvent] = []
         self._driver = Driver(definition.name, self.wait_changes)
+        self._request: grace.Request | None = None  # of somebody who terminates the instance and leaves it time
+        self._deadline = -1  # number of the timer that ends this time
+        self._is_ending = False  # whether it is just cancelled what is open, because of the request
         self._closed = False
         self._limit = MAX_ACTIONS
         self._context = OrchestrationContext(self, log)
@@ -156,9 +168,11 @@ class Generation:
         :param event: the event.
         :returns: None if the event belongs in the history; else the reason why the event is not used and not stored.
         """
-        happening = HAPPENINGS.get(event.event_type)
+        happening = self._meaning(event)
         if happening is None:
             return f"{event.event_type.name} is not an event that a message brings"
+        if happening is Happening.ASKED_TO_END and self._request is not None:
+            return "the orchestration was asked to end before, and the first request counts"
         reaction, status = react_instance(self.status, happening)
         if reaction is Reaction.DISCARD:
             is_start = happening is Happening.STARTED
@@ -170,6 +184,13 @@ class Generation:
         self._limit = self.numbers + MAX_ACTIONS
         _REACT[reaction](self, event)
         return None
+
+    def _meaning(self, event: HistoryEvent) -> Happening | None:
+        if isinstance(event, TimerFired) and event.timer_id == self._deadline:
+            return Happening.OVERDUE
+        if grace.request_of(event) is not None:
+            return Happening.ASKED_TO_END
+        return HAPPENINGS.get(event.event_type)
 
     def confirm(self, event: Scheduling) -> None:
         """Check that the replayed code has made a decision that is in the history.
@@ -330,6 +351,7 @@ class Generation:
                 input=str(action.number),
                 instance_id=child if is_child else self.instance.instance_id,
                 run=self._actions.run_of(action.number) if is_child else None,
+                request=self._request if self._is_ending else None,
             ),
             None,
         )
@@ -443,16 +465,57 @@ class Generation:
                 self._carry(kept)
             else:
                 self._dispatch(entry, kept)
+        if self._driver.is_held:  # it was asked to end while it was suspended
+            self._run(self._cancel_all)
 
     def _carry(self, event: HistoryEvent) -> None:
         if not isinstance(event, Answer):
             self._carried.append(event)
 
     def _terminate(self, event: HistoryEvent) -> None:
-        assert isinstance(event, ExecutionTerminated)
+        if isinstance(event, ExecutionTerminated):
+            self.result = event.input
+        elif self._request is not None:
+            lines = "; ".join(map(str, self._driver.lines()))
+            told = "orchestrator %r has not ended its clean-up within %s s, at %s"
+            self._context.logger.warning(told, self.definition.name, self._request.grace, lines)
+            self.result = self._request.reason
         self.close()
         self._wants_generation = False
-        self.result, self.failure = event.input, None
+        self.failure = None
+
+    def _ask(self, event: HistoryEvent) -> None:
+        """Let the code wait until what it has started is cancelled, and then clean up until the deadline."""
+        request = self._request = grace.request_of(event)
+        assert request is not None
+        end = Timer(self, self.time + timedelta(seconds=request.grace), CallSite.of(sys._getframe(0)), role=grace.ROLE)
+        end.use()
+        self._deadline, deadline = end.number, end.fire_at.datetime()
+        self._driver.hold(lambda: TerminationRequested(request.reason or "", deadline))
+        if self.status is not Status.SUSPENDED:
+            self._run(self._cancel_all)
+
+    def _cancel_all(self) -> None:
+        """Cancel what the code has started and has not finished, as ``ctx.cancel_scope`` does."""
+        if not self._driver.is_held:
+            return
+        cancelled = list[Task[Any]]()
+        self._is_ending = True
+        for task in self._forgotten.unfinished():
+            match task:
+                case Attempts() if task.is_child:
+                    if self._request is not None and self._request.recurse:
+                        task.cancel()
+                case Attempts():
+                    task.cancel()
+                    cancelled.append(task)
+                case Timer() if task.is_of_code:
+                    task.cancel()
+                case EventWait():
+                    task.cancel()
+        self._is_ending = False
+        self._driver.end(cancelled)
+        self._driver.turn()
 
     def note(self, event: HistoryEvent) -> None:
         """Take a row that a rewind has rewritten: allow the code to decide its action again. Ignore other events."""
@@ -497,9 +560,8 @@ class Generation:
             self._raise(reworded(error))
 
     def _return(self, value: Any) -> None:
-        status = react_instance(
-            self.status, Happening.CONTINUED if self._wants_generation else Happening.RETURNED
-        ).state
+        ends = Happening.CONTINUED if self._wants_generation else Happening.RETURNED
+        status = react_instance(self.status, ends if self._request is None else Happening.CLEANED_UP).state
         self._tell_refused()
         self._tell_forgotten()
         if not self.input_is_read and self.started.input not in (None, "null"):
@@ -509,17 +571,26 @@ class Generation:
                 self.definition.name,
             )
         self._closed = True
-        if not self._wants_generation:
+        if self._request is not None:
+            self._wants_generation, self.result = False, self._request.reason
+        elif not self._wants_generation:
             what = f"result of orchestrator {self.definition.name!r}"
             self.result = dumps(value, self.definition.result_annotation, what=what)
         self.status = status
 
     def _raise(self, error: BaseException) -> None:
-        self._move(Happening.FAILED)
+        request = self._request
+        self._move(Happening.FAILED if request is None else Happening.CLEANED_UP)
         self._tell_forgotten()
+        if request is not None and not isinstance(error, CancelledError):
+            told = "orchestrator %r failed in its clean-up: %s"
+            self._context.logger.warning(told, self.definition.name, message_of(error), exc_info=error)
         self._closed = True
         self._wants_generation = False
-        self.result, self.failure = message_of(error), failure_of(error)
+        if request is None:
+            self.result, self.failure = message_of(error), failure_of(error)
+        else:
+            self.result = request.reason
 
     def _tell_refused(self) -> None:
         for error in self._driver.refused if not self.replaying else ():
@@ -549,6 +620,8 @@ _REACT: dict[Reaction, Callable[[Generation, HistoryEvent], None]] = {
     Reaction.SUSPEND: lambda generation, event: None,  # the event is only stored
     Reaction.RESUME: Generation._resume,
     Reaction.TERMINATE: Generation._terminate,
+    Reaction.INTERRUPT: Generation._ask,
+    Reaction.INTERRUPT_AFTER: Generation._ask,
     Reaction.NOTE: Generation.note,
     Reaction.CARRY: Generation._carry,
 }

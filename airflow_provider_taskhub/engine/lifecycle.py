@@ -27,10 +27,13 @@ class Happening(StrEnum):
     SUSPENDED = "suspended"
     RESUMED = "resumed"
     TERMINATED = "terminated"
+    ASKED_TO_END = "asked to end"  # terminated, with time for a clean-up
+    OVERDUE = "overdue"  # the time for the clean-up is over
     REWOUND = "rewound"
     RETURNED = "returned"  # the orchestrator function has returned
     FAILED = "failed"  # the orchestrator function has raised an error
     CONTINUED = "continued"  # the orchestrator function has returned after a call of continue_as_new
+    CLEANED_UP = "cleaned up"  # the orchestrator function has returned or raised after it was asked to end
 
 
 class Reaction(StrEnum):
@@ -42,6 +45,8 @@ class Reaction(StrEnum):
     SUSPEND = "suspend"
     RESUME = "resume"  # resume, and give the held events to the orchestrator
     TERMINATE = "terminate"
+    INTERRUPT = "interrupt"  # cancel what is open, then raise TerminationRequested in the orchestrator
+    INTERRUPT_AFTER = "interrupt after the resume"  # the same, after the resume that follows at once
     NOTE = "note"  # store the event; the orchestrator does not get it
     CARRY = "carry"  # give the event to the orchestrator after continue_as_new
     LATER = "later"  # keep the event's message until the start message has arrived
@@ -63,11 +68,11 @@ HAPPENINGS = {
     EventType.TaskFailed: Happening.ANSWERED,
     EventType.SubOrchestrationInstanceCompleted: Happening.ANSWERED,
     EventType.SubOrchestrationInstanceFailed: Happening.ANSWERED,
-    EventType.TimerFired: Happening.ANSWERED,
+    EventType.TimerFired: Happening.ANSWERED,  # that of a clean-up: OVERDUE
     EventType.EventRaised: Happening.RAISED,
     EventType.ExecutionSuspended: Happening.SUSPENDED,
     EventType.ExecutionResumed: Happening.RESUMED,
-    EventType.ExecutionTerminated: Happening.TERMINATED,
+    EventType.ExecutionTerminated: Happening.TERMINATED,  # with time for a clean-up: ASKED_TO_END
     EventType.GenericEvent: Happening.REWOUND,
     EventType.ExecutionRewound: Happening.REWOUND,
 }
@@ -76,7 +81,7 @@ HAPPENINGS = {
 
 def _ended(state: Status) -> dict[Happening, Move]:
     """Return the row of a final state: every event is discarded, and the orchestrator cannot end again."""
-    outcomes = (Happening.RETURNED, Happening.FAILED, Happening.CONTINUED)
+    outcomes = (Happening.RETURNED, Happening.FAILED, Happening.CONTINUED, Happening.CLEANED_UP)
     row = dict.fromkeys(Happening, Move(Reaction.DISCARD, state))
     row.update(dict.fromkeys(outcomes, Move(Reaction.IMPOSSIBLE, state)))
     return row
@@ -90,10 +95,13 @@ INSTANCE: dict[Status, dict[Happening, Move]] = {
         Happening.SUSPENDED: Move(Reaction.LATER, Status.PENDING),
         Happening.RESUMED: Move(Reaction.LATER, Status.PENDING),
         Happening.TERMINATED: Move(Reaction.LATER, Status.PENDING),
+        Happening.ASKED_TO_END: Move(Reaction.LATER, Status.PENDING),
+        Happening.OVERDUE: Move(Reaction.DISCARD, Status.PENDING),
         Happening.REWOUND: Move(Reaction.DISCARD, Status.PENDING),
         Happening.RETURNED: Move(Reaction.IMPOSSIBLE, Status.PENDING),
         Happening.FAILED: Move(Reaction.IMPOSSIBLE, Status.PENDING),
         Happening.CONTINUED: Move(Reaction.IMPOSSIBLE, Status.PENDING),
+        Happening.CLEANED_UP: Move(Reaction.IMPOSSIBLE, Status.PENDING),
     },
     Status.RUNNING: {
         Happening.STARTED: Move(Reaction.DISCARD, Status.RUNNING),
@@ -102,10 +110,13 @@ INSTANCE: dict[Status, dict[Happening, Move]] = {
         Happening.SUSPENDED: Move(Reaction.SUSPEND, Status.SUSPENDED),
         Happening.RESUMED: Move(Reaction.NOTE, Status.RUNNING),
         Happening.TERMINATED: Move(Reaction.TERMINATE, Status.TERMINATED),
+        Happening.ASKED_TO_END: Move(Reaction.INTERRUPT, Status.RUNNING),
+        Happening.OVERDUE: Move(Reaction.TERMINATE, Status.TERMINATED),
         Happening.REWOUND: Move(Reaction.NOTE, Status.RUNNING),
         Happening.RETURNED: Move(Reaction.END, Status.COMPLETED),
         Happening.FAILED: Move(Reaction.END, Status.FAILED),
         Happening.CONTINUED: Move(Reaction.END, Status.CONTINUED_AS_NEW),
+        Happening.CLEANED_UP: Move(Reaction.END, Status.TERMINATED),
     },
     Status.SUSPENDED: {
         Happening.STARTED: Move(Reaction.DISCARD, Status.SUSPENDED),
@@ -114,10 +125,13 @@ INSTANCE: dict[Status, dict[Happening, Move]] = {
         Happening.SUSPENDED: Move(Reaction.NOTE, Status.SUSPENDED),
         Happening.RESUMED: Move(Reaction.RESUME, Status.RUNNING),
         Happening.TERMINATED: Move(Reaction.TERMINATE, Status.TERMINATED),
+        Happening.ASKED_TO_END: Move(Reaction.INTERRUPT_AFTER, Status.SUSPENDED),  # a resume follows at once
+        Happening.OVERDUE: Move(Reaction.TERMINATE, Status.TERMINATED),
         Happening.REWOUND: Move(Reaction.NOTE, Status.SUSPENDED),
         Happening.RETURNED: Move(Reaction.IMPOSSIBLE, Status.SUSPENDED),
         Happening.FAILED: Move(Reaction.IMPOSSIBLE, Status.SUSPENDED),
         Happening.CONTINUED: Move(Reaction.IMPOSSIBLE, Status.SUSPENDED),
+        Happening.CLEANED_UP: Move(Reaction.IMPOSSIBLE, Status.SUSPENDED),
     },
     Status.CONTINUED_AS_NEW: {  # the orchestrator has called continue_as_new and returned, and has not begun again
         Happening.STARTED: Move(Reaction.DISCARD, Status.CONTINUED_AS_NEW),
@@ -126,10 +140,13 @@ INSTANCE: dict[Status, dict[Happening, Move]] = {
         Happening.SUSPENDED: Move(Reaction.CARRY, Status.CONTINUED_AS_NEW),
         Happening.RESUMED: Move(Reaction.CARRY, Status.CONTINUED_AS_NEW),
         Happening.TERMINATED: Move(Reaction.TERMINATE, Status.TERMINATED),  # the orchestrator does not begin again
+        Happening.ASKED_TO_END: Move(Reaction.CARRY, Status.CONTINUED_AS_NEW),
+        Happening.OVERDUE: Move(Reaction.DISCARD, Status.CONTINUED_AS_NEW),
         Happening.REWOUND: Move(Reaction.NOTE, Status.CONTINUED_AS_NEW),
         Happening.RETURNED: Move(Reaction.IMPOSSIBLE, Status.CONTINUED_AS_NEW),
         Happening.FAILED: Move(Reaction.END, Status.FAILED),
         Happening.CONTINUED: Move(Reaction.IMPOSSIBLE, Status.CONTINUED_AS_NEW),
+        Happening.CLEANED_UP: Move(Reaction.IMPOSSIBLE, Status.CONTINUED_AS_NEW),
     },
     Status.COMPLETED: _ended(Status.COMPLETED),
     # REWOUND is discarded here: a rewind first rewrites the history, so that the instance is not FAILED any more.

@@ -15,10 +15,12 @@ from dataclasses import replace
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine import children as family
+from airflow_provider_taskhub.engine import grace
 from airflow_provider_taskhub.engine.episode import Episode, Outbound
 from airflow_provider_taskhub.engine.events import (
     EventSent,
     ExecutionCompleted,
+    ExecutionResumed,
     ExecutionStarted,
     ExecutionTerminated,
     FailureDetails,
@@ -140,7 +142,7 @@ class Execution:
         """
         if self._past.completed:
             return self._unchanged([(event, f"the orchestration is {self._past.status} already") for event in new])
-        new = _start_first(new)
+        new = _start_first([*map(grace.as_stored, new)])
         generation = self._load(new)
         loaded = self._instance
         times = [event.fire_at for event in new if isinstance(event, TimerFired) and generation.answers(event)]
@@ -171,6 +173,9 @@ class Execution:
             history.append(event)
             if message is not None:
                 outbound.append(message)
+        if grace.found(history) is not None:
+            past = [*(() if switched else self._past.events), *history]
+            outbound += family.requests(past, generation.instance.instance_id, time)
         completed = self._complete(generation, time, history, outbound)
         outbound += self._child_terminations(completed, history, switched=switched)
         history.append(OrchestratorCompleted(timestamp=time, taskhub_waits=generation.wait_changes.text()))
@@ -239,6 +244,16 @@ class Execution:
             awaits=NOTHING if completed is not None else generation.awaits(),
         )
 
+    def ends(self, event: HistoryEvent) -> bool:
+        """Return whether an event ends the instance without its code: a terminate, or the end of the time for clean-up.
+
+        :param event: a new event.
+        """
+        if isinstance(event, TimerFired):
+            timers = (one for one in self._past.events if isinstance(one, TimerCreated))
+            return any(one.event_id == event.timer_id and one.taskhub_role == grace.ROLE for one in timers)
+        return isinstance(event, ExecutionTerminated)
+
     def fail(self, new: Sequence[HistoryEvent], failure: FailureDetails, *, now: Timestamp) -> Episode:
         """Fail the instance without running its code.
 
@@ -257,12 +272,14 @@ class Execution:
         A worker calls this method if an episode of the code does not end, or if the instance was already reported as
         terminated.
 
-        :param new: new events with the ExecutionTerminated event. They are appended to the history unchanged.
+        :param new: new events of which one :meth:`ends` the instance. They are appended to the history unchanged.
         :param now: time of this machine's clock.
         :param also: readable events of a damaged history. The children in these events are terminated too.
         :raises InputError: neither the history nor ``new`` has an ExecutionStarted event.
         """
-        reason = next((event.input for event in new if isinstance(event, ExecutionTerminated)), None)
+        told = next((event.input for event in new if isinstance(event, ExecutionTerminated)), None)
+        request = grace.found([*self._past.events, *also])
+        reason = told if told is not None or request is None else request.reason
         return self._end(new, Status.TERMINATED, reason, None, now=now, also=also)
 
     def _end(
@@ -394,6 +411,7 @@ class Execution:
         except NonDeterminismError as error:
             generation.fail_nondeterministic(error, self._past.last_number)
         for event in new:
+            suspended = generation.status is Status.SUSPENDED
             if generation.status is Status.PENDING and isinstance(event, ExecutionStarted):
                 history.append(replace(event, is_played=True))
                 generation.begin()
@@ -401,6 +419,10 @@ class Execution:
                 stale.append((event, reason))
             else:
                 history.append(replace(event, is_played=True))
+                if suspended and (request := grace.request_of(event)) is not None:  # it must run to clean up
+                    resumed = ExecutionResumed(timestamp=event.timestamp, reason=request.reason, is_played=True)
+                    history.append(resumed)
+                    generation.receive(resumed)
         return stale
 
     def _next(

@@ -31,6 +31,8 @@ class Expiry(Group[None]):
 
     __slots__ = ("_expire",)
 
+    is_limit = True
+
     def __init__(self, expire: Callable[[], None]) -> None:
         super().__init__()
         self._expire = expire

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.grace import is_reserved
 from airflow_provider_taskhub.errors import InputError
 
 MAX_COLUMN = 32_768
@@ -47,10 +48,12 @@ def check_event(name: Any, where: str) -> None:
 
     :param name: the value to check.
     :param where: the function that got the name, for errors.
-    :raises InputError: the name is empty, or :func:`check_column` raises.
+    :raises InputError: the name is empty or TaskHub's own, or :func:`check_column` raises.
     """
     if not isinstance(name, str) or not name:
         raise InputError(f"{where}: name is {name!r}; give a text")
+    if is_reserved(name):
+        raise InputError(f"{where}: {name!r} is TaskHub's own event: choose another name, or call terminate with grace")
     check_column(name, f"{where}: the name {name[:40]!r}…")
 
 

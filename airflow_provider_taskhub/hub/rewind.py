@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from secrets import token_hex
 
 from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine import grace
 from airflow_provider_taskhub.engine.children import awaited
 from airflow_provider_taskhub.engine.events import (
     ExecutionCompleted,
@@ -118,6 +119,10 @@ async def _once(hub: Hub, instance_id: str, order: _Order) -> list[RunningChild]
     rows = await load_rows(hub.store, hub.names, instance_id)
     past = await decoded(hub.store, hub.names, rows.committed)
     terminated = Status.TERMINATED in order.statuses
+    if row.status is Status.TERMINATED and grace.found(past) is not None:
+        raise InvalidStateError(
+            f"instance {instance_id!r} has cleaned up before its end, so it cannot go on from there: restart it"
+        )
     sentinel, rewinding = rows.sentinel, rules.plan(past, terminated=terminated)
     rewindable = rewinding is not None or rules.is_rewound(past, row.status, statuses=order.statuses)
     if sentinel is None or not same_start(sentinel.execution_id, row.execution_id) or not rewindable:

@@ -455,6 +455,27 @@ def test_terminate_says_on_standard_error_what_it_waits_for(path: Path, monkeypa
     assert taskhub("terminate", "lost").output == "lost: asked to end\n"
 
 
+@pytest.mark.parametrize("form", [(), ("--wait",)])
+def test_terminate_leaves_time_for_a_clean_up(monkeypatch: pytest.MonkeyPatch, form: tuple[str, ...]) -> None:
+    as_json("start", "flights", "--id", "i")
+    asked, terminate = list[timedelta | None](), InstanceHandle.terminate
+
+    async def noted(instance: InstanceHandle, reason: str, **given: Any) -> InstanceState:
+        asked.append(given["grace"])
+        return await terminate(instance, reason, **given | {"wait": False})
+
+    monkeypatch.setattr(InstanceHandle, "terminate", noted)
+    assert taskhub("terminate", "i", "--grace", "60", *form).output == "i: asked to end\n"
+    assert asked == [timedelta(seconds=60)]
+
+
+def test_terminate_refuses_a_time_that_is_none() -> None:
+    as_json("start", "flights", "--id", "i")
+    result = taskhub("terminate", "i", "--grace", "0")
+    assert result.exit_code == Exit.USAGE
+    assert "grace is 0:00:00: give a time above zero and of at most 6 days, or leave it out" in result.stderr
+
+
 def test_a_suspend_with_children_says_why_they_are_not_suspended() -> None:
     as_json("start", "flights", "--id", "lost")
     result = taskhub("suspend", "lost", "--recurse", "--timeout", "0.1")

@@ -23,7 +23,9 @@ from airflow_provider_taskhub.engine.lifecycle import (
 from airflow_provider_taskhub.hub.model import RecordState
 
 A, AH, AR = ActivityState, ActivityHappening, ActivityReaction
-OUTCOMES = (Happening.RETURNED, Happening.FAILED, Happening.CONTINUED)
+OUTCOMES = (Happening.RETURNED, Happening.FAILED, Happening.CONTINUED, Happening.CLEANED_UP)
+GRACE = {Happening.ASKED_TO_END, Happening.OVERDUE}
+"""What an event means by its content: an event raised that is a request to end, and the timer that ends a clean-up."""
 
 
 @pytest.mark.rows("D55", "D65")
@@ -31,7 +33,7 @@ def test_the_table_of_instances_is_total() -> None:
     assert set(INSTANCE) == set(Status)
     for state, row in INSTANCE.items():
         assert set(row) == set(Happening), state
-    assert {Happening(h) for h in HAPPENINGS.values()} | set(OUTCOMES) == set(Happening)
+    assert {Happening(h) for h in HAPPENINGS.values()} | set(OUTCOMES) | GRACE == set(Happening)
 
 
 @pytest.mark.rows("D56", "D65")
@@ -178,11 +180,12 @@ def test_an_instance_has_an_event_for_each_part_of_its_life_but_for_the_final_cl
         "stop": (Status.RUNNING, Happening.TERMINATED, Status.TERMINATED),
         "success": (Status.RUNNING, Happening.RETURNED, Status.COMPLETED),
         "failure": (Status.RUNNING, Happening.FAILED, Status.FAILED),
+        "stop after a clean-up by its code": (Status.RUNNING, Happening.CLEANED_UP, Status.TERMINATED),
     }
     for part, (state, happening, after) in parts.items():
         assert react_instance(state, happening).state is after, part
     others = set(Happening) - {happening for _, happening, _ in parts.values()}
-    assert others == {Happening.RAISED, Happening.RESUMED, Happening.REWOUND, Happening.CONTINUED}
+    assert others == {Happening.RAISED, Happening.RESUMED, Happening.REWOUND, Happening.CONTINUED, *GRACE}
 
 
 @pytest.mark.rows("D30")

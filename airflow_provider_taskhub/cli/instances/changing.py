@@ -38,10 +38,17 @@ def terminate(
     recurse: Annotated[
         bool, typer.Option("--recurse/--no-recurse", help="Also end the children that still run.")
     ] = True,
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Let the orchestrator clean up for at most so many seconds: its await raises TerminationRequested.",
+        ),
+    ] = None,
     hub: HubName = None,
     json: AsJson = False,
 ) -> None:
-    """End an instance and its children now.
+    """End an instance and its children now, or with --grace after their clean-up.
 
     A worker checks every 1 s (on Azure every 10 s) whether the instance has ended, and then ends activities that
     have no activity record.
@@ -50,10 +57,11 @@ def terminate(
     """
 
     async def work(client: Client) -> InstanceState:
+        time = None if grace is None else timedelta(seconds=grace)
         if not wait:
-            return await client.terminate(instance_id, reason, recurse=recurse)
+            return await client.terminate(instance_id, reason, recurse=recurse, grace=time)
         limit = None if timeout is None else timedelta(seconds=timeout)
-        return await terminated(client, instance_id, reason, recurse=recurse, timeout=limit, quiet=json)
+        return await terminated(client, instance_id, reason, recurse=recurse, grace=time, timeout=limit, quiet=json)
 
     state = with_client(hub, work)
     if json:

@@ -1,7 +1,8 @@
 """What happens to a batch of messages if this worker does not have the code of the orchestrator.
 
 The messages wait in their queue, because another worker may have the code. If no live worker has the code for the
-no-worker timeout, the instance fails. A terminate needs no code, so the worker processes a terminate at once. A
+no-worker timeout, the instance fails. A terminate needs no code, so the worker processes a terminate at once. If the
+terminate leaves time for a clean-up, it waits for the code, but no longer than this time. A
 suspension or resume that came together with a start is stored at once too.
 """
 
@@ -75,6 +76,16 @@ class MissingCode:
             [held for held in batch if held not in ends], delay=BEHIND_TERMINATE, begun=False
         )
         return ends
+
+    def ends(self, session: Session[LoadedInstance], live: LoadedInstance, batch: Sequence[Delivery]) -> bool:
+        """Return whether a message ends the instance although its code is missing.
+
+        A terminate that leaves time for a clean-up does so when it has waited for the code as long as this time.
+        """
+        events = [held.message.event for held in batch if live.execution.ends(held.message.event)]
+        _, waited = wait_of(batch, session.reader.visibility)
+        times = (event.taskhub_grace or 0 if isinstance(event, ExecutionTerminated) else 0 for event in events)
+        return any(waited >= timedelta(seconds=time) for time in times)
 
     def failure(
         self, session: Session[LoadedInstance], batch: Sequence[Delivery], error: UnknownOrchestrator

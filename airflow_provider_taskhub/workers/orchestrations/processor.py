@@ -166,7 +166,7 @@ class Orchestrations:
                     live, loaded = await self._loader.load(session.instance_id)
             except HistoryUnreadable as error:
                 return await self._process_unreadable(session, batch, error)
-        ends = await terminates_if_stuck(session, batch, live.execution_id) if session.reader.stuck else None
+        ends = await terminates_if_stuck(session, batch, live) if session.reader.stuck else None
         live.stuck = ends is not None
         if ends is not None:
             batch = ends
@@ -357,10 +357,12 @@ class Orchestrations:
                     ran = True
         except UnknownOrchestrator as error:
             try:
-                if any(isinstance(event, ExecutionTerminated) for event in events):  # a terminate runs no code
+                at_once = self._missing_code.ends(session, live, batch)
+                failure = None if at_once else self._missing_code.failure(session, batch, error)
+                if failure is None or any(map(live.execution.ends, events)):
                     episode = live.execution.terminate(events, now=now)
                 else:
-                    episode = live.execution.fail(events, self._missing_code.failure(session, batch, error), now=now)
+                    episode = live.execution.fail(events, failure, now=now)
             except UnknownOrchestrator:
                 await self._missing_code.wait(session, batch, error)
                 return

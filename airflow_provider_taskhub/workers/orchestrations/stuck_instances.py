@@ -38,20 +38,20 @@ async def quarantine_stuck(running: Running, cause: str, store: Store, names: Hu
 
 
 async def terminates_if_stuck(
-    session: Session[LoadedInstance], batch: list[Delivery], execution_id: str | None
+    session: Session[LoadedInstance], batch: list[Delivery], live: LoadedInstance
 ) -> list[Delivery] | None:
     """Return the terminates of a batch if its instance is in quarantine; move all its other messages to quarantine.
 
-    A terminate is the only message that an instance in quarantine processes, because a terminate runs none of the
-    instance's code.
+    A terminate, or the end of the time for a clean-up, is the only message that an instance in quarantine processes,
+    because it runs none of the instance's code.
 
-    :param execution_id: execution id of the stored generation; None if nothing is stored.
+    :param live: the instance as it is stored.
     :returns: the terminates; None if the instance is not in quarantine. Nothing is moved then.
     """
-    generation = current_execution_id(execution_id, batch)
+    generation = current_execution_id(live.execution_id, batch)
     if generation is None or not await session.reader.is_quarantined(session.instance_id, generation):
         return None
-    ends = [held for held in batch if isinstance(held.message.event, ExecutionTerminated)]
+    ends = [held for held in batch if live.execution.ends(held.message.event)]
     for held in batch:
         if held not in ends:
             item = quarantine.of_held(held, "its instance is in quarantine", stuck=generation)

@@ -21,6 +21,7 @@ from airflow_provider_taskhub.app import (
     Task,
     TaskCancelledError,
     TaskFailedError,
+    TerminationRequested,
 )
 from airflow_provider_taskhub.engine.tasks import CancellableTask
 
@@ -86,6 +87,15 @@ class Built:
 
 @app.orchestrator
 async def program(ctx: OrchestrationContext, given: dict[str, Any]) -> list[Any]:
+    try:
+        return await _steps(ctx, given)
+    except TerminationRequested:
+        for _ in range(3):
+            await ctx.create_timer(timedelta(seconds=0.2))
+        raise
+
+
+async def _steps(ctx: OrchestrationContext, given: dict[str, Any]) -> list[Any]:
     steps, out = given["steps"], given["out"]
     for at, step in enumerate(steps):
         match step["do"]:

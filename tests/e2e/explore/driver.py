@@ -162,7 +162,8 @@ async def _order(client: Client, order: Mapping[str, Any]) -> None:
         case "resume":
             await client.resume(order["to"], "explored")
         case "terminate":
-            await client.terminate(order["to"], "explored")
+            grace = order.get("grace")
+            await client.terminate(order["to"], "explored", grace=None if grace is None else timedelta(seconds=grace))
 
 
 async def _all(client: Client) -> list[InstanceState]:

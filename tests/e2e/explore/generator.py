@@ -30,7 +30,19 @@ def make(seed: int, number: int, *, branches: bool = True) -> Program:
     made = _Writer(random.Random(f"{seed} {number}"), f"x{seed}-{number}").program()
     if branches:
         made["steps"] = _Changer(random.Random(f"{seed} {number} branches")).steps(made["steps"])
+    _leave_time(random.Random(f"{seed} {number} grace"), made["orders"])
     return made
+
+
+def _leave_time(dice: random.Random, orders: list[dict[str, Any]]) -> None:
+    """Let some terminates leave time for a clean-up. Another one may come before its end."""
+    for order in [order for order in orders if order["do"] == "terminate"]:
+        if dice.random() < 0.6:
+            order["grace"] = dice.choice([1, 2, 60])
+            if dice.random() < 0.3:
+                again = {"at": order["at"] + dice.choice([0.0, 0.2, 1.0]), "grace": dice.choice([None, 1])}
+                orders.append(order | again)
+    orders.sort(key=lambda order: order["at"])
 
 
 class _Changer:

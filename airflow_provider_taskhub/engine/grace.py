@@ -1,0 +1,106 @@
+"""Terminates that leave an instance time to clean up.
+
+The message is an ExecutionTerminated with ``TaskHubGrace``. So whatever must end an instance without its code (it has
+not begun, its history is damaged, its code blocks the worker) finds a terminate as any other, and a worker of another
+system ends the instance at once. In the history of an instance that still cleans up, an ExecutionTerminated would
+mislead readers. So the history has the request as an EventRaised with the name :data:`EVENT`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import timedelta
+from math import ceil
+
+from airflow_provider_taskhub.engine.events import EventRaised, ExecutionTerminated, HistoryEvent
+from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.fast_dataclass import dataclass
+
+EVENT = "taskhub.terminate"
+"""Name of the event that tells of the request in a history. Nobody else can raise it or wait for it."""
+ROLE = "grace"
+"""The role of the timer that ends the instance when its time is over. The timer's row stores it as ``TaskHubRole``."""
+LONGEST = timedelta(days=6)
+"""The longest time for a clean-up: that of a timer which is one message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request to end an instance after its clean-up.
+
+    :param reason: becomes the output of the instance.
+    :param grace: seconds for the clean-up.
+    :param recurse: whether the instance's children are terminated too, with the same time.
+    :param child: name of the instance's orchestrator if the instance's parent has sent the request; else None.
+    """
+
+    reason: str | None
+    grace: int
+    recurse: bool = False
+    child: str | None = None
+
+
+def seconds_of(grace: timedelta | None) -> int | None:
+    """Return the whole seconds of a time for a clean-up, rounded up; None if no time is given.
+
+    :raises InputError: the time is not above zero, is longer than :data:`LONGEST`, or is no ``timedelta``.
+    """
+    if grace is None:
+        return None
+    if not isinstance(grace, timedelta):
+        raise InputError(f"grace is {grace!r}: give a timedelta, for example timedelta(seconds=60)")
+    if not timedelta(0) < grace <= LONGEST:
+        raise InputError(
+            f"grace is {grace}: give a time above zero and of at most {LONGEST.days} days, or leave it out to end the "
+            "instance at once"
+        )
+    return ceil(grace.total_seconds())
+
+
+def as_stored(event: HistoryEvent) -> HistoryEvent:
+    """Return the event that the history has for an event that has arrived: for a terminate with time for a clean-up an
+    EventRaised, else the event itself."""
+    if not isinstance(event, ExecutionTerminated) or not _is_valid(event.taskhub_grace):
+        return event
+    told = {
+        "reason": event.input,
+        "grace": event.taskhub_grace,
+        "recurse": bool(event.taskhub_recurse),
+        "child": event.taskhub_child,
+    }
+    return EventRaised(
+        timestamp=event.timestamp,
+        name=EVENT,
+        input=json.dumps({name: value for name, value in told.items() if value is not None}),
+        taskhub_execution_id=event.taskhub_execution_id,
+        taskhub_message_id=event.taskhub_message_id,
+    )
+
+
+def request_of(event: HistoryEvent) -> Request | None:
+    """Return the request that an event of a history tells of; None: it tells of none."""
+    if not isinstance(event, EventRaised) or not is_reserved(event.name):
+        return None
+    try:
+        told = json.loads(event.input or "")
+        grace, reason, child = told["grace"], told.get("reason"), told.get("child")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    if not _is_valid(grace) or not isinstance(reason, str | None) or not isinstance(child, str | None):
+        return None
+    return Request(reason=reason, grace=grace, recurse=told.get("recurse") is True, child=child)
+
+
+def is_reserved(name: str) -> bool:
+    """Return whether an event of this name is a request, in capital or small letters."""
+    return name.casefold() == EVENT
+
+
+def found(history: Iterable[HistoryEvent]) -> Request | None:
+    """Return the request that counts in a history, which is the first one; None: there is none."""
+    return next((request for event in history if (request := request_of(event)) is not None), None)
+
+
+def _is_valid(grace: object) -> bool:
+    return isinstance(grace, int) and not isinstance(grace, bool) and 0 < grace <= LONGEST.total_seconds()
