@@ -10,6 +10,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
@@ -20,6 +21,7 @@ import psutil
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE
+from airflow_provider_taskhub.supervision import owned
 from airflow_provider_taskhub.tags import DAG_TAG
 from tests.e2e import hour_app
 from tests.e2e.house import House, Worker
@@ -31,6 +33,8 @@ EVERY = 15.0
 """Seconds between two kills."""
 DELIVERED = 2.0
 """Seconds within which a work item that was sent begins if it waits for nothing."""
+LOOK = 0.25
+"""Seconds between two looks at the processes of the workers."""
 OPEN = 24
 """Instances that are open at once, so that something waits for every limit all the time."""
 LOW = 8
@@ -46,7 +50,9 @@ class Run:
     """An attempt of an activity, from its own lines.
 
     :ivar worker: the worker that ran it, and which of those of this name.
-    :ivar ended: monotonic time of its end; of a killed one, the time at which its process was seen to be gone.
+    :ivar ended: monotonic time of its end; of one that was cut off, the time since which its process was seen to be
+        gone or to stand still.
+    :ivar cut_off: whether it wrote no end.
     """
 
     name: str
@@ -56,7 +62,7 @@ class Run:
     pid: int
     begun: float
     ended: float = float("inf")
-    killed: bool = False
+    cut_off: bool = False
 
 
 def runs_of(lines: Iterable[str]) -> dict[str, Run]:
@@ -172,6 +178,7 @@ class Pair:
     """Two workers that are killed and started again.
 
     :ivar kills: by worker.
+    :ivar halted: since when a process of a worker was seen to be gone or to stand still, by its id.
     """
 
     def __init__(self, house: House, slots: int) -> None:
@@ -179,6 +186,19 @@ class Pair:
         self._workers = [self._new(name) for name in ("one", "two")]
         self._dice = random.Random(1)
         self.kills: dict[str, Kill] = {}
+        self.halted: dict[int, float] = {}
+        self._seen = set[int]()
+
+    def look(self) -> None:
+        """Look which processes of the workers run."""
+        for worker, _ in self._workers:
+            with suppress(psutil.NoSuchProcess):
+                self._seen |= {child.pid for child in psutil.Process(worker.process.pid).children(recursive=True)}
+        for pid in self._seen:
+            if _state(pid) in "TtZ":
+                self.halted.setdefault(pid, time.monotonic())
+            else:
+                self.halted.pop(pid, None)
 
     def _new(self, name: str) -> tuple[Worker, str]:
         number = str(next(self._numbers))
@@ -192,19 +212,20 @@ class Pair:
         executors = [child.pid for child in psutil.Process(dead.process.pid).children(recursive=True)]
         killed = time.monotonic()
         dead.kill()
-        until(f"the processes of {dead.name} are gone", lambda: not any(map(_is_alive, executors)))
+        until(f"the processes of {dead.name} are gone", lambda: all(_state(pid) == "Z" for pid in executors))
         self.kills[key] = Kill(at=killed, gone=time.monotonic())
         dead.log.rename(dead.log.with_suffix(f".{len(self.kills)}"))
         self._house.workers.remove(dead)
         self._workers[at] = self._new(dead.name)
 
 
-def _is_alive(pid: int) -> bool:
+def _state(pid: int) -> str:
+    """Return the letter of a process's state, as in ``ps``; Z also if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
+            return file.read().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return "Z"
 
 
 @dataclass(slots=True)
@@ -240,10 +261,10 @@ class Hour:
 
     def told(self) -> Iterator[str]:
         """Yield lines for people."""
-        killed = sum(run.killed for run in self.runs)
+        cut_off = sum(run.cut_off for run in self.runs)
         yield (
             f"{len(self.runs)} attempts of {len({run.call for run in self.runs})} activities, {len(self.kills)} kills, "
-            f"{killed} attempts cut off, lost {len(self.lost)}"
+            f"{cut_off} attempts cut off, lost {len(self.lost)}"
         )
         for one in counted(self.runs, self.kills):
             yield f"  {one.what}: at most {one.most} of {one.allowed}"
@@ -276,7 +297,13 @@ async def hour(house: House, *, seconds: float, every: float = EVERY, kills: int
                 await asyncio.sleep(every)
                 await asyncio.to_thread(pair.kill)
 
-        async with asyncio.TaskGroup() as group:
+        async def looking() -> None:
+            while True:
+                await asyncio.to_thread(pair.look)
+                await asyncio.sleep(LOOK)
+
+        async with owned() as start, asyncio.TaskGroup() as group:
+            start(looking())
             group.create_task(killing())
             while time.monotonic() < end:
                 await gate.acquire()
@@ -291,7 +318,9 @@ async def hour(house: House, *, seconds: float, every: float = EVERY, kills: int
     calls = set[str]()
     for run in runs.values():
         if run.ended == float("inf"):
-            run.ended, run.killed = pair.kills[run.worker].gone, True
+            run.ended, run.cut_off = pair.halted.get(run.pid, float("inf")), True
+            if run.worker in pair.kills:
+                run.ended = min(run.ended, pair.kills[run.worker].gone)
         if run.call not in calls:
             calls.add(run.call)
             since, low = started[run.call.partition("/")[0]]
