@@ -58,6 +58,7 @@ _MORE = timedelta(days=1)
 """Virtual time after the limit in which the run finds out what the orchestration waits for."""
 _NEAR = 0.8
 """How near a name must be to that of an activity to be a typing error, from 0 to 1."""
+_DAY = 86_400.0
 _LAST = timedelta(minutes=1)
 """Longest virtual time that activities have after the end of the orchestration."""
 _ALONE = LeaseTimes(
@@ -377,13 +378,19 @@ async def _run(
         try:
             state = await client.start(name, _plain(registry, name, input))
             async with owned() as start:
-                start(_raise(client, clock, state.instance_id, events))
-                try:
+                raising = start(_raise(client, clock, state.instance_id, events))
+                ending = start(client.wait(state.instance_id, longest=_DAY))
+                resting = start(_rests(client, registry, clock, state.instance_id, raising))
+                what = f"still running after {limit} of virtual time"
+                with suppress(TimeoutError):
                     async with asyncio.timeout(limit.total_seconds()):
-                        ended = await client.wait(state.instance_id, longest=86_400.0)
-                except TimeoutError:
-                    waits = await _waits(client, state.instance_id, events)
-                    raise virtual_time.TimeLimit(f"still running after {limit} of virtual time{waits}") from None
+                        await asyncio.wait((ending, resting), return_when=asyncio.FIRST_COMPLETED)
+                if not ending.done():
+                    if resting.done():
+                        resting.result()
+                        what = "the run never ends, because nothing can happen any more"
+                    raise virtual_time.TimeLimit(f"{what}{await _waits(client, state.instance_id, events)}")
+                ended = ending.result()
                 await _last_activities(client, registry, clock)
         finally:
             await backend.drain(0.0)
@@ -417,13 +424,37 @@ async def _waits(client: Client, instance_id: str, events: tuple[Event | Termina
     return f": it waits for event {', '.join(map(repr, names))}{told}"
 
 
+async def _rests(
+    client: Client, registry: Registry, clock: virtual_time.VirtualClock, instance_id: str, raising: asyncio.Task[None]
+) -> None:
+    """Return when nothing can happen any more although the instance has not ended: all events were raised, and no
+    message is left, also not that of a timer.
+
+    :raises InputError: if an event cannot be raised.
+    """
+    await raising
+    while await _are_left(client, registry, client.hub.names.control(0)) or await _has_ended(client, instance_id):
+        await clock.sleep(_DAY)
+
+
+async def _has_ended(client: Client, instance_id: str) -> bool:
+    state = await client.get(instance_id)
+    return state is not None and state.status.is_final
+
+
 async def _last_activities(client: Client, registry: Registry, clock: virtual_time.VirtualClock) -> None:
     """Let the activities run that the orchestration has started and not awaited, for at most :data:`_LAST`."""
     until = clock.monotonic() + _LAST.total_seconds()
+    while clock.monotonic() < until and await _are_left(client, registry):
+        await clock.sleep(1.0)
+
+
+async def _are_left(client: Client, registry: Registry, *queues: str) -> bool:
+    """Return whether activities have not ended, or one of these queues has messages."""
     store, names = client.hub.store, client.hub.names
-    queues = [queue for pool in registry.pools for queue in names.pool_queues(pool)]
+    looked = [*queues, *(queue for pool in registry.pools for queue in names.pool_queues(pool))]
     of_own = (names.limited_queues(name) for name, one in registry.activities.items() if one.has_queue)
-    queues += [queue for its in of_own for queue in its]
+    looked += [queue for its in of_own for queue in its]
 
     async def waits(queue: str) -> bool:
         with suppress(NotFound):  # not made yet, so nothing is in it
@@ -431,13 +462,8 @@ async def _last_activities(client: Client, registry: Registry, clock: virtual_ti
         return False
 
     divided = {one.limit_name for one in registry.activities.values() if one.limit_key}
-
-    async def are_left() -> bool:
-        in_rows = [await waiting_calls.in_order(store, names, limit) for limit in divided]
-        return any(in_rows) or any([await waits(queue) for queue in queues])
-
-    while clock.monotonic() < until and await are_left():
-        await clock.sleep(1.0)
+    in_rows = [await waiting_calls.in_order(store, names, limit) for limit in divided]
+    return any(in_rows) or any([await waits(queue) for queue in looked])
 
 
 def _plain(registry: Registry, name: str, input: Any) -> Any:

@@ -22,7 +22,7 @@ from airflow_provider_taskhub.app import App, OrchestrationContext, Orchestratio
 from airflow_provider_taskhub.engine import context
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.registry import Registry
-from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.errors import ConfigurationError, InputError
 from airflow_provider_taskhub.testing import Event, run
 from tests.engine.play import Play, played
 
@@ -641,9 +641,25 @@ class Test_a_run_in_a_test:
         async def o(ctx: OrchestrationContext) -> Any:
             return await ctx.wait_for_external_event("approved")
 
-        expected = "still running after 1 day, .*: it waits for event 'approved', and 'aproved' was raised"
+        expected = "nothing can happen any more: it waits for event 'approved', and 'aproved' was raised"
         with pytest.raises(RuntimeError, match=expected):
-            run(o, app=app, events=[Event(name="aproved")], limit=timedelta(days=1))
+            run(o, app=app, events=[Event(name="aproved", after=timedelta(days=9))])
+
+    def test_that_waits_longer_than_its_limit(self) -> None:
+        async def o(ctx: OrchestrationContext) -> Any:
+            ctx.create_timer(timedelta(days=3))
+            return await ctx.wait_for_external_event("approved")
+
+        expected = "still running after 2 days, .*: it waits for event 'approved', and 'aproved' was raised"
+        with pytest.raises(RuntimeError, match=expected):
+            run(o, app=app, events=[Event(name="aproved")], limit=timedelta(days=2))
+
+    def test_that_gets_an_event_which_is_refused(self) -> None:
+        async def o(ctx: OrchestrationContext) -> Any:
+            return await ctx.wait_for_external_event("approved", dict[int, int])
+
+        with pytest.raises(InputError, match="has the key 1 of type int"):
+            run(o, app=app, events=[Event(name="approved", data={1: 2})])
 
     def test_without_the_app_of_its_activities(self) -> None:
         async def o(ctx: OrchestrationContext) -> Any:
