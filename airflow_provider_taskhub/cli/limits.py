@@ -84,8 +84,9 @@ def change(
     if state.kind is LimitKind.RATE:
         typer.echo(f"at most {state.shown} of {name} begin from now on")
         return
+    each = f" for each {state.key_tag}" if state.key_tag else ""
     what = f"the {state.kind} {name}" if state.kind is LimitKind.ACTIVITY else f"the instances with the limit {name}"
-    typer.echo(f"at most {state.limit} of {what} run at once from now on; {len(state.holders)} run now")
+    typer.echo(f"at most {state.limit} of {what} run at once{each} from now on; {len(state.holders)} run now")
 
 
 def different(members: Iterable[Member], found: Iterable[LimitState]) -> list[str]:
