@@ -115,7 +115,7 @@ def test_a_check_with_a_warning_does_not_say_that_all_is_well(monkeypatch: pytes
 def test_workers_that_declare_different_numbers_are_told_until_one_is_ordered(tmp_path: Path) -> None:
     async def add() -> None:
         async with SqliteStore(tmp_path / "hub.db") as store:
-            for number in (2, 3):
+            for number in (2, 3, None):
                 member = Member(
                     worker=f"w{number}@host/1",
                     started=START,
@@ -123,15 +123,20 @@ def test_workers_that_declare_different_numbers_are_told_until_one_is_ordered(tm
                     apps={"app": ""},
                     orchestrators=(),
                     activities=("load",),
-                    limits={"activity load": str(number)},
+                    limits={} if number is None else {"activity load": str(number)},
                 )
                 await Members(store, NAMES).announce(member)
 
     asyncio.run(add())
     said = "different numbers for the limit 'load': 2 on w2@host/1 (app); 3 on w3@host/1 (app). 2 counts"
-    assert said in taskhub("limits", "list")
+    without = "they run its activities without it until they end: wNone@host/1 (app). Declared: 2 on w2@host/1"
+    told = taskhub("limits", "list")
+    assert said in told
+    assert without in told
     taskhub("limits", "set", "load", "5")
-    assert "different numbers" not in taskhub("limits", "list")
+    told = taskhub("limits", "list")
+    assert "different numbers" not in told
+    assert without in told
 
 
 def test_a_name_with_two_lines_stands_in_one(tmp_path: Path) -> None:
