@@ -34,7 +34,8 @@ class InstanceLimit:
     instance counts from its beginning to its end, also while it is suspended or waits for an event. Its children do not
     count. An instance that is rewound counts again, and may have to wait for its turn.
 
-    If starts of one name give different numbers, the number of the last start counts.
+    If starts of one name give different numbers, the number of the start that was made last counts. Of two that are
+    made on two machines at nearly the same time, it is that of either.
 
     :param name: name of the limit, the same for all that share it.
     :param instances: how many of them may run at once.

@@ -84,18 +84,25 @@ def change(
     if state.kind is LimitKind.RATE:
         typer.echo(f"at most {state.shown} of {name} begin from now on")
         return
+    each = f" for each {state.key_tag}" if state.key_tag else ""
     what = f"the {state.kind} {name}" if state.kind is LimitKind.ACTIVITY else f"the instances with the limit {name}"
-    typer.echo(f"at most {state.limit} of {what} run at once from now on; {len(state.holders)} run now")
+    typer.echo(f"at most {state.limit} of {what} run at once{each} from now on; {len(state.holders)} run now")
 
 
 def different(members: Iterable[Member], found: Iterable[LimitState]) -> list[str]:
-    """Return a line about each limit for which the code of live workers declares different numbers, unless an
-    administrator has ordered a number.
+    """Return a line about each limit that does not hold on all live workers, or for which their code declares different
+    numbers.
 
     :param members: the workers of the hub.
     :param found: the limits of the hub.
     """
-    return different_limits(members, {f"{one.kind} {one.name}": one.shown for one in found if one.ordered is None})
+    states = {f"{one.kind} {one.name}": one for one in found}
+    return different_limits(
+        members,
+        {limit: one.shown for limit, one in states.items()},
+        activities={limit: one.activities for limit, one in states.items()},
+        ordered={limit for limit, one in states.items() if one.ordered is not None},
+    )
 
 
 def _number(state: LimitState) -> str:

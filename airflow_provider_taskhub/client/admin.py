@@ -13,7 +13,7 @@ from airflow_provider_taskhub.client.connection import Connection
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.errors import Conflict, InputError, NotFound
-from airflow_provider_taskhub.hub.history.places import Limit, LimitKind, LimitState, order, state_of, states
+from airflow_provider_taskhub.hub.history.places import Limit, LimitKind, LimitState, order, states
 from airflow_provider_taskhub.hub.instance_places import InstancePlaces
 from airflow_provider_taskhub.hub.model import HubInfo, HubNames, InstanceState, Member, PartitionState
 from airflow_provider_taskhub.hub.partitions import administration
@@ -230,7 +230,7 @@ class HubAdmin:
         await store.execute(order(names, limit, places, by=by or this_user()))
         if state.kind is LimitKind.INSTANCES:
             await InstancePlaces(self._hub).advance(name)
-        return await state_of(store, names, limit)
+        return (await states(store, names)).get((state.kind, name), state)
 
     # operations on the quarantine
 

@@ -15,6 +15,8 @@ already run.
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
@@ -23,6 +25,7 @@ from itertools import islice
 
 import structlog
 
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.engine.identity import same_start
@@ -55,14 +58,18 @@ class InstancePlaces:
     """The places of the limits of instances in a hub."""
 
     def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+        self._hub, self._noting = hub, asyncio.Lock()
+        self._said = defaultdict[str, set[tuple[Timestamp, int]]](set)
+        """By limit, the starts that are not noted yet: when they were made, and their numbers."""
         self._final: dict[str, Collection[_Seen]] = {}
         """By limit, the places whose instances had ended at the last look, each with the ETag of its row."""
 
-    async def admit(self, limit: InstanceLimit, waiting: WaitingInstance) -> bool:
+    async def admit(self, limit: InstanceLimit, waiting: WaitingInstance, made: Timestamp | None = None) -> bool:
         """Take a place for an instance. If none is free, let the instance wait.
 
         :param waiting: the instance, and the message that lets it begin or go on.
+        :param made: when its start was made. The number of the start that was made last counts, as far as the clocks of
+            those who start agree. None: its number counts only if the hub does not know the limit, as after a rewind.
         :returns: False: the instance waits. Its message is stored, so it can be deleted from the queue.
         """
         hub, wanted = self._hub, limit_of(limit)
@@ -75,11 +82,10 @@ class InstancePlaces:
                 if await self._give(own, waiting):
                     return True
                 continue
-            if found.declared != wanted.places and (not waiting.again or not found.declared):
-                if found.declared:
-                    log.warning(
-                        "limit_changed", kind=wanted.kind, limit=limit.name, before=found.declared, now=wanted.places
-                    )
+            if made is not None and found.after_start(limit.instances, made) is not found:
+                await self._note(wanted, made)
+                found = await places.state_of(hub.store, hub.names, wanted)
+            elif not found.declared:
                 await hub.store.execute(places.declared(hub.names, wanted))
                 found = replace(found, declared=wanted.places)
             free = next(found.free(), None)
@@ -91,6 +97,31 @@ class InstancePlaces:
         log.info("instance_waits_for_place", instance_id=waiting.instance.instance_id, limit=limit.name)
         await self.advance(limit.name)
         return False
+
+    async def _note(self, wanted: Limit, made: Timestamp) -> None:
+        """Note the number that a start gives. Starts that come at the same moment are noted in one write."""
+        said = self._said[wanted.name]
+        said.add((made, wanted.places))
+        async with self._noting:
+            for _ in range(TRIES):
+                if (made, wanted.places) not in said:
+                    return
+                found = after = await places.state_of(self._hub.store, self._hub.names, wanted)
+                noted = sorted(said)
+                for when, number in noted:
+                    after = after.after_start(number, when)
+                if after is found or await self._noted(found, after):
+                    said.difference_update(noted)
+
+    async def _noted(self, found: LimitState, after: LimitState) -> bool:
+        """Store what starts say about a limit. :returns: False if another worker has changed the row."""
+        try:
+            await self._hub.store.execute(places.started(self._hub.names, found, after))
+        except (Conflict, NotFound):
+            return False
+        if found.declared not in (0, after.declared):
+            log.warning("limit_changed", kind=found.kind, limit=found.name, before=found.declared, now=after.declared)
+        return True
 
     async def leave(self, limit: InstanceLimit, instance: OrchestrationInstance) -> None:
         """Free the place of an instance that has ended, and let the next instance begin. If the instance was rewound

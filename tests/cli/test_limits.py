@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -24,6 +25,17 @@ from airflow_provider_taskhub.virtual_time import START
 
 NAMES = HubNames("TaskHub")
 INSTANCES = places.LimitKind.INSTANCES
+RECORD = ActivityRecord(
+    instance=OrchestrationInstance(instance_id="monday", execution_id="e"),
+    task_id=3,
+    action_id="a",
+    attempt=1,
+    name="load",
+    state=RecordState.RUNNING,
+    worker="one@host/1",
+    executor="",
+    claimed=Timestamp(0),
+)
 
 
 def taskhub(*arguments: str) -> str:
@@ -39,17 +51,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TASKHUB_HOME", str(tmp_path))
     monkeypatch.setenv("TASKHUB_CONNECTION", f"sqlite:///{file}")
     limit = places.Limit(name="load", places=2)
-    record = ActivityRecord(
-        instance=OrchestrationInstance(instance_id="monday", execution_id="e"),
-        task_id=3,
-        action_id="a",
-        attempt=1,
-        name="load",
-        state=RecordState.RUNNING,
-        worker="one@host/1",
-        executor="",
-        claimed=Timestamp(0),
-    )
 
     async def make() -> None:
         async with SqliteStore(file) as store:
@@ -61,7 +62,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 await store.execute(PutMessage(queue=NAMES.limited("load"), text=name))
             await store.receive(NAMES.limited("load"), limit=1, visibility=timedelta(minutes=5))
             _, second = (await places.state_of(store, NAMES, limit)).free()
-            await store.execute(places.taken(NAMES, second, record))
+            await store.execute(places.taken(NAMES, second, RECORD))
 
     asyncio.run(make())
 
@@ -114,7 +115,7 @@ def test_a_check_with_a_warning_does_not_say_that_all_is_well(monkeypatch: pytes
 def test_workers_that_declare_different_numbers_are_told_until_one_is_ordered(tmp_path: Path) -> None:
     async def add() -> None:
         async with SqliteStore(tmp_path / "hub.db") as store:
-            for number in (2, 3):
+            for number in (2, 3, None):
                 member = Member(
                     worker=f"w{number}@host/1",
                     started=START,
@@ -122,15 +123,20 @@ def test_workers_that_declare_different_numbers_are_told_until_one_is_ordered(tm
                     apps={"app": ""},
                     orchestrators=(),
                     activities=("load",),
-                    limits={"activity load": str(number)},
+                    limits={} if number is None else {"activity load": str(number)},
                 )
                 await Members(store, NAMES).announce(member)
 
     asyncio.run(add())
     said = "different numbers for the limit 'load': 2 on w2@host/1 (app); 3 on w3@host/1 (app). 2 counts"
-    assert said in taskhub("limits", "list")
+    without = "they run its activities without it until they end: wNone@host/1 (app). Declared: 2 on w2@host/1"
+    told = taskhub("limits", "list")
+    assert said in told
+    assert without in told
     taskhub("limits", "set", "load", "5")
-    assert "different numbers" not in taskhub("limits", "list")
+    told = taskhub("limits", "list")
+    assert "different numbers" not in told
+    assert without in told
 
 
 def test_a_name_with_two_lines_stands_in_one(tmp_path: Path) -> None:
@@ -155,6 +161,25 @@ def test_an_order_counts_until_it_is_lifted() -> None:
     assert "5 by " in taskhub("limits", "list")
     assert json.loads(taskhub("limits", "set", "load", "--declared", "--json"))["limit"] == 2
     assert _limit() == (2, None)
+
+
+def test_an_order_for_a_divided_limit_counts_what_runs_for_all_values(tmp_path: Path) -> None:
+    divided = places.Limit(name="load", places=2, key_tag="tenant")
+
+    async def add() -> None:
+        async with SqliteStore(tmp_path / "hub.db") as store:
+            (held,) = (await places.state_of(store, NAMES, divided)).holders
+            await store.execute(places.freed(NAMES, held))
+            await store.execute(places.declared(NAMES, divided))
+            for tenant in ("a", "b"):
+                place = places.Place(key=replace(divided, value=tenant).key, number=0)
+                await store.execute(places.taken(NAMES, place, RECORD))
+
+    asyncio.run(add())
+    said = taskhub("limits", "set", "load", "3")
+    assert said.strip() == "at most 3 of the activity load run at once for each tenant from now on; 2 run now"
+    found = json.loads(taskhub("limits", "set", "load", "--declared", "--json"))
+    assert (found["running"], found["activities"]) == (2, ["load"])
 
 
 def test_a_rate_has_its_time_and_counts_what_has_begun(tmp_path: Path) -> None:

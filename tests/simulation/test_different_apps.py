@@ -281,6 +281,28 @@ def test_another_version_is_told_and_the_row_of_a_dead_worker_is_not() -> None:
     }
 
 
+@pytest.mark.rows("K43")
+def test_a_limit_that_only_newer_workers_have_is_told_to_both() -> None:
+    def app(**limit: Any) -> App:
+        made = App("deploy")
+        made.activity(**limit)(work)
+        return made
+
+    async def work(number: int) -> int:
+        return number
+
+    async def drive(world: World) -> Any:
+        await world.join("old", app=app(record=True))
+        await world.join("new", app=app(limit=1, rate="5/m"))
+        await world.clock.sleep(60.0)
+        return {(entry["worker"].partition("@")[0], entry["limits"]) for entry in world.said("apps_differ")}
+
+    assert play(drive) == {
+        ("old", "limit 'work': '1' here, 'no limit' there, rate 'work': '5/m' here, 'no limit' there"),
+        ("new", "limit 'work': 'no limit' here, '1' there, rate 'work': 'no limit' here, '5/m' there"),
+    }
+
+
 # --- and costs nothing where nothing differs ------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -94,7 +94,9 @@ def test_no_more_instances_than_the_limit_run_and_the_first_come_first() -> None
             for name in ("one", "two"):
                 await world.join(name)
             begun = world.clock.monotonic()
-            await _start(world, 12)
+            for number in range(12):
+                await world.client.start("load", 3.0, instance_id=f"i{number:02}", limit=LIMIT)
+                await world.clock.sleep(0.01)  # those that are started at the same moment have no order
             await _all_complete(world, 12)
             assert gate.most == 2
             assert set(gate.ran.values()) == {1}
@@ -416,6 +418,59 @@ def test_the_number_of_the_last_start_counts(before: int, after: int) -> None:
             await _all_complete(world, 12)
             assert gate.most == after
             assert world.said("limit_changed")
+
+    simulate(main)
+
+
+def test_the_number_of_a_start_that_is_due_later_does_not_count_again() -> None:
+    async def main() -> None:
+        async with World(Gate().app) as world:
+            await world.join("one")
+            due = datetime(2026, 1, 1, 0, 1, tzinfo=UTC)
+            await world.client.start(
+                "load", 1.0, instance_id="old", limit=InstanceLimit(name="nightly", instances=5), start_at=due
+            )
+            one = InstanceLimit(name="nightly", instances=1)
+            for number in range(4):
+                await world.client.start("load", 300.0, instance_id=f"i{number:02}", limit=one)
+            await world.clock.sleep(90)
+            (state,) = await world.client.admin.limits()
+            assert (state.limit, len(state.holders), state.waiting) == (1, 1, 4)
+            assert not world.said("limit_changed")
+            assert (state.other, state.other_made is not None) == (5, True), "people are told"
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("numbers", [(5, 5, 5, 5, 5, 1), (4, 1, 4, 1, 4, 1)])
+def test_the_start_that_was_made_last_counts_in_whatever_order_they_are_met(numbers: tuple[int, ...]) -> None:
+    async def main() -> None:
+        async with World(Gate().app) as world:
+            for place, number in enumerate(numbers):
+                limit = InstanceLimit(name="nightly", instances=number)
+                await world.client.start("load", 300.0, instance_id=f"i{place:02}", limit=limit)
+                await world.clock.sleep(0.01)
+            await world.join("one")
+            await world.clock.sleep(30)
+            (state,) = await world.client.admin.limits()
+            assert (state.limit, state.other) == (1, numbers[0])
+
+    simulate(main)
+
+
+def test_a_client_whose_clock_is_fast_does_not_fix_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with World(Gate().app) as world:
+            await world.join("one")
+            real = world.client.hub.clock.utc_now
+            for place, (number, ahead) in enumerate([(2, timedelta(days=1)), (1, timedelta())]):
+                limit = InstanceLimit(name="nightly", instances=number)
+                with monkeypatch.context() as patch:
+                    patch.setattr(world.client.hub.clock, "utc_now", lambda ahead=ahead: real() + ahead)
+                    await world.client.start("load", 1.0, instance_id=f"i{place:02}", limit=limit)
+                await world.clock.sleep(5)
+            (state,) = await world.client.admin.limits()
+            assert state.limit == 1
 
     simulate(main)
 

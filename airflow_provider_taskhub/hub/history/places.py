@@ -154,8 +154,12 @@ class LimitState:
     :param seconds: the time of a rate; 0: it is no rate.
     :param declared_at: when the newest worker with this limit, or the newest start, has written ``declared``, by the
         clock of the storage service; None: it is not known.
+    :param made: of a limit of instances: when the start that ``declared`` is of was made; None: it is not known.
+    :param other: of a limit of instances: the last other number that a start has given; 0: there is none.
+    :param other_made: when the last start with this number was made.
     :param ordered: the number that an administrator has ordered instead; None: there is no order.
     :param by: who gave this order; "" if there is none.
+    :param etag: the ETag of the row that says what is declared; "": there is no row.
     :param places: the places that have a row, by their numbers.
     :param partition_key: the partition key of the places; "": that of the whole limit.
     :param key_tag: the tag of calls by whose values it is divided; "": it is not divided.
@@ -172,8 +176,12 @@ class LimitState:
     declared: int
     seconds: int = 0
     declared_at: Timestamp | None = None
+    made: Timestamp | None = None
+    other: int = 0
+    other_made: Timestamp | None = None
     ordered: int | None = None
     by: str = ""
+    etag: str = ""
     places: Mapping[int, Place] = field(default_factory=dict)
     partition_key: str = ""
     key_tag: str = ""
@@ -224,6 +232,21 @@ class LimitState:
     def full_values(self) -> list[str]:
         """The values of a divided limit that have all their places."""
         return sorted(value for value, holders in self.values.items() if len(holders) >= self.limit)
+
+    def after_start(self, number: int, made: Timestamp) -> LimitState:
+        """Return a limit of instances as it is when a start with a number was met. The number of the start that was
+        made last counts, in whatever order they are met.
+
+        :param number: the number that the start gives.
+        :param made: when the start was made.
+        """
+        if not self.declared or self.made is None or made > self.made:
+            changes = self.declared not in (0, number)
+            other, other_made = (self.declared, self.made) if changes else (self.other, self.other_made)
+            return replace(self, declared=number, made=made, other=other, other_made=other_made)
+        if number != self.declared and (self.other_made is None or made > self.other_made):
+            return replace(self, other=number, other_made=made)
+        return self
 
     def turn_of(self, run: OrchestrationInstance) -> int | None:
         """Return how many instances come before one that waits for a place of a limit of instances. None: it does not
@@ -341,6 +364,7 @@ def _state(kind: LimitKind, name: str, key: str, rows: list[Entity]) -> LimitSta
     columns = {} if own is None else own.properties
     declared, ordered, by = columns.get("Limit"), columns.get("Ordered"), columns.get("By")
     seconds, divided = columns.get("Seconds"), columns.get("Key")
+    made, other, other_made = columns.get("Made"), columns.get("Other"), columns.get("OtherMade")
     places = {int(row.row_key): _decoded(key, int(row.row_key), row) for row in rows if row.row_key.isdecimal()}
     return LimitState(
         name=name,
@@ -349,6 +373,10 @@ def _state(kind: LimitKind, name: str, key: str, rows: list[Entity]) -> LimitSta
         declared=declared if isinstance(declared, int) else 0,
         seconds=seconds if isinstance(seconds, int) else 0,
         declared_at=None if own is None else own.timestamp,
+        made=made if isinstance(made, Timestamp) else None,
+        other=other if isinstance(other, int) else 0,
+        other_made=other_made if isinstance(other_made, Timestamp) else None,
+        etag="" if own is None else own.etag,
         key_tag=divided if isinstance(divided, str) else "",
         ordered=ordered if isinstance(ordered, int) and ordered > 0 else None,
         by=by if isinstance(by, str) and ordered else "",
@@ -363,6 +391,24 @@ def declared(names: HubNames, limit: Limit) -> Transact:
         columns["Divided"] = True  # it stays: calls may wait in rows
     row = Entity(partition_key=limit.key, row_key=_DECLARED, properties=columns)
     return Transact(table=names.controls, rows=(RowOperation(verb=RowVerb.UPSERT_MERGE, entity=row),))
+
+
+def started(names: HubNames, found: LimitState, after: LimitState) -> Transact:
+    """Return the write of what starts have said about a limit of instances. The store refuses it with Conflict or
+    NotFound if the row has changed since the read.
+
+    :param found: the limit as it was read.
+    :param after: the limit after the starts (:meth:`LimitState.after_start`).
+    """
+    columns: dict[str, Property | None] = {"Limit": after.declared, "Seconds": 0, "Key": "", "Made": after.made}
+    if after.other_made is not None:
+        columns |= {"Other": after.other, "OtherMade": after.other_made}
+    row = Entity(partition_key=found.partition_key, row_key=_DECLARED, properties=columns)
+    if found.etag:
+        operation = RowOperation(verb=RowVerb.MERGE, entity=row, etag=found.etag)
+    else:
+        operation = RowOperation(verb=RowVerb.INSERT, entity=row)
+    return Transact(table=names.controls, rows=(operation,))
 
 
 def order(names: HubNames, limit: Limit, places: int | None, *, by: str) -> Transact:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, FunctionKind, Member, Need
@@ -25,6 +25,7 @@ __all__ = [
     "too_small",
 ]
 
+_NO_LIMIT = "no limit"
 SHOWN = 20
 """The most names that a text for people lists. It gives only the number of the other names."""
 
@@ -77,6 +78,8 @@ class Difference:
     :param more: functions that only the other worker has.
     :param versions: for each app of another version: its name, this worker's version, the other worker's version.
     :param pools: for each activity of another pool: its name, its pool here, its pool there.
+    :param limits: for each limit of activities that both have, and one has otherwise: its kind and name, its number
+        here, its number there. "no limit": the code does not declare it.
     """
 
     worker: str
@@ -84,6 +87,7 @@ class Difference:
     more: tuple[Need, ...] = ()
     versions: tuple[tuple[str, str, str], ...] = ()
     pools: tuple[tuple[str, str, str], ...] = ()
+    limits: tuple[tuple[str, str, str], ...] = ()
 
     def __str__(self) -> str:
         parts = [f"app {app!r} has version {its!r} there and {ours!r} here" for app, ours, its in self.versions]
@@ -91,6 +95,7 @@ class Difference:
             f"activity {name!r} belongs to the pool {its!r} there and {ours!r} here"
             for name, ours, its in self.pools[:SHOWN]
         ]
+        parts += [f"{limit} is {its!r} there and {ours!r} here" for limit, ours, its in self.limits[:SHOWN]]
         if self.lacks:
             parts.append(f"it lacks {listed(self.lacks)}")
         if self.more:
@@ -119,9 +124,24 @@ def difference(mine: Member, other: Member) -> Difference | None:
         for name in sorted({*mine.pool_of, *other.pool_of} & {*mine.activities} & {*other.activities})
         if mine.pool(name) != other.pool(name)
     )
-    if not (lacks or more or versions or pools):
+    limits = tuple(_unlike_limits(mine, other)) if ACTIVITY in mine.roles and ACTIVITY in other.roles else ()
+    if not (lacks or more or versions or pools or limits):
         return None
-    return Difference(worker=other.worker, lacks=tuple(lacks), more=tuple(more), versions=versions, pools=pools)
+    return Difference(
+        worker=other.worker, lacks=tuple(lacks), more=tuple(more), versions=versions, pools=pools, limits=limits
+    )
+
+
+def _unlike_limits(mine: Member, other: Member) -> Iterator[tuple[str, str, str]]:
+    """Find the limits that two workers declare otherwise, or that one of them does not declare for an activity of both:
+    the limit, its number in ``mine``, its number in ``other``."""
+    for limit in sorted({*mine.limits, *other.limits}):
+        ours, its = mine.limits.get(limit), other.limits.get(limit)
+        having, lacking = (mine, other) if its is None else (other, mine)
+        shared = None not in (ours, its) or _may_share(limit.partition(" ")[2], [having]) & {*lacking.activities}
+        if ours != its and shared:
+            what, name = limit.split(" ", 1)
+            yield f"{'rate' if what == 'rate' else 'limit'} {name!r}", ours or _NO_LIMIT, its or _NO_LIMIT
 
 
 def agree(members: Iterable[Member], kind: FunctionKind) -> bool:
@@ -163,26 +183,66 @@ def described(member: Member) -> str:
     return f"{member.worker} ({apps or 'no app'})"
 
 
-def different_limits(members: Iterable[Member], counts: Mapping[str, str]) -> list[str]:
-    """Return a line about each limit for which the code of live workers declares different numbers.
+def different_limits(
+    members: Iterable[Member],
+    counts: Mapping[str, str],
+    *,
+    activities: Mapping[str, Collection[str]] | None = None,
+    ordered: Collection[str] = (),
+) -> list[str]:
+    """Return a line about each limit of activities that does not hold on all live workers, and about each for which
+    their code declares different numbers.
 
     :param members: the workers of the hub.
-    :param counts: the limits for which the number in the code counts: this number by kind and name, as in
+    :param counts: the limits of the hub, and the number that counts: by kind and name, as in
         :attr:`.model.Member.limits`.
+    :param activities: the activities that share each of these limits.
+    :param ordered: those of them for which an administrator has ordered a number.
     """
     live, lines = [one for one in members if one.alive and ACTIVITY in one.roles], []
-    for limit, number in sorted(counts.items()):
+    for limit in sorted({*counts}.union(*(one.limits for one in live))):
         declared = defaultdict[str, list[Member]](list)
         for member in live:
             if limit in member.limits:
                 declared[member.limits[limit]].append(member)
-        if len(declared) < 2:
-            continue
         kind, _, name = limit.partition(" ")
+        what, more = ("rate", "begin") if kind == "rate" else ("limit", "run at once")
         told = "; ".join(f"{its} on {listed(map(described, who), 5)}" for its, who in sorted(declared.items()))
-        lines.append(
-            f"live workers declare different numbers for the {'rate' if kind == 'rate' else 'limit'} {name!r}: {told}. "
-            f"{number} counts, because the worker that has started last declares it. Give all workers the same number, "
-            f"or order one: taskhub limits set {shlex.quote(name)} NUMBER --of {kind}"
-        )
+        if limit in counts:
+            its_activities = (activities or {}).get(limit, ())
+        else:  # the code of the newest worker does not declare it any more
+            its_activities = _may_share(name, [one for who in declared.values() for one in who])
+        without = [
+            member
+            for member in live
+            if limit not in member.limits and any(can_run(member, Need(ACTIVITY, one)) for one in its_activities)
+        ]
+        if without:
+            lines.append(
+                f"more can {more} than the {what} {name!r} allows: the code of some live workers does not declare it, "
+                f"and they run its activities without it until they end: {listed(map(described, without), 5)}. "
+                f"Declared: {told or 'by no live worker'}. Replace the workers without it, or remove the {what} from "
+                "the code of all"
+            )
+        if len({number.partition(" for each ")[2] for number in declared}) > 1:
+            lines.append(
+                f"more can {more} than the {what} {name!r} allows: live workers divide it by different tags, and each "
+                f"counts only what runs on workers that divide it alike: {told}. Replace those with the older code"
+            )
+        elif len(declared) > 1 and limit in counts and limit not in ordered:
+            lines.append(
+                f"live workers declare different numbers for the {what} {name!r}: {told}. {counts[limit]} counts, "
+                "because the worker that has started last declares it. Give all workers the same number, or order one: "
+                f"taskhub limits set {shlex.quote(name)} NUMBER --of {kind}"
+            )
     return lines
+
+
+def _may_share(name: str, declaring: Iterable[Member]) -> set[str]:
+    """Return the activities that may share a limit, as far as the rows of workers say.
+
+    :param name: name of the limit.
+    :param declaring: the workers that declare it.
+    """
+    known = {activity for member in declaring for activity in member.activities}
+    return {name} if name in known else known

@@ -68,6 +68,7 @@ class Differences:
                     has_more=listed(found.more),
                     pools=", ".join(f"{name}: {ours!r} here, {its!r} there" for name, ours, its in found.pools),
                     versions=", ".join(f"{app}: {ours!r} here, {its!r} there" for app, ours, its in found.versions),
+                    limits=", ".join(f"{name}: {ours!r} here, {its!r} there" for name, ours, its in found.limits),
                     hint="give all workers of a hub the same apps in the same versions, or use one hub for each app",
                 )
         self._compared = set(proven)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import structlog
 
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import ExecutionStarted, GenericEvent, OrchestrationInstance
 from airflow_provider_taskhub.errors import StorageError
 from airflow_provider_taskhub.hub.formats.message_envelope import encode
@@ -63,6 +64,7 @@ class InstanceLimits:
             instance, due = event.instance, event.scheduled_start_time
             since, again = held.inserted if due is None else max(held.inserted, due), False
             tags: Mapping[str, str] | None = event.tags
+            made: Timestamp | None = min(event.timestamp, held.inserted)  # a client's clock may be fast
         else:
             limit = InstanceLimit.of(live.tags) if live.parent is None and not live.has_place else None
             name = held.message.instance.instance_id
@@ -71,7 +73,7 @@ class InstanceLimits:
                 held.inserted,
                 True,
             )
-            tags = live.tags
+            tags, made = live.tags, None
         if limit is None:
             return True
         its_turn = REWOUND if again and priority_of(tags) >= 0 else turn(tags, since)
@@ -81,7 +83,7 @@ class InstanceLimits:
         else:
             text = self._wake(instance)
         waiting = WaitingInstance(instance=instance, text=text, since=since, turn=its_turn, again=again)
-        admitted = await self._places.admit(limit, waiting)
+        admitted = await self._places.admit(limit, waiting, made)
         if not admitted:
             self._advanced()
         if not self._known:

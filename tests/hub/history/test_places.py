@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState, Place
 
 
@@ -49,3 +50,22 @@ def test_a_look_at_a_limit_of_any_height_reads_only_the_held_places() -> None:
     assert not state.is_full
     assert [place.number for place in islice(state.free(), 2)] == [2, 3]
     assert looked == [2, 3]
+
+
+def test_the_number_of_the_start_that_was_made_last_counts_and_the_last_other_one_is_kept() -> None:
+    def after(*starts: tuple[int, int]) -> tuple[int, int | None, int, int | None]:
+        state = LimitState(name="nightly", kind=LimitKind.INSTANCES, declared=0)
+        for number, made in starts:
+            state = state.after_start(number, Timestamp(made))
+        made_at, other_at = state.made, state.other_made
+        return state.declared, made_at and made_at.ticks, state.other, other_at and other_at.ticks
+
+    assert after((4, 1)) == (4, 1, 0, None)
+    assert after((4, 1), (1, 2)) == (1, 2, 4, 1)
+    assert after((4, 1), (1, 2), (1, 3)) == (1, 3, 4, 1)
+    assert after((1, 2), (4, 1)) == (1, 2, 4, 1)
+    assert after((1, 2), (1, 6), (4, 5)) == (1, 6, 4, 5)
+    assert after((1, 6), (4, 5), (4, 3), (1, 2)) == (1, 6, 4, 5)
+    assert after((1, 6), (4, 7)) == (4, 7, 1, 6)
+    state = LimitState(name="nightly", kind=LimitKind.INSTANCES, declared=1, made=Timestamp(6))
+    assert state.after_start(1, Timestamp(6)) is state, "nothing is written"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
@@ -160,4 +162,64 @@ def test_a_limit_with_different_numbers_names_them_and_the_workers() -> None:
         "or order one: taskhub limits set load NUMBER --of activity"
     ]
     assert different_limits(members[:1] + members[2:], counts) == []
-    assert different_limits(members, {"rate load": "10/m"}) == [], "an administrator has ordered the other number"
+    assert different_limits(members, counts, ordered={"activity load"}) == []
+
+
+WITHOUT = (
+    "more can run at once than the limit {!r} allows: the code of some live workers does not declare it, and they run "
+    "its activities without it until they end: {}. Declared: {}. Replace the workers without it, or remove the limit "
+    "from the code of all"
+)
+
+
+def test_workers_that_run_the_activities_of_a_limit_without_it_are_named() -> None:
+    old, new = worker("old"), worker("new", limits={"activity clean": "1"})
+    idle = [
+        worker("other", activities=("count",)),
+        worker("dead", alive=False),
+        worker("orchestrating", roles=("orchestrator",)),
+        worker("elsewhere", pool_of={"clean": "heavy"}),
+    ]
+    known = {"activity clean": ("clean",), "instances nightly": ()}
+    counts = {"activity clean": "1", "instances nightly": "2"}
+
+    def told(members: list[Member], *ordered: str) -> list[str]:
+        return different_limits([*idle, *members], counts, activities=known, ordered=ordered)
+
+    said = WITHOUT.format("clean", "old@host/1 (orders 3)", "1 on new@host/1 (orders 3)")
+    assert told([old, new]) == [said]
+    assert told([old, new], "activity clean") == [said], "an order does not bind them either"
+    assert told([old]) == [WITHOUT.format("clean", "old@host/1 (orders 3)", "by no live worker")]
+    assert told([new]) == []
+
+
+@pytest.mark.parametrize("name", ["clean", "database"])
+def test_a_limit_that_only_older_workers_have_still_is_told(name: str) -> None:
+    old, new = worker("old", limits={f"activity {name}": "1"}), worker("new")
+    said = WITHOUT.format(name, "new@host/1 (orders 3)", "1 on old@host/1 (orders 3)")
+    assert different_limits([old, new], {}) == [said]
+    assert different_limits([old, worker("other", activities=("count",))], {}) == []
+
+
+def test_another_limit_of_an_activity_of_both_is_a_difference() -> None:
+    mine = worker("one", limits={"activity clean": "2", "rate clean": "10/m"})
+    found = difference(mine, worker("two", limits={"activity clean": "3"}))
+    assert str(found) == (
+        "worker two@host/1: limit 'clean' is '3' there and '2' here; rate 'clean' is 'no limit' there and '10/m' here"
+    )
+    assert difference(mine, replace(mine, worker="two@host/1")) is None
+    assert difference(mine, worker("two", roles=("orchestrator",))) is None
+
+
+def test_workers_that_divide_a_limit_by_different_tags_are_named() -> None:
+    members = [
+        worker("one", limits={"activity clean": "1"}),
+        worker("two", limits={"activity clean": "1 for each tenant"}),
+    ]
+    said = (
+        "more can run at once than the limit 'clean' allows: live workers divide it by different tags, and each counts "
+        "only what runs on workers that divide it alike: 1 on one@host/1 (orders 3); 1 for each tenant on two@host/1 "
+        "(orders 3). Replace those with the older code"
+    )
+    for ordered in ((), ("activity clean",)):
+        assert different_limits(members, {"activity clean": "1 for each tenant"}, ordered=ordered) == [said]
