@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Annotated
 
 import typer
@@ -10,9 +12,14 @@ import typer
 from airflow_provider_taskhub.cli.options import AsJson, HubName, with_client
 from airflow_provider_taskhub.cli.output import as_json, table, time_text, warn
 from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState
 from airflow_provider_taskhub.hub.model import Member
 from airflow_provider_taskhub.hub.partitions.capabilities import different_limits
+
+_RECENT = timedelta(days=1)
+"""For how long people are told that a start has given another number."""
 
 app = typer.Typer(no_args_is_help=True, help="Show how many activities or instances may run at once, and change it.")
 
@@ -32,7 +39,7 @@ def listing(hub: HubName = None, json: AsJson = False) -> None:
         return await client.admin.limits(), await client.admin.workers()
 
     found, members = with_client(hub, work)
-    for line in different(members, found):
+    for line in different(members, found, SYSTEM_CLOCK.utc_now()):
         warn(line)
     if json:
         as_json([_shown(state) for state in found])
@@ -89,12 +96,13 @@ def change(
     typer.echo(f"at most {state.limit} of {what} run at once{each} from now on; {len(state.holders)} run now")
 
 
-def different(members: Iterable[Member], found: Iterable[LimitState]) -> list[str]:
-    """Return a line about each limit that does not hold on all live workers, or for which their code declares different
-    numbers.
+def different(members: Iterable[Member], found: Iterable[LimitState], now: Timestamp) -> list[str]:
+    """Return a line about each limit that does not hold on all live workers, or for which their code or the starts of
+    the last day give different numbers.
 
     :param members: the workers of the hub.
     :param found: the limits of the hub.
+    :param now: the time.
     """
     states = {f"{one.kind} {one.name}": one for one in found}
     return different_limits(
@@ -102,7 +110,14 @@ def different(members: Iterable[Member], found: Iterable[LimitState]) -> list[st
         {limit: one.shown for limit, one in states.items()},
         activities={limit: one.activities for limit, one in states.items()},
         ordered={limit for limit, one in states.items() if one.ordered is not None},
-    )
+    ) + [
+        f"the starts give different numbers for the limit {one.name!r}: {one.other} at {time_text(one.other_made)}, "
+        f"now {one.declared}. The number of the newest start counts. Give all starts the same number, or order one: "
+        f"taskhub limits set {shlex.quote(one.name)} NUMBER --of {one.kind}"
+        for one in states.values()
+        if one.ordered is None and one.other_made is not None and now - one.other_made < _RECENT
+        if one.other != one.declared
+    ]
 
 
 def _number(state: LimitState) -> str:

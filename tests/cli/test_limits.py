@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from airflow_provider_taskhub.cli.limits import different
 from airflow_provider_taskhub.cli.main import app
 from airflow_provider_taskhub.cli.partitions import checking
 from airflow_provider_taskhub.codec import Timestamp
@@ -105,7 +106,7 @@ def test_a_check_counts_what_waits_and_finds_no_fault_in_it() -> None:
 
 
 def test_a_check_with_a_warning_does_not_say_that_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "different", lambda members, limits: ["two numbers"])
+    monkeypatch.setattr(checking, "different", lambda members, limits, now: ["two numbers"])
     taskhub("partitions", "offline", "0")
     told = taskhub("partitions", "check", "--min-nodes", "0")
     assert "no problem, but a warning: 0 live workers" in told
@@ -137,6 +138,21 @@ def test_workers_that_declare_different_numbers_are_told_until_one_is_ordered(tm
     told = taskhub("limits", "list")
     assert "different numbers" not in told
     assert without in told
+
+
+def test_starts_that_give_different_numbers_are_told_for_a_day_until_one_is_ordered() -> None:
+    first = Timestamp.parse("2026-11-23T03:40:12Z")
+    state = places.LimitState(name="the db", kind=INSTANCES, declared=0)
+    state = state.after_start(4, first).after_start(1, first + timedelta(hours=2))
+    said = (
+        "the starts give different numbers for the limit 'the db': 4 at 2026-11-23T03:40:12Z, now 1. The number of the "
+        "newest start counts. Give all starts the same number, or order one: taskhub limits set 'the db' NUMBER --of "
+        "instances"
+    )
+    assert different([], [state], first + timedelta(hours=23)) == [said]
+    assert different([], [state], first + timedelta(hours=25)) == []
+    assert different([], [replace(state, ordered=3)], first + timedelta(hours=3)) == []
+    assert different([], [replace(state, other=1)], first + timedelta(hours=3)) == []
 
 
 def test_a_name_with_two_lines_stands_in_one(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from airflow_provider_taskhub.cli.partitions.orders import (
 )
 from airflow_provider_taskhub.cli.partitions.showing import show_controls
 from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.codec import one_line
 from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState
 from airflow_provider_taskhub.hub.partitions.operations import Findings
@@ -64,7 +65,8 @@ def check(
 
     The command also lists instances that wait without a fault: they are suspended, start later, await an event, a timer
     or a child, or belong to an Airflow task while no triggerer watches the hub. It also says about how many calls of
-    activities and instances wait for each limit, and for memory. It warns if workers declare different limits.
+    activities and instances wait for each limit, and for memory. It warns if workers or starts give
+    different numbers for a limit.
 
     The command reads at most 500 instances of each status that is not final, and reads at most 100 running ones in
     detail. If there are more, the counts say "at least".
@@ -84,7 +86,8 @@ def check(
         return findings, waiting, await admin.limits(), await admin.waiting_for_memory(findings.members)
 
     findings, waiting, limits, memory = with_client(hub, work)
-    warnings, limits = different(findings.members, limits), tuple(one for one in limits if one.waiting)
+    warnings = different(findings.members, limits, SYSTEM_CLOCK.utc_now())
+    limits = tuple(one for one in limits if one.waiting)
     well = not findings.problems and not waiting.faults
     if json:
         found: dict[str, object] = {"problems": findings.problems, "live": findings.live, "controls": findings.controls}
