@@ -158,8 +158,8 @@ def run(
         error's notes are stack traces of the user's code; the last note is the stack trace of the first cause.
     :raises ConfigurationError: if the orchestrator is not declared, if ``activities`` has a name that is nearly the
         name of a declared activity, or if an event loop runs in this thread already.
-    :raises RuntimeError: if the run takes more virtual time than ``limit``. The text names the events for which the
-        orchestration waits.
+    :raises RuntimeError: if the run takes more virtual time than ``limit``, or if nothing can happen any more. The text
+        names the events for which the orchestration waits.
 
     What a worker's log would tell about the code, such as a task that it never awaited, is a ``RuntimeWarning`` here.
     """
@@ -433,8 +433,11 @@ async def _rests(
     :raises InputError: if an event cannot be raised.
     """
     await raising
-    while await _are_left(client, registry, client.hub.names.control(0)) or await _has_ended(client, instance_id):
-        await clock.sleep(_DAY)
+    looks = 0
+    while looks < 2:  # a look is not made in one step, so one alone may miss a message that goes to another queue
+        left = await _are_left(client, registry, client.hub.names.control(0)) or await _has_ended(client, instance_id)
+        looks = 0 if left else looks + 1
+        await clock.sleep(_DAY if left else 0.001)
 
 
 async def _has_ended(client: Client, instance_id: str) -> bool:

@@ -443,6 +443,11 @@ class Driver:
         for branch, ending in self._held:
             branch.hold(ending)
 
+    def awaited_by_cleanups(self) -> set[int]:
+        """Return the ids of the tasks that the clean-up of async generators awaits."""
+        awaited = [task for one in self._cleanups if (task := self._branches[one]._awaited) is not None]
+        return {id(part) for task in awaited for part in _parts(task)}
+
     @property
     def is_held(self) -> bool:
         """Whether the branches wait for :meth:`end`."""

@@ -501,8 +501,11 @@ class Generation:
             return
         cancelled = list[Task[Any]]()
         self._is_ending = True
+        kept = self._driver.awaited_by_cleanups()
         for task in self._forgotten.unfinished():
             match task:
+                case _ if id(task) in kept:
+                    pass
                 case Attempts() if task.is_child:
                     if self._request is not None and self._request.recurse:
                         task.cancel()

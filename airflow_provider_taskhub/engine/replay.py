@@ -308,7 +308,9 @@ class Execution:
             completed,
             OrchestratorCompleted(timestamp=time),
         ]
-        response = response_of(started, self._instance, completed) if family.reports_end(new) else None
+        response = (
+            response_of(started, self._instance, completed) if family.reports_end([*self._past.events, *new]) else None
+        )
         outbound = [*([response] if response else []), *self._child_terminations(completed, [*also, *history])]
         first, number = len(self._past.events), self._past.episodes + 1
         self._past.extend(history)
@@ -411,19 +413,27 @@ class Execution:
         except NonDeterminismError as error:
             generation.fail_nondeterministic(error, self._past.last_number)
         for event in new:
-            suspended = generation.status is Status.SUSPENDED
             if generation.status is Status.PENDING and isinstance(event, ExecutionStarted):
                 history.append(replace(event, is_played=True))
                 generation.begin()
-            elif reason := generation.receive(event):
+            elif reason := self._take(generation, event, history):
                 stale.append((event, reason))
-            else:
-                history.append(replace(event, is_played=True))
-                if suspended and (request := grace.request_of(event)) is not None:  # it must run to clean up
-                    resumed = ExecutionResumed(timestamp=event.timestamp, reason=request.reason, is_played=True)
-                    history.append(resumed)
-                    generation.receive(resumed)
         return stale
+
+    def _take(self, generation: Generation, event: HistoryEvent, history: list[HistoryEvent]) -> str | None:
+        """Give an event to the generation, and append it to ``history`` if the generation takes it.
+
+        :returns: the reason if the generation does not take it.
+        """
+        suspended = generation.status is Status.SUSPENDED
+        if reason := generation.receive(event):
+            return reason
+        history.append(replace(event, is_played=True))
+        if suspended and (request := grace.request_of(event)) is not None:  # it must run to clean up
+            resumed = ExecutionResumed(timestamp=event.timestamp, reason=request.reason, is_played=True)
+            history.append(resumed)
+            generation.receive(resumed)
+        return None
 
     def _next(
         self, before: Generation, time: Timestamp, new_execution_id: Callable[[str], str], children: str | None
@@ -463,16 +473,13 @@ class Execution:
             custom_status=before.custom_status,
             log=self._log,
         )
+        history: list[HistoryEvent] = [OrchestratorStarted(timestamp=time), started]
         carried = before.carried()
-        history: list[HistoryEvent] = [
-            OrchestratorStarted(timestamp=time),
-            started,
-            *(replace(event, is_played=True) for event in carried),
-            OrchestratorCompleted(timestamp=time, is_played=True),
-        ]
         generation.begin()
         for event in carried:
-            generation.receive(event)
+            if self._take(generation, event, history) is not None:
+                history.append(replace(event, is_played=True))  # as DurableTask does it
+        history.append(OrchestratorCompleted(timestamp=time, is_played=True))
         return generation, history
 
     def _fail_endless(self, generation: Generation) -> Generation:

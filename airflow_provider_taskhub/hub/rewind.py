@@ -121,7 +121,7 @@ async def _once(hub: Hub, instance_id: str, order: _Order) -> list[RunningChild]
     terminated = Status.TERMINATED in order.statuses
     if row.status is Status.TERMINATED and grace.found(past) is not None:
         raise InvalidStateError(
-            f"instance {instance_id!r} has cleaned up before its end, so it cannot go on from there: restart it"
+            f"instance {instance_id!r} was asked to end with time for a clean-up, so it cannot be rewound: restart it"
         )
     sentinel, rewinding = rows.sentinel, rules.plan(past, terminated=terminated)
     rewindable = rewinding is not None or rules.is_rewound(past, row.status, statuses=order.statuses)
@@ -148,8 +148,8 @@ async def _once(hub: Hub, instance_id: str, order: _Order) -> list[RunningChild]
         for at in rewinding.children:
             await _has_ended(hub, past, rows, at, target, order.until)
         again = {at for at in rewinding.children if await _is_asked_again(hub, past[at], target)}
-        if not terminated:
-            again |= {at for at in _open_children(past, rewinding) if await _was_terminated(hub, past[at], target)}
+        left = _open_children(past, rewinding)
+        again |= {at for at in left if await _was_terminated(hub, past[at], target, rewinds=terminated)}
         # Before the history says so: a second rewind, after this one is cut off, would not know them any more.
         await rewound_calls.stop_undone(hub, past, rewinding.taken, attempts)
         await _rewrite(hub, rows, rewinding, again)
@@ -304,10 +304,20 @@ def _open_children(past: Sequence[HistoryEvent], rewinding: Rewinding) -> list[i
     return [at for at, event in enumerate(past) if id(event) in waiting and at not in rewinding.taken]
 
 
-async def _was_terminated(hub: Hub, event: HistoryEvent, parent: OrchestrationInstance) -> bool:
+async def _was_terminated(
+    hub: Hub, event: HistoryEvent, parent: OrchestrationInstance, *, rewinds: bool = False
+) -> bool:
+    """Return True if a child was terminated or cancelled, and does not go on.
+
+    :param rewinds: whether this rewind lets terminated children go on: those that were not asked to clean up.
+    """
     assert isinstance(event, SubOrchestrationInstanceCreated)
     child = await _child(hub, event, parent)
-    return child is not None and child.status in (Status.TERMINATED, Status.CANCELED)
+    if child is None or child.status not in (Status.TERMINATED, Status.CANCELED):
+        return False
+    if not rewinds or child.status is Status.CANCELED:
+        return True
+    return grace.found((await load(hub.store, hub.names, child.instance_id)).past) is not None
 
 
 async def _children(

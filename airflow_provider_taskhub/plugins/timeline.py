@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine import events
+from airflow_provider_taskhub.engine import events, grace
 from airflow_provider_taskhub.engine.events import HistoryEvent
 from airflow_provider_taskhub.engine.failures import is_cancel
 from airflow_provider_taskhub.engine.wait_changes import Waits
@@ -234,7 +234,9 @@ def _episodes(history: Sequence[HistoryEvent]) -> list[list[float | None]]:
 def _events(history: Sequence[HistoryEvent]) -> Iterator[dict[str, Any]]:
     for event in history:
         if isinstance(event, events.EventRaised):
-            yield {"time": milliseconds(event.timestamp), "kind": "event", "text": f"event {event.name}"}
+            asked = grace.request_of(event) is not None
+            text = "asked to end after its clean-up" if asked else f"event {event.name}"
+            yield {"time": milliseconds(event.timestamp), "kind": "event", "text": text}
         elif isinstance(event, events.ExecutionTerminated):
             yield {"time": milliseconds(event.timestamp), "kind": "lost", "text": "terminated"}
 

@@ -420,7 +420,8 @@ class Test_other_requests:
         assert play.last.status is Status.RUNNING
         assert cancels(play) == []
 
-    def test_after_continue_as_new_the_next_generation_gets_it(self) -> None:
+    @pytest.mark.parametrize("suspended", [False, True])
+    def test_after_continue_as_new_the_next_generation_gets_it(self, suspended: bool) -> None:
         async def work(ctx: OrchestrationContext) -> None:
             try:
                 await ctx.wait_for_external_event("next")
@@ -429,7 +430,7 @@ class Test_other_requests:
             ctx.continue_as_new()
 
         play, said = played(work)
-        play.take(play.raised("next"), asked(play))
+        play.take(play.raised("next"), *[ExecutionSuspended(timestamp=play.now)] * suspended, asked(play))
         assert play.last.switched
         assert names(play) == ["close"]
         play.take(play.done(sent(play, "close")))

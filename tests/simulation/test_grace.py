@@ -103,7 +103,9 @@ def test_the_clean_up_begins_when_the_work_has_ended(kind: str) -> None:
         assert clusters.noted == ["work a begins", "work a is cancelled", "close a begins", "close a ends"]
         history = await world.client.instance("a").history()
         assert not any(isinstance(event, ExecutionTerminated) for event in history)
-        with pytest.raises(InvalidStateError, match="has cleaned up before its end, so it cannot go on from there"):
+        with pytest.raises(
+            InvalidStateError, match="was asked to end with time for a clean-up, so it cannot be rewound"
+        ):
             await world.client.rewind("a", terminated=True)
 
     play(clusters, drive)

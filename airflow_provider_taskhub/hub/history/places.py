@@ -56,6 +56,8 @@ LONGEST_VALUE = 200
 _DIGEST = 64
 """The characters of a digest."""
 _DECLARED = "declared"
+_NOTED_EVERY = 60 * 10_000_000
+"""Ticks. Starts with the same number are noted at most so often, so that they need no write of one row each."""
 """Row key of the row that says that the activity has a limit. The row keys of places are numbers."""
 
 
@@ -240,6 +242,9 @@ class LimitState:
         :param number: the number that the start gives.
         :param made: when the start was made.
         """
+        same = number == self.declared and self.made is not None
+        if same and self.made is not None and made.ticks - self.made.ticks < _NOTED_EVERY:
+            return self
         if not self.declared or self.made is None or made > self.made:
             changes = self.declared not in (0, number)
             other, other_made = (self.declared, self.made) if changes else (self.other, self.other_made)

@@ -82,8 +82,9 @@ class MissingCode:
 
         A terminate that leaves time for a clean-up does so when it has waited for the code as long as this time.
         """
-        events = [held.message.event for held in batch if live.execution.ends(held.message.event)]
-        _, waited = wait_of(batch, session.reader.visibility)
+        ends = [held for held in batch if live.execution.ends(held.message.event)]
+        _, waited = wait_of(ends, session.reader.visibility)
+        events = (held.message.event for held in ends)
         times = (event.taskhub_grace or 0 if isinstance(event, ExecutionTerminated) else 0 for event in events)
         return any(waited >= timedelta(seconds=time) for time in times)
 
@@ -111,10 +112,13 @@ class MissingCode:
         level = logging.WARNING if self._absences.is_log_due(need) else logging.DEBUG
         log.log(level, "orchestrator_unknown", instance_id=session.instance_id, error=str(error))
         delay = self._absences.delay(need, batch[0].dequeue_count)
-        waiting_since, _ = wait_of(batch, session.reader.visibility)
         self._sessions.keep(session, None)
         batch = await self._settle_suspensions(session, batch)
-        await session.reader.give_back(batch, delay=delay, begun=False, waiting_since=waiting_since)
+        terminates = [held for held in batch if isinstance(held.message.event, ExecutionTerminated)]
+        for some in (terminates, [held for held in batch if held not in terminates]):
+            if some:  # a terminate that leaves time for a clean-up waits for the code so long, whatever else waits
+                waiting_since, _ = wait_of(some, session.reader.visibility)
+                await session.reader.give_back(some, delay=delay, begun=False, waiting_since=waiting_since)
 
     async def _settle_suspensions(self, session: Session[LoadedInstance], batch: Sequence[Delivery]) -> list[Delivery]:
         """Store the suspensions and resumes that came together with a start, because storing them needs no code.

@@ -349,7 +349,7 @@ class Orchestrations:
             numbers = {scheduling_id(event) for event in events}
             asked = {number: live.scheduled[number] for number in numbers if number in live.scheduled}
         try:
-            with self.episodes.computing(session.instance_id, execution_id, batch):
+            with self.episodes.computing(session.instance_id, execution_id, batch, live.execution.ends):
                 if live.stuck or made is not None:
                     episode = live.execution.terminate(events, now=now)
                 else:

@@ -7,7 +7,6 @@ instance can still be terminated.
 
 from __future__ import annotations
 
-from airflow_provider_taskhub.engine.events import ExecutionTerminated
 from airflow_provider_taskhub.hub.model import HubNames
 from airflow_provider_taskhub.hub.queues import quarantine
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
@@ -22,16 +21,16 @@ async def quarantine_stuck(running: Running, cause: str, store: Store, names: Hu
 
     Call it on another thread than the worker's event loop, because the episode blocks that loop.
 
-    A terminate stays in its queue. The worker that reads the terminate next sees that the instance is in quarantine
-    and terminates the instance without its code. If the batch has terminates only, a copy of the first one goes to
-    quarantine, because without any message there the instance would not be in quarantine.
+    A terminate, or the end of the time for a clean-up, stays in its queue. The worker that reads it next sees that the
+    instance is in quarantine and terminates the instance without its code. If the batch has such messages only, a copy
+    of the first one goes to quarantine, because without any message there the instance would not be in quarantine.
 
     :param running: the episode that does not end.
     :param cause: the text that quarantine keeps with each message.
     :param store: a store that the calling thread has opened for itself.
     :param names: the names of the hub's queues and tables.
     """
-    ends = [held for held in running.batch if isinstance(held.message.event, ExecutionTerminated)]
+    ends = [held for held in running.batch if running.ends(held.message.event)]
     for held in [held for held in running.batch if held not in ends] or ends[:1]:
         item = quarantine.of_held(held, cause, stuck=running.execution_id)
         await quarantine.keep(store, names, item, None if held in ends else held.deletion_by_receipt())

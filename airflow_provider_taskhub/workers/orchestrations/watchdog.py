@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,6 +28,7 @@ import structlog
 
 import airflow_provider_taskhub
 from airflow_provider_taskhub.engine.actions import CallSite
+from airflow_provider_taskhub.engine.events import ExecutionTerminated, HistoryEvent
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 
 log = structlog.get_logger(__name__)
@@ -51,11 +52,13 @@ class Running:
 
     :param execution_id: execution id of the generation that the episode continues or begins; None if it is unknown.
     :param batch: the messages that the episode processes.
+    :param ends: tells which events end the instance without its code.
     """
 
     instance_id: str
     execution_id: str | None
     batch: Sequence[Delivery]
+    ends: Callable[[HistoryEvent], bool] = lambda event: isinstance(event, ExecutionTerminated)
 
 
 class Episodes:
@@ -67,9 +70,16 @@ class Episodes:
         self.running: Running | None = None
 
     @contextmanager
-    def computing(self, instance_id: str, execution_id: str | None, batch: Sequence[Delivery]) -> Iterator[None]:
+    def computing(
+        self,
+        instance_id: str,
+        execution_id: str | None,
+        batch: Sequence[Delivery],
+        ends: Callable[[HistoryEvent], bool] | None = None,
+    ) -> Iterator[None]:
         """Tell the watchdog that orchestrator code runs for these messages until the end of the ``with`` block."""
-        self.running = Running(instance_id, execution_id, batch)
+        running = Running(instance_id, execution_id, batch)
+        self.running = running if ends is None else replace(running, ends=ends)
         try:
             yield
         finally:
