@@ -437,6 +437,28 @@ class Test_other_requests:
         ended(play)
         assert said == []
 
+    def test_the_clean_up_of_an_async_generator_that_was_left_goes_on(self) -> None:
+        async def pages(ctx: OrchestrationContext) -> Any:
+            try:
+                yield await ctx.call_activity("page")
+            finally:
+                await ctx.call_activity("leave page")
+
+        async def work(ctx: OrchestrationContext) -> None:
+            async for _ in pages(ctx):
+                break
+            await ctx.wait_for_external_event("next")
+
+        play, said = played(work)
+        play.take(play.done(sent(play, "page")))
+        assert names(play) == ["page", "leave page"]
+        left = sent(play, "leave page")
+        play.take(asked(play))
+        assert cancels(play) == []
+        play.take(play.done(left))
+        ended(play)
+        assert said == []
+
     def test_together_with_the_start(self) -> None:
         app = App("played")
         app.orchestrator(name="work")(cluster)
