@@ -3,7 +3,7 @@
 The message is an ExecutionTerminated with ``TaskHubGrace``. So whatever must end an instance without its code (it has
 not begun, its history is damaged, its code blocks the worker) finds a terminate as any other, and a worker of another
 system ends the instance at once. In the history of an instance that still cleans up, an ExecutionTerminated would
-mislead readers. So the history has the request as an EventRaised with the name :data:`EVENT`.
+mislead readers. So the history has the request as an EventRaised with the name :data:`.validation.TERMINATE_EVENT`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from datetime import timedelta
 from math import ceil
 
 from airflow_provider_taskhub.engine.events import EventRaised, ExecutionTerminated, HistoryEvent
+from airflow_provider_taskhub.engine.validation import TERMINATE_EVENT, is_own_event
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.fast_dataclass import dataclass
 
-EVENT = "taskhub.terminate"
-"""Name of the event that tells of the request in a history. Nobody else can raise it or wait for it."""
 ROLE = "grace"
 """The role of the timer that ends the instance when its time is over. The timer's row stores it as ``TaskHubRole``."""
 LONGEST = timedelta(days=6)
@@ -71,7 +70,7 @@ def as_stored(event: HistoryEvent) -> HistoryEvent:
     }
     return EventRaised(
         timestamp=event.timestamp,
-        name=EVENT,
+        name=TERMINATE_EVENT,
         input=json.dumps({name: value for name, value in told.items() if value is not None}),
         taskhub_execution_id=event.taskhub_execution_id,
         taskhub_message_id=event.taskhub_message_id,
@@ -80,7 +79,7 @@ def as_stored(event: HistoryEvent) -> HistoryEvent:
 
 def request_of(event: HistoryEvent) -> Request | None:
     """Return the request that an event of a history tells of; None: it tells of none."""
-    if not isinstance(event, EventRaised) or not is_reserved(event.name):
+    if not isinstance(event, EventRaised) or not is_own_event(event.name):
         return None
     try:
         told = json.loads(event.input or "")
@@ -90,11 +89,6 @@ def request_of(event: HistoryEvent) -> Request | None:
     if not _is_valid(grace) or not isinstance(reason, str | None) or not isinstance(child, str | None):
         return None
     return Request(reason=reason, grace=grace, recurse=told.get("recurse") is True, child=child)
-
-
-def is_reserved(name: str) -> bool:
-    """Return whether an event of this name is a request, in capital or small letters."""
-    return name.casefold() == EVENT
 
 
 def found(history: Iterable[HistoryEvent]) -> Request | None:

@@ -11,14 +11,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.engine.grace import is_reserved
 from airflow_provider_taskhub.errors import InputError
 
 MAX_COLUMN = 32_768
 """Maximum UTF-16 units in a column of a table, 64 KiB (Azure: "Understanding the Table service data model")."""
 FIRST_TIME, LAST_TIME = Timestamp.parse("1601-01-01T00:00:00Z"), Timestamp.parse("9999-12-31T23:59:59.9999999Z")
 """First and last time that a column of a table can hold (Azure: "Understanding the Table service data model")."""
+TERMINATE_EVENT = "taskhub.terminate"
+"""Name of the event that tells of a terminate with time for a clean-up (:mod:`.grace`). Nobody else can raise it or
+wait for it."""
 _WAY_OUT = "Put large values into the input."
+
+
+def is_own_event(name: str) -> bool:
+    """Return whether an event of this name is TaskHub's own, in capital or small letters."""
+    return name.casefold() == TERMINATE_EVENT
 
 
 def check_column(text: Any, what: str) -> None:
@@ -52,7 +59,7 @@ def check_event(name: Any, where: str) -> None:
     """
     if not isinstance(name, str) or not name:
         raise InputError(f"{where}: name is {name!r}; give a text")
-    if is_reserved(name):
+    if is_own_event(name):
         raise InputError(f"{where}: {name!r} is TaskHub's own event: choose another name, or call terminate with grace")
     check_column(name, f"{where}: the name {name[:40]!r}…")
 

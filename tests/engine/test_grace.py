@@ -32,6 +32,7 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import Execution
 from airflow_provider_taskhub.engine.retry import RetryPolicy
+from airflow_provider_taskhub.engine.validation import TERMINATE_EVENT
 from airflow_provider_taskhub.errors import InputError
 from tests.engine import play as stage
 from tests.engine.play import Play
@@ -125,7 +126,7 @@ class Test_the_code:
         play, _ = in_work()
         play.take(asked(play))
         (event,) = (one for one in play.past if isinstance(one, EventRaised))
-        assert event.name == grace.EVENT
+        assert event.name == TERMINATE_EVENT
         assert json.loads(event.input or "") == {"reason": "too late", "grace": 60, "recurse": True}
         (timer,) = (one for one in play.past if isinstance(one, TimerCreated))
         assert timer.fire_at == play.now + timedelta(seconds=60)
@@ -416,7 +417,7 @@ class Test_other_requests:
     @pytest.mark.parametrize("text", [None, "", "7", "{}", '{"grace":true}', '{"grace":60,"reason":1}', "[" * 100_000])
     def test_an_event_of_this_name_that_is_no_request_has_no_effect(self, text: str | None) -> None:
         play, _ = in_work()
-        play.take(EventRaised(timestamp=play.now, name=grace.EVENT, input=text))
+        play.take(EventRaised(timestamp=play.now, name=TERMINATE_EVENT, input=text))
         assert play.last.status is Status.RUNNING
         assert cancels(play) == []
 
@@ -581,8 +582,8 @@ class Test_children:
     def test_do_not_answer_the_parent_that_has_asked(self) -> None:
         told = {"reason": "x", "grace": 60, "recurse": True}
         play = Play(App("any"))
-        own = EventRaised(timestamp=play.now, name=grace.EVENT, input=json.dumps(told))
-        parents = EventRaised(timestamp=play.now, name=grace.EVENT, input=json.dumps({**told, "child": "c"}))
+        own = EventRaised(timestamp=play.now, name=TERMINATE_EVENT, input=json.dumps(told))
+        parents = EventRaised(timestamp=play.now, name=TERMINATE_EVENT, input=json.dumps({**told, "child": "c"}))
         assert reports_end([own])
         assert not reports_end([parents])
 

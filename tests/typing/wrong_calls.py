@@ -59,7 +59,7 @@ async def client(client: Client) -> None:
 
 def test() -> None:
     run(flights_delays, {"year": 2013})  # refused: Argument 1 to "run" has incompatible type
-    run(flights_delays, Job(2013, []), events=["approve"])  # refused: has incompatible type "str"; expected "Event"
+    run(flights_delays, Job(2013, []), events=["approve"])  # refused: has incompatible type "str"; expected "Event |
     Event(name="approve", after=5)  # refused: "after" to "Event" has incompatible type "int"
 
 
