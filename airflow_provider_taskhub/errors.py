@@ -28,7 +28,7 @@
     ├── WorkerFailed                a worker has ended because of an error
     └── NonDeterminismError         the orchestrator's code does not fit its recorded history
 
-One more is an ``asyncio.CancelledError``, so that ``except Exception`` does not catch it:
+The next error is an ``asyncio.CancelledError``. So ``except Exception`` does not catch it:
 :class:`TerminationRequested`.
 """
 

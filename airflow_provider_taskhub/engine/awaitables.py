@@ -260,7 +260,7 @@ class Timer(CancellableTask[None]):
 
     @property
     def is_of_code(self) -> bool:
-        """Whether the code itself has made the timer: it is no limit, no pause before a retry and no deadline."""
+        """True if the orchestrator code has made the timer. The engine makes those of limits, retries and deadlines."""
         return self._role == TIMER and not any(group.is_limit for group in self._groups or ())
 
     @property

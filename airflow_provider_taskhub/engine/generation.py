@@ -136,7 +136,7 @@ class Generation:
         self._driver = Driver(definition.name, self.wait_changes)
         self._request: grace.Request | None = None  # of somebody who terminates the instance and leaves it time
         self._deadline = -1  # number of the timer that ends this time
-        self._is_ending = False  # whether it is just cancelled what is open, because of the request
+        self._is_ending = False  # True while the request cancels what is open
         self._closed = False
         self._limit = MAX_ACTIONS
         self._context = OrchestrationContext(self, log)

@@ -28,7 +28,7 @@ LONGEST = timedelta(days=6)
 class Request:
     """A request to end an instance after its clean-up.
 
-    :param reason: becomes the output of the instance.
+    :param reason: why the instance is to end. This text becomes its output.
     :param grace: seconds for the clean-up.
     :param recurse: whether the instance's children are terminated too, with the same time.
     :param child: name of the instance's orchestrator if the instance's parent has sent the request; else None.

@@ -365,7 +365,7 @@ class Group(Task[T_co]):
     needs_all = False
     """Whether the group has a result only after all its tasks have one."""
     is_limit = False
-    """Whether the group is a limit of ``ctx.timeout``, and its task the timer of this limit."""
+    """True for a limit of ``ctx.timeout``. The task of this group is the timer of the limit."""
 
     def settled(self, child: Task[Any]) -> None:
         """React to the end of one of the group's tasks.

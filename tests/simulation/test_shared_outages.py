@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -391,6 +392,38 @@ def test_an_attempt_that_is_cancelled_while_its_worker_is_cut_off_cleans_up_afte
     confirmed, begin, state, killed = simulate(play)
     assert (state, killed, len(cleaned)) == (RecordState.CANCELLED, [], 1)
     assert begin + 50.0 + longest <= cleaned[0] <= confirmed
+
+
+@pytest.mark.rows("D60", "D63")
+def test_a_clean_up_goes_on_after_an_outage_of_its_worker() -> None:
+    made, cleaned = App("outage"), list[float]()
+
+    @made.activity(record=True)
+    async def job(seconds: float) -> None:
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            await asyncio.sleep(8.0)
+            cleaned.append(asyncio.get_running_loop().time())
+
+    @made.orchestrator
+    async def long(ctx: OrchestrationContext, seconds: float) -> None:
+        await ctx.call_activity(job, seconds)
+
+    async def play() -> Any:
+        async with World(made, lease=EMBEDDED_LEASE, partitions=1) as hub:
+            await hub.join("decides", roles=("orchestrator",))
+            first = await hub.join("first", roles=("activity",))
+            await hub.client.start("long", 600.0, instance_id="one")
+            await hub.clock.sleep(17.0)
+            begin = hub.clock.monotonic()
+            cut_off(hub, first, refuses(hub, begin + 3.0, begin + 6.5))
+            await hub.client.terminate("one", wait=True, timeout=timedelta(minutes=2))
+            (record,) = await hub.client.instance("one").activities()
+            return record.state
+
+    assert simulate(play) is RecordState.CANCELLED
+    assert len(cleaned) == 1
 
 
 @pytest.mark.rows("D60")

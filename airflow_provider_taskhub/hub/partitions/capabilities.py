@@ -197,7 +197,7 @@ def different_limits(
     :param counts: the limits of the hub, and the number that counts: by kind and name, as in
         :attr:`.model.Member.limits`.
     :param activities: the activities that share each of these limits.
-    :param ordered: those of them for which an administrator has ordered a number.
+    :param ordered: the limits for which an administrator has ordered a number.
     """
     live, lines = [one for one in members if one.alive and ACTIVITY in one.roles], []
     for limit in sorted({*counts}.union(*(one.limits for one in live))):
@@ -242,7 +242,7 @@ def _may_share(name: str, declaring: Iterable[Member]) -> set[str]:
     """Return the activities that may share a limit, as far as the rows of workers say.
 
     :param name: name of the limit.
-    :param declaring: the workers that declare it.
+    :param declaring: the workers whose code declares the limit.
     """
     known = {activity for member in declaring for activity in member.activities}
     return {name} if name in known else known

@@ -138,6 +138,7 @@ class RecordedAttempt:
                 return
             try:
                 await self._renew()
+                self._go_on()  # nobody else does it now
             except NotFound:  # its instance was purged, so no other worker can take the attempt over
                 self._pause.put_off(math.inf)
                 return

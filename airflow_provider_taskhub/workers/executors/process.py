@@ -189,7 +189,7 @@ class ExecutorProcess:
         The reaper does it, because the host may be stopped or blocked then.
 
         :param due: time of ``SYSTEM_CLOCK.monotonic``, in seconds; inf: the process does not stand still.
-        :param kills: whether the processes are killed instead.
+        :param kills: True: the processes are killed at ``due``. False: they stand still.
         """
         if self._child is not None and self._child.alive and (due, kills) != self._due:
             self._due = due, kills

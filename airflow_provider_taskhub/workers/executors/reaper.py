@@ -80,7 +80,7 @@ class Reaper:
         """Tell the reaper from when on a session must stand still. It goes on when ``due`` is in the future again.
 
         :param due: time of ``SYSTEM_CLOCK.monotonic``, in seconds; inf: the session does not stand still.
-        :param kills: whether the session is killed at ``due`` instead.
+        :param kills: True: the session is killed at ``due``. False: it stands still.
         """
         line = self._sessions[session] = f"{'!' if kills else '+'}{session} {due}\n"
         self._send(line)
