@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
+import select
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -50,8 +53,8 @@ class Run:
     """An attempt of an activity, from its own lines.
 
     :ivar worker: the worker that ran it, and which of those of this name.
-    :ivar ended: monotonic time of its end; of one that was cut off, the time since which its process was seen to be
-        gone or to stand still.
+    :ivar ended: monotonic time of its end; of one that was cut off, the time since which its process was gone, or was
+        seen to stand still.
     :ivar cut_off: whether it wrote no end.
     """
 
@@ -115,42 +118,30 @@ class Found:
     allowed: int
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """A kill of a worker.
-
-    :param at: monotonic time at which the signal was sent.
-    :param gone: monotonic time at which the last of its processes was seen to be gone.
-    """
-
-    at: float
-    gone: float
-
-
-def unexplained(runs: Sequence[Run], kills: Mapping[str, Kill]) -> list[list[Run]]:
+def unexplained(runs: Sequence[Run], kills: Mapping[str, float]) -> list[list[Run]]:
     """Return, for each call, the attempts that begin without a kill which explains them; most first.
 
     Two kills explain another attempt. A killed worker may not have stored that its attempt has ended. And a worker that
     is killed during a checkpoint may have sent the work item without storing the history: the next owner of the
     partition sends it again. That can be any worker, within :data:`DELIVERED` of the beginning of the first attempt.
 
-    :param kills: by worker.
+    :param kills: their monotonic times, by worker.
     """
     last, again = dict[str, Run](), defaultdict[str, list[Run]](list)
     for run in sorted(runs, key=lambda one: one.begun):
         before = last.get(run.call)
-        own = before is not None and before.worker in kills and kills[before.worker].at <= run.begun
-        sent = before is not None and any(abs(kill.at - before.begun) <= DELIVERED for kill in kills.values())
+        own = before is not None and before.worker in kills and kills[before.worker] <= run.begun
+        sent = before is not None and any(abs(kill - before.begun) <= DELIVERED for kill in kills.values())
         if not own and not sent:
             again[run.call].append(run)
         last[run.call] = run
     return sorted(again.values(), key=len, reverse=True)
 
 
-def counted(runs: Sequence[Run], kills: Mapping[str, Kill]) -> list[Found]:
+def counted(runs: Sequence[Run], kills: Mapping[str, float]) -> list[Found]:
     """Count the attempts that ran at once, or began within a time, against every limit.
 
-    :param kills: by worker.
+    :param kills: their monotonic times, by worker.
     """
 
     def of(*names: str) -> list[Run]:
@@ -177,28 +168,41 @@ def counted(runs: Sequence[Run], kills: Mapping[str, Kill]) -> list[Found]:
 class Pair:
     """Two workers that are killed and started again.
 
-    :ivar kills: by worker.
-    :ivar halted: since when a process of a worker was seen to be gone or to stand still, by its id.
+    :ivar kills: their monotonic times, by worker.
+    :ivar stood: since when a process of a worker was seen to stand still, by its id.
+    :ivar ends: of the processes of the workers.
     """
 
     def __init__(self, house: House, slots: int) -> None:
         self._house, self._slots, self._numbers = house, slots, count(1)
-        self._workers = [self._new(name) for name in ("one", "two")]
+        self.kills: dict[str, float] = {}
+        self.stood: dict[int, float] = {}
+        self.ends = Ends()
         self._dice = random.Random(1)
-        self.kills: dict[str, Kill] = {}
-        self.halted: dict[int, float] = {}
-        self._seen = set[int]()
+        self._workers = [self._new(name) for name in ("one", "two")]
 
     def look(self) -> None:
-        """Look which processes of the workers run."""
+        """Look which processes the workers have, and which of them stand still."""
         for worker, _ in self._workers:
-            with suppress(psutil.NoSuchProcess):
-                self._seen |= {child.pid for child in psutil.Process(worker.process.pid).children(recursive=True)}
-        for pid in self._seen:
-            if _state(pid) in "TtZ":
-                self.halted.setdefault(pid, time.monotonic())
+            self._watch(worker)
+        for pid in self.ends.live():
+            if _stands_still(pid):
+                self.stood.setdefault(pid, time.monotonic())
             else:
-                self.halted.pop(pid, None)
+                self.stood.pop(pid, None)
+
+    def over(self, run: Run) -> float:
+        """Return when an attempt without an end was over: since when its process was gone, or stood still."""
+        stood = self.stood.get(run.pid, float("inf"))
+        return min(self.ends.after(run.begun, run.pid), stood if stood >= run.begun else float("inf"))
+
+    def _watch(self, worker: Worker) -> list[int]:
+        """Watch the processes of a worker, and return them."""
+        with suppress(psutil.NoSuchProcess):
+            children = [child.pid for child in psutil.Process(worker.process.pid).children(recursive=True)]
+            self.ends.watch(children)
+            return children
+        return []
 
     def _new(self, name: str) -> tuple[Worker, str]:
         number = str(next(self._numbers))
@@ -209,36 +213,72 @@ class Pair:
         """One of them dies, and another is started under its name."""
         at = self._dice.randrange(2)
         dead, key = self._workers[at]
-        executors = [child.pid for child in psutil.Process(dead.process.pid).children(recursive=True)]
-        killed = time.monotonic()
+        executors = self._watch(dead)
+        self.kills[key] = time.monotonic()
         dead.kill()
-        until(f"the processes of {dead.name} are gone", lambda: all(_state(pid) == "Z" for pid in executors))
-        self.kills[key] = Kill(at=killed, gone=time.monotonic())
+        until(f"the processes of {dead.name} are gone", lambda: not {*executors} & {*self.ends.live()})
         dead.log.rename(dead.log.with_suffix(f".{len(self.kills)}"))
         self._house.workers.remove(dead)
         self._workers[at] = self._new(dead.name)
 
 
-def _state(pid: int) -> str:
-    """Return the letter of a process's state, as in ``ps``; Z also if there is no such process."""
+class Ends:
+    """Notes when processes end. The kernel tells it (:manpage:`pidfd_open(2)`), because a look now and then would be
+    too late: another worker may begin the next attempt a tenth of a second after the end.
+
+    """
+
+    def __init__(self) -> None:
+        self._at = defaultdict[int, list[float]](list)
+        self._watched: dict[int, int] = {}
+        """The process ids by the open files of the kernel."""
+        self._poll = select.epoll()
+        threading.Thread(target=self._note, daemon=True).start()
+
+    def watch(self, pids: Iterable[int]) -> None:
+        """Note the ends of processes, too."""
+        for pid in {*pids} - {*self._watched.values()}:
+            with suppress(ProcessLookupError):
+                file = os.pidfd_open(pid)
+                self._watched[file] = pid
+                self._poll.register(file, select.EPOLLIN)
+
+    def live(self) -> list[int]:
+        """Return the watched processes that have not ended."""
+        return [*self._watched.values()]
+
+    def after(self, begun: float, pid: int) -> float:
+        """Return when a process ended that ran at a time. Its id may belong to another process since."""
+        return min((at for at in self._at[pid] if at >= begun), default=float("inf"))
+
+    def _note(self) -> None:
+        while True:
+            ended, now = self._poll.poll(), time.monotonic()
+            for file, _ in ended:
+                self._at[self._watched[file]].append(now)
+                del self._watched[file]  # the end is known before the process is no longer a live one
+                os.close(file)
+
+
+def _stands_still(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0]
+            return file.read().rpartition(")")[2].split()[0] in "Tt"
     except OSError:
-        return "Z"
+        return False
 
 
 @dataclass(slots=True)
 class Hour:
     """What was done, and what was wrong with it.
 
-    :ivar kills: by worker.
+    :ivar kills: their monotonic times, by worker.
     :ivar waits: by name of an activity and whether the priority is low, the seconds from the start of an instance to
         the beginning of each of its calls.
     """
 
     runs: Sequence[Run]
-    kills: Mapping[str, Kill]
+    kills: Mapping[str, float]
     lost: list[str] = field(default_factory=list)
     waits: dict[tuple[str, bool], list[float]] = field(default_factory=dict)
 
@@ -318,9 +358,7 @@ async def hour(house: House, *, seconds: float, every: float = EVERY, kills: int
     calls = set[str]()
     for run in runs.values():
         if run.ended == float("inf"):
-            run.ended, run.cut_off = pair.halted.get(run.pid, float("inf")), True
-            if run.worker in pair.kills:
-                run.ended = min(run.ended, pair.kills[run.worker].gone)
+            run.ended, run.cut_off = pair.over(run), True
         if run.call not in calls:
             calls.add(run.call)
             since, low = started[run.call.partition("/")[0]]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 
-from tests.e2e.hour import Kill, Run, counted, hour, most_at_once, most_within, runs_of
+from tests.e2e.hour import Ends, Run, counted, hour, most_at_once, most_within, runs_of
 from tests.e2e.house import House
+from tests.waiting import until
 
 
 @pytest.mark.rows("D88")
@@ -47,16 +49,10 @@ def test_each_limit_that_is_exceeded_is_found() -> None:
     ]
     runs += [run("plain", 0, 1, call="twice/1"), run("plain", 2, 3, call="twice/1")]
     assert [(one.most, one.allowed) for one in counted(runs, {})] == [(3, 2), (3, 2), (2, 1), (16, 15), (6, 4), (2, 1)]
-    assert counted(runs, killed("one 1", 1.5))[-1].most == 1, "its worker was perhaps killed before it stored the end"
-    assert counted(runs, killed("one 1", 2.5))[-1].most == 2, "the second attempt had begun before"
-    assert counted(runs, killed("two 2", -1.0))[-1].most == 1, (
-        "who sent it was perhaps killed before it stored the call"
-    )
-    assert counted(runs, killed("two 2", -3.0))[-1].most == 2, "too long before"
-
-
-def killed(worker: str, at: float) -> dict[str, Kill]:
-    return {worker: Kill(at=at, gone=at + 5)}
+    assert counted(runs, {"one 1": 1.5})[-1].most == 1, "its worker was perhaps killed before it stored the end"
+    assert counted(runs, {"one 1": 2.5})[-1].most == 2, "the second attempt had begun before"
+    assert counted(runs, {"two 2": -1.0})[-1].most == 1, "who sent it was perhaps killed before it stored the call"
+    assert counted(runs, {"two 2": -3.0})[-1].most == 2, "too long before"
 
 
 def test_an_attempt_without_an_end_is_one_that_was_cut_off() -> None:
@@ -65,3 +61,16 @@ def test_an_attempt_without_an_end_is_one_that_was_cut_off() -> None:
     assert runs["r"].ended == float("inf")
     runs = runs_of([json.dumps(line | {"begun": 1.0}), json.dumps(line | {"ended": 3.0})])
     assert (runs["r"].begun, runs["r"].ended) == (1.0, 3.0)
+
+
+@pytest.mark.process
+def test_the_end_of_a_process_is_noted() -> None:
+    ends = Ends()
+    with subprocess.Popen(["sleep", "600"]) as first, subprocess.Popen(["sleep", "600"]) as second:
+        ends.watch([first.pid, second.pid])
+        first.kill()
+        until("the end is noted", lambda: ends.live() == [second.pid])
+        ended = ends.after(0.0, first.pid)
+        assert ends.after(ended, first.pid) == ended
+        assert ends.after(0.0, second.pid) == float("inf") == ends.after(ended + 1.0, first.pid)
+        second.kill()
