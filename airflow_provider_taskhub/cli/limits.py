@@ -111,12 +111,11 @@ def different(members: Iterable[Member], found: Iterable[LimitState], now: Times
         activities={limit: one.activities for limit, one in states.items()},
         ordered={limit for limit, one in states.items() if one.ordered is not None},
     ) + [
-        f"the starts give different numbers for the limit {one.name!r}: {one.other} at {time_text(one.other_made)}, "
-        f"now {one.declared}. The number of the newest start counts. Give all starts the same number, or order one: "
-        f"taskhub limits set {shlex.quote(one.name)} NUMBER --of {one.kind}"
+        f"the starts give different numbers for the limit {one.name!r}: {one.other} and {one.declared} in turn, the "
+        f"last time at {time_text(one.changed_back)}. The number of the newest start counts, now {one.declared}. Give "
+        f"all starts the same number, or order one: taskhub limits set {shlex.quote(one.name)} NUMBER --of {one.kind}"
         for one in states.values()
-        if one.ordered is None and one.other_made is not None and now - one.other_made < _RECENT
-        if one.other != one.declared
+        if one.ordered is None and one.changed_back is not None and now - one.changed_back < _RECENT
     ]
 
 

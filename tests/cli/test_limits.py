@@ -143,16 +143,17 @@ def test_workers_that_declare_different_numbers_are_told_until_one_is_ordered(tm
 def test_starts_that_give_different_numbers_are_told_for_a_day_until_one_is_ordered() -> None:
     first = Timestamp.parse("2026-11-23T03:40:12Z")
     state = places.LimitState(name="the db", kind=INSTANCES, declared=0)
-    state = state.after_start(4, first).after_start(1, first + timedelta(hours=2))
+    state = state.after_start(1, first + timedelta(hours=-2)).after_start(4, first + timedelta(hours=-1))
+    assert different([], [state], first) == [], "the number was only changed"
+    state = state.after_start(1, first)
     said = (
-        "the starts give different numbers for the limit 'the db': 4 at 2026-11-23T03:40:12Z, now 1. The number of the "
-        "newest start counts. Give all starts the same number, or order one: taskhub limits set 'the db' NUMBER --of "
-        "instances"
+        "the starts give different numbers for the limit 'the db': 4 and 1 in turn, the last time at "
+        "2026-11-23T03:40:12Z. The number of the newest start counts, now 1. Give all starts the same number, or order "
+        "one: taskhub limits set 'the db' NUMBER --of instances"
     )
     assert different([], [state], first + timedelta(hours=23)) == [said]
     assert different([], [state], first + timedelta(hours=25)) == []
     assert different([], [replace(state, ordered=3)], first + timedelta(hours=3)) == []
-    assert different([], [replace(state, other=1)], first + timedelta(hours=3)) == []
 
 
 def test_a_name_with_two_lines_stands_in_one(tmp_path: Path) -> None:

@@ -158,7 +158,8 @@ class LimitState:
         clock of the storage service; None: it is not known.
     :param made: of a limit of instances: when the start that ``declared`` is of was made; None: it is not known.
     :param other: of a limit of instances: the last other number that a start has given; 0: there is none.
-    :param other_made: when the last start with this number was made.
+    :param changed_back: when the start was made that has last changed the number back to the other one. None: none has:
+        the number has only been changed.
     :param ordered: the number that an administrator has ordered instead; None: there is no order.
     :param by: who gave this order; "" if there is none.
     :param etag: the ETag of the row that says what is declared; "": there is no row.
@@ -180,7 +181,7 @@ class LimitState:
     declared_at: Timestamp | None = None
     made: Timestamp | None = None
     other: int = 0
-    other_made: Timestamp | None = None
+    changed_back: Timestamp | None = None
     ordered: int | None = None
     by: str = ""
     etag: str = ""
@@ -246,11 +247,12 @@ class LimitState:
         if same and self.made is not None and made.ticks - self.made.ticks < _NOTED_EVERY:
             return self
         if not self.declared or self.made is None or made > self.made:
-            changes = self.declared not in (0, number)
-            other, other_made = (self.declared, self.made) if changes else (self.other, self.other_made)
-            return replace(self, declared=number, made=made, other=other, other_made=other_made)
-        if number != self.declared and (self.other_made is None or made > self.other_made):
-            return replace(self, other=number, other_made=made)
+            if self.declared in (0, number):
+                return replace(self, declared=number, made=made)
+            back = made if number == self.other else self.changed_back
+            return replace(self, declared=number, made=made, other=self.declared, changed_back=back)
+        if number != self.declared and not self.other:
+            return replace(self, other=number)
         return self
 
     def turn_of(self, run: OrchestrationInstance) -> int | None:
@@ -369,7 +371,7 @@ def _state(kind: LimitKind, name: str, key: str, rows: list[Entity]) -> LimitSta
     columns = {} if own is None else own.properties
     declared, ordered, by = columns.get("Limit"), columns.get("Ordered"), columns.get("By")
     seconds, divided = columns.get("Seconds"), columns.get("Key")
-    made, other, other_made = columns.get("Made"), columns.get("Other"), columns.get("OtherMade")
+    made, other, back = columns.get("Made"), columns.get("Other"), columns.get("ChangedBack")
     places = {int(row.row_key): _decoded(key, int(row.row_key), row) for row in rows if row.row_key.isdecimal()}
     return LimitState(
         name=name,
@@ -380,7 +382,7 @@ def _state(kind: LimitKind, name: str, key: str, rows: list[Entity]) -> LimitSta
         declared_at=None if own is None else own.timestamp,
         made=made if isinstance(made, Timestamp) else None,
         other=other if isinstance(other, int) else 0,
-        other_made=other_made if isinstance(other_made, Timestamp) else None,
+        changed_back=back if isinstance(back, Timestamp) else None,
         etag="" if own is None else own.etag,
         key_tag=divided if isinstance(divided, str) else "",
         ordered=ordered if isinstance(ordered, int) and ordered > 0 else None,
@@ -406,8 +408,10 @@ def started(names: HubNames, found: LimitState, after: LimitState) -> Transact:
     :param after: the limit after the starts (:meth:`LimitState.after_start`).
     """
     columns: dict[str, Property | None] = {"Limit": after.declared, "Seconds": 0, "Key": "", "Made": after.made}
-    if after.other_made is not None:
-        columns |= {"Other": after.other, "OtherMade": after.other_made}
+    if after.other:
+        columns["Other"] = after.other
+    if after.changed_back is not None:
+        columns["ChangedBack"] = after.changed_back
     row = Entity(partition_key=found.partition_key, row_key=_DECLARED, properties=columns)
     if found.etag:
         operation = RowOperation(verb=RowVerb.MERGE, entity=row, etag=found.etag)
