@@ -286,6 +286,11 @@ class Settings(BaseSettings):
         return pools_of(self.pools)
 
     @property
+    def spark_slots(self) -> int:
+        """How many Spark activities run at the same time in a worker."""
+        return self.spark_activities or self.activities
+
+    @property
     def worker_memory(self) -> int:
         """How many bytes of memory a worker has for activities that say what they need."""
         return memory_of_machine() if self.memory is None else self.memory

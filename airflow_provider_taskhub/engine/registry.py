@@ -257,6 +257,11 @@ class Registry:
         """By activity name, how many bytes of a worker's memory one attempt uses. Other activities are left out."""
         return {name: one.memory for name, one in self.activities.items() if one.memory is not None}
 
+    @property
+    def spark_activities(self) -> frozenset[str]:
+        """The names of the Spark activities."""
+        return frozenset(name for name, one in self.activities.items() if one.spark)
+
     def runnable(self, pools: Collection[str], memory: int) -> frozenset[str]:
         """Return the names of the activities that a worker can run.
 

@@ -304,6 +304,10 @@ class Member:
     :param memory_used: how many bytes those need that run in the worker now.
     :param limits: the limits and rates that its activities declare: the number by kind and name, such as ``2`` of
         ``activity load``, or ``10/m`` of ``rate load``.
+    :param slots: how many activities it runs at once, Spark activities not counted; 0: not known.
+    :param spark_slots: how many Spark activities it runs at once; 0: not known.
+    :param spark_activities: those of ``activities`` that are Spark activities.
+    :param spark_running: how many of those that run are Spark activities.
     """
 
     worker: str
@@ -324,6 +328,10 @@ class Member:
     memory_of: Mapping[str, int] = field(default_factory=dict)
     memory_used: int = 0
     limits: Mapping[str, str] = field(default_factory=dict)
+    slots: int = 0
+    spark_slots: int = 0
+    spark_activities: frozenset[str] = frozenset()
+    spark_running: int = 0
 
     def functions(self, kind: FunctionKind) -> tuple[str, ...]:
         """Return the names of the worker's functions of one kind.
@@ -353,6 +361,15 @@ class Member:
         """
         need = self.memory_of.get(activity, 0)
         return not need or self.memory is None or need <= self.memory - self.memory_used
+
+    def slots_for(self, *, spark: bool) -> tuple[int, int]:
+        """Return how many slots of one kind are taken, and how many there are; 0: not known."""
+        return (self.spark_running, self.spark_slots) if spark else (self.running - self.spark_running, self.slots)
+
+    def has_free_slot(self, *, spark: bool) -> bool:
+        """Return whether a slot of one kind is free. True if it is not known."""
+        taken, slots = self.slots_for(spark=spark)
+        return not slots or taken < slots
 
 
 @dataclass(frozen=True, slots=True, order=True)

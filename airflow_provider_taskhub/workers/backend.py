@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import structlog
 
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.model import ACTIVITY, NO_BACKLOG, ORCHESTRATOR, Service, Tenure, WorkerIdentity
+from airflow_provider_taskhub.hub.model import (
+    ACTIVITY,
+    NO_BACKLOG,
+    ORCHESTRATOR,
+    Member,
+    Service,
+    Tenure,
+    WorkerIdentity,
+)
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.hub.queues.message_blobs import MessageBlobs
 from airflow_provider_taskhub.hub.queues.reader import ControlReader, ReaderContext
@@ -25,7 +34,7 @@ from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.primitives import AZURE_CONNECTIONS
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.worker_pools import DEFAULT_POOL
-from airflow_provider_taskhub.workers.activities.activity_limits import shared_limits
+from airflow_provider_taskhub.workers.activities.activity_limits import declared_limits, shared_limits
 from airflow_provider_taskhub.workers.activities.begins import Begins
 from airflow_provider_taskhub.workers.activities.local_queues import LocalQueues
 from airflow_provider_taskhub.workers.activities.processor import Activities
@@ -217,6 +226,19 @@ class Backend:
     def memory_used(self) -> int:
         """How many bytes of memory the activities need that run in this worker."""
         return self.readers.memory.used
+
+    def now(self, member: Member) -> Member:
+        """Return the row of this worker with what runs in it now.
+
+        :param member: the row as it was when the worker started.
+        """
+        return replace(
+            member,
+            running=self.running,
+            spark_running=self.readers.spark_running,
+            memory_used=self.memory_used,
+            backlog=self.backlog,
+        )
 
     def _reader_context(self) -> ReaderContext:
         """Return what all readers of this worker share."""
@@ -423,3 +445,36 @@ class Backend:
         while True:
             await self.hub.clock.sleep(idle / IDLE_CHECKS)
             self.sessions.evict_idle(before=self.hub.clock.monotonic() - idle)
+
+
+def member_of(
+    registry: Registry, settings: Settings, me: WorkerIdentity, roles: Sequence[str], started: Timestamp
+) -> Member:
+    """Return the row of a worker as it is when the worker starts.
+
+    :param started: when it starts.
+    """
+    member = Member(
+        worker=str(me),
+        started=started,
+        roles=tuple(roles),
+        apps=registry.apps,
+        orchestrators=tuple(registry.orchestrators) if ORCHESTRATOR in roles else (),
+        activities=(),
+        weight=settings.weight,
+        accepts=registry.accepts if ORCHESTRATOR in roles else {},
+        pools=settings.pool_names,
+        memory=settings.worker_memory,
+    )
+    if ACTIVITY not in roles:
+        return member
+    return replace(
+        member,
+        activities=tuple(registry.activities),
+        pool_of=registry.pool_of,
+        memory_of=registry.memory_of,
+        limits=declared_limits(registry),
+        slots=settings.activities,
+        spark_slots=settings.spark_slots,
+        spark_activities=registry.spark_activities,
+    )

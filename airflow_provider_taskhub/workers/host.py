@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 
 import structlog
@@ -36,9 +36,8 @@ from airflow_provider_taskhub.hub.partitions.owner_thread import OwnerThread
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.connect import open_store
 from airflow_provider_taskhub.supervision import Supervisor
-from airflow_provider_taskhub.workers.activities.activity_limits import declared_limits
 from airflow_provider_taskhub.workers.activities.log_growth import AnnouncingRunner, LogGrowth
-from airflow_provider_taskhub.workers.backend import POLLS_MISSED, Backend
+from airflow_provider_taskhub.workers.backend import POLLS_MISSED, Backend, member_of
 from airflow_provider_taskhub.workers.executors.environment import child_environment
 from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorLimits, ExecutorPool, ExecutorTimes
 from airflow_provider_taskhub.workers.health import Health, listen
@@ -146,7 +145,7 @@ class Host:
         store = await stack.enter_async_context(open_store(settings, holder=str(me)))
         client = await Client.over(store, settings, create=True)
         hub = client.hub
-        member = self._member(str(me), registry, apps)
+        member = member_of(registry, settings, me, options.roles, SYSTEM_CLOCK.utc_now())
         members = Members(hub.store, hub.names, times=settings.lease_times)
         if options.strict:
             await self._refuse_different_apps(member, members, incarnation)
@@ -177,9 +176,7 @@ class Host:
                 me=me,
                 listener=LeaseEventBridge(asyncio.get_running_loop(), backend),
                 predecessors=incarnation.predecessors,
-                member=lambda: replace(
-                    member, running=backend.running, backlog=backend.backlog, memory_used=backend.memory_used
-                ),
+                member=lambda: backend.now(member),
                 services=backend.services,
                 longest_unpolled=POLLS_MISSED * settings.max_polling + settings.request_timeout,
                 watchers=hub.awaited.update,
@@ -204,25 +201,6 @@ class Host:
             hub=settings.hub,
             place=hub.store.describe(),
             apps=", ".join(f"{app.name} {app.version}".strip() for app in apps),
-        )
-
-    def _member(self, worker: str, registry: Registry, apps: Sequence[App]) -> Member:
-        """Return the member row of this worker, which other workers and people read."""
-        roles = self._options.roles
-        return Member(
-            worker=worker,
-            started=SYSTEM_CLOCK.utc_now(),
-            roles=roles,
-            apps={app.name: app.version for app in apps},
-            orchestrators=tuple(registry.orchestrators) if ORCHESTRATOR in roles else (),
-            activities=tuple(registry.activities) if ACTIVITY in roles else (),
-            weight=self._settings.weight,
-            accepts=registry.accepts if ORCHESTRATOR in roles else {},
-            pools=self._settings.pool_names,
-            pool_of=registry.pool_of if ACTIVITY in roles else {},
-            memory=self._settings.worker_memory,
-            memory_of=registry.memory_of if ACTIVITY in roles else {},
-            limits=declared_limits(registry) if ACTIVITY in roles else {},
         )
 
     async def _refuse_different_apps(self, member: Member, members: Members, incarnation: Incarnation) -> None:

@@ -670,6 +670,38 @@ def test_what_waits_for_memory_says_so() -> None:
     simulate(main)
 
 
+def test_what_waits_for_a_slot_says_so_and_how_many_calls_wait() -> None:
+    use = Use(plain=None, other=None, spark_job=None, small="1g")
+
+    async def main() -> None:
+        async with World(use.app, functions=use.functions, activities=2, spark_activities=1) as world:
+            await world.join("a", memory="8g")
+            await world.client.start("many", [("plain", 1000.0)] * 5, instance_id="i")
+            await world.client.start("many", [("spark_job", 1000.0)], instance_id="s")
+            await world.clock.sleep(30)
+            await world.client.start("many", [("other", 1000.0)] * 2, instance_id="o")
+            await world.client.start("many", [("small", 1000.0)], instance_id="m")
+            await world.clock.sleep(30)
+            (i,), (o,), (m,), (s,) = [await world.client.instance(name).waiting() for name in "ioms"]
+            full = f"is taken (2 of 2 on {i.text.partition(' on ')[2].partition(')')[0]}), and "
+            assert i.text == f"activity 'plain'; every slot for 'plain' {full}5 calls wait in the same queues"
+            assert o.text == f"activity 'other'; every slot for 'other' {full}5 calls wait in the same queues"
+            assert m.text == f"activity 'small'; every slot for 'small' {full}1 call waits in the same queues"
+            assert s.text == "activity 'spark_job'", "it runs, and nobody waits behind it"
+            admin = world.client.admin
+            assert await admin.waiting_for_slots(await admin.workers()) == {"plain activities": 5}
+            await world.client.start("many", [("spark_job", 1000.0)], instance_id="s2")
+            await world.clock.sleep(30)
+            (s,) = await world.client.instance("s2").waiting()
+            assert s.text.startswith("activity 'spark_job'; every slot for 'spark_job' is taken (1 of 1 on a@")
+            assert await admin.waiting_for_slots(await admin.workers()) == {
+                "plain activities": 5,
+                "Spark activities": 1,
+            }
+
+    simulate(main)
+
+
 def test_a_test_of_an_orchestrator_needs_no_memory() -> None:
     use = Use(huge="900t")
     assert testing.run("many", [["huge", 1.0]] * 3, app=use.app) == 3

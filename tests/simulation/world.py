@@ -62,8 +62,7 @@ from airflow_provider_taskhub.storage.steps import one_by_one
 from airflow_provider_taskhub.supervision import owned
 from airflow_provider_taskhub.testing import InProcess
 from airflow_provider_taskhub.virtual_time import VirtualClock
-from airflow_provider_taskhub.workers.activities.activity_limits import declared_limits
-from airflow_provider_taskhub.workers.backend import POLLS_MISSED, Backend
+from airflow_provider_taskhub.workers.backend import POLLS_MISSED, Backend, member_of
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.executors.pause import Pause
 from airflow_provider_taskhub.workers.peers import Peers
@@ -379,7 +378,7 @@ class Machine:
             roles=roles,
             peers=Peers(live=live, dead=self._dead if proves else None, partitions_free=lambda: self.owner.hurry()),
         )
-        started = self.clock.utc_now()
+        member = member_of(registry, settings, self.me, roles, self.clock.utc_now())
         self.owner = PartitionOwner(
             self.lease_store,
             names,
@@ -390,22 +389,7 @@ class Machine:
                 services=self.backend.services,
                 longest_unpolled=POLLS_MISSED * world.settings.max_polling,
                 watchers=hub.awaited.update,
-                member=lambda: Member(
-                    worker=str(self.me),
-                    started=started,
-                    roles=tuple(roles),
-                    apps=registry.apps,
-                    orchestrators=tuple(registry.orchestrators),
-                    activities=tuple(registry.activities),
-                    accepts=registry.accepts,
-                    backlog=self.backend.backlog,
-                    pools=settings.pool_names,
-                    pool_of=registry.pool_of,
-                    memory=settings.worker_memory,
-                    memory_of=registry.memory_of,
-                    memory_used=self.backend.memory_used,
-                    limits=declared_limits(registry),
-                ),
+                member=lambda: self.backend.now(member),
             ),
             times=world.settings.lease_times,
             clock=self.clock,

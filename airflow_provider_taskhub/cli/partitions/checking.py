@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -20,6 +20,9 @@ from airflow_provider_taskhub.codec import one_line
 from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState
 from airflow_provider_taskhub.hub.partitions.operations import Findings
 from airflow_provider_taskhub.hub.waiting.snapshot import WaitingInstances
+
+_Calls: TypeAlias = dict[str, dict[str, int]]
+"""About how many calls wait for ``memory``, by activity, and for ``slots``, by their kind."""
 
 
 def detect_stale(
@@ -65,7 +68,7 @@ def check(
 
     The command also lists instances that wait without a fault: they are suspended, start later, await an event, a timer
     or a child, or belong to an Airflow task while no triggerer watches the hub. It also says about how many calls of
-    activities and instances wait for each limit, and for memory. It warns if workers or starts give
+    activities and instances wait for each limit, for memory, and for a slot. It warns if workers or starts give
     different numbers for a limit.
 
     The command reads at most 500 instances of each status that is not final, and reads at most 100 running ones in
@@ -79,20 +82,24 @@ def check(
     Example: taskhub partitions check --min-nodes 3 --json
     """
 
-    async def work(client: Client) -> tuple[Findings, WaitingInstances, tuple[LimitState, ...], dict[str, int]]:
+    async def work(client: Client) -> tuple[Findings, WaitingInstances, tuple[LimitState, ...], _Calls]:
         admin = client.admin
         findings = await admin.partition_operations.check(floor=min_nodes)
         waiting = await admin.waiting_instances(members=findings.members, watching=findings.watching)
-        return findings, waiting, await admin.limits(), await admin.waiting_for_memory(findings.members)
+        calls = {
+            "memory": await admin.waiting_for_memory(findings.members),
+            "slots": await admin.waiting_for_slots(findings.members),
+        }
+        return findings, waiting, await admin.limits(), calls
 
-    findings, waiting, limits, memory = with_client(hub, work)
+    findings, waiting, limits, calls = with_client(hub, work)
     warnings = different(findings.members, limits, SYSTEM_CLOCK.utc_now())
     limits = tuple(one for one in limits if one.waiting)
     well = not findings.problems and not waiting.faults
     if json:
         found: dict[str, object] = {"problems": findings.problems, "live": findings.live, "controls": findings.controls}
         found |= {"waiting": _waiting(waiting), "waiting_complete": waiting.complete}
-        as_json(found | {"limits": [_limit(one) for one in limits], "memory": memory, "warnings": warnings})
+        as_json(found | {"limits": [_limit(one) for one in limits], **calls, "warnings": warnings})
     else:
         for problem in findings.problems:
             console.print(problem, soft_wrap=True)
@@ -102,7 +109,7 @@ def check(
         for line in warnings:
             warn(line)
         _show_waiting(waiting)
-        for line in (*map(_waits_for, limits), *_wait_for_memory(memory)):
+        for line in (*map(_waits_for, limits), *_wait_for(calls)):
             console.print(one_line(line), soft_wrap=True)
         if findings.controls:
             show_controls(findings.controls)
@@ -136,10 +143,12 @@ def _waits_for(state: LimitState) -> str:
     return f"{who} {'waits' if count == 1 else 'wait'} for the {what} {state.name!r} ({state.shown}){since}"
 
 
-def _wait_for_memory(calls: Mapping[str, int]) -> Iterator[str]:
-    """Yield one line for each activity whose calls wait for memory."""
-    for name, count in sorted(calls.items()):
+def _wait_for(calls: _Calls) -> Iterator[str]:
+    """Yield one line for each activity whose calls wait for memory, and for each kind of calls that wait for a slot."""
+    for name, count in sorted(calls["memory"].items()):
         yield f"{plural(count, 'call')} of {name!r} {'waits' if count == 1 else 'wait'} for memory"
+    for what, count in calls["slots"].items():
+        yield f"{plural(count, 'call')} of {what} {'waits' if count == 1 else 'wait'} for a slot"
 
 
 def _show_waiting(waiting: WaitingInstances) -> None:

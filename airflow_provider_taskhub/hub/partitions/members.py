@@ -103,6 +103,9 @@ class _Functions:
     memory: int | None = None
     memory_of: Mapping[str, int] = field(default_factory=dict)
     limits: Mapping[str, str] = field(default_factory=dict)
+    slots: int = 0
+    spark_slots: int = 0
+    spark_activities: frozenset[str] = frozenset()
 
 
 _NO_FUNCTIONS = _Functions()
@@ -148,7 +151,7 @@ class Members:
             "Started": member.started,
             "Roles": ",".join(member.roles),
             "Weight": member.weight,
-            "Running": member.running,
+            **_running_columns(member),
             "Leaving": False,
             "Renewed": self._clock.utc_now(),  # for people only; readers watch the ETag
             "RenewSeconds": self._times.renew.total_seconds(),
@@ -165,8 +168,7 @@ class Members:
         :param advertised: what the worker advertises about its partitions.
         """
         columns: dict[str, Property | None] = {
-            "Running": member.running,
-            **({"MemoryUsed": float(member.memory_used)} if member.memory_of else {}),
+            **_running_columns(member),
             "Leaving": leaving,
             "Serving": encode_signs(advertised),
             "Moving": advertised.moving,
@@ -332,6 +334,16 @@ def _awaited_column(member: Member) -> dict[str, Property | None]:
     return {"Awaited": change_hints.encode(member.awaited)} if _watches(member) else {}
 
 
+def _running_columns(member: Member) -> dict[str, Property | None]:
+    """Return the columns that say what runs in a worker now."""
+    columns: dict[str, Property | None] = {"Running": member.running}
+    if member.memory_of:
+        columns["MemoryUsed"] = float(member.memory_used)
+    if member.spark_activities:
+        columns["SparkRunning"] = member.spark_running
+    return columns
+
+
 def _names_columns(member: Member) -> dict[str, Property | None]:
     """Return the columns with the names of a worker's functions: JSON if it fits into one column, else compressed
     parts.
@@ -351,6 +363,10 @@ def _names_columns(member: Member) -> dict[str, Property | None]:
         names["memory"], names["memory_of"] = member.memory, dict(member.memory_of)
     if member.limits:
         names["limits"] = dict(member.limits)
+    if member.slots:
+        names["slots"] = member.slots
+    if member.spark_activities:
+        names["spark"], names["spark_slots"] = sorted(member.spark_activities), member.spark_slots
     text = json.dumps(names, separators=(",", ":"))
     if len(text) <= _PART // 2:
         return {"Names": text}
@@ -389,6 +405,10 @@ def _decode(entity: Entity, functions: _Functions) -> _Listing | None:
         memory_of=functions.memory_of,
         limits=functions.limits,
         memory_used=int(_number(columns.get("MemoryUsed"), 0)),
+        slots=functions.slots,
+        spark_slots=functions.spark_slots,
+        spark_activities=functions.spark_activities,
+        spark_running=int(_number(columns.get("SparkRunning"), 0)),
     )
     return _Listing(
         member=member,
@@ -442,6 +462,9 @@ def _functions(names: str | bytes) -> _Functions:
         memory=_of(found, "memory", int) or None,
         memory_of={str(name): need for name, need in _of(found, "memory_of", dict).items() if isinstance(need, int)},
         limits={str(name): str(number) for name, number in _of(found, "limits", dict).items()},
+        slots=_of(found, "slots", int),
+        spark_slots=_of(found, "spark_slots", int),
+        spark_activities=frozenset(map(str, _of(found, "spark", list))),
     )
 
 

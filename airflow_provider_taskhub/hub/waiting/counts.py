@@ -12,7 +12,7 @@ from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.errors import NotFound
 from airflow_provider_taskhub.hub.history import waiting_calls, waiting_instances
 from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState
-from airflow_provider_taskhub.hub.model import HubNames
+from airflow_provider_taskhub.hub.model import HubNames, Member
 from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE, Store
 
 
@@ -32,7 +32,9 @@ async def counted(
         return replace(state, waiting=len(instances), oldest=oldest, waiters={"": tuple(waiters[""])})
     running = limits.get((LimitKind.ACTIVITY, state.name))
     in_queues, first = await queued(
-        store, names, state.activities, running=len(running.holders) if running is not None else 0
+        store,
+        [queue for activity in state.activities for queue in names.limited_queues(activity)],
+        running=len(running.holders) if running is not None else 0,
     )
     times = [] if first is None else [first]
     in_rows = await waiting_calls.in_order(store, names, state.name) if state.key_tag else []
@@ -47,19 +49,32 @@ async def counted(
     )
 
 
-async def queued(
-    store: Store, names: HubNames, activities: Iterable[str], *, running: int = 0
-) -> tuple[int, Timestamp | None]:
-    """Count about how many calls wait in the queues of activities with queues of their own.
+def queues_of(
+    names: HubNames, activity: str, members: Iterable[Member], limits: Mapping[tuple[LimitKind, str], LimitState]
+) -> tuple[str, ...]:
+    """Return the queues in which the calls of an activity wait: its own, or those of its pool.
+
+    :param members: the live workers that have the activity.
+    :param limits: the limits of the hub.
+    """
+    members = [*members]
+    if any(activity in one.memory_of for one in members) or any(activity in one.activities for one in limits.values()):
+        return names.limited_queues(activity)
+    pools = {(one.pool(activity), activity in one.spark_activities) for one in members}
+    return tuple(queue for pool, spark in sorted(pools) for queue in names.work_queues(pool, spark=spark))
+
+
+async def queued(store: Store, queues: Iterable[str], *, running: int = 0) -> tuple[int, Timestamp | None]:
+    """Count about how many calls wait in queues of activities.
 
     A call that runs is an invisible message. So the visible ones are counted. If a queue has more of them than can be
     read at once, all messages count, but for those of calls that are known to run.
 
-    :param running: how many calls of these activities are known to run.
+    :param running: how many calls of these queues are known to run.
     :returns: how many wait, and since when that one has been in its queue that has been there longest.
     """
     messages, visible, more, times = 0, 0, False, list[Timestamp]()
-    for queue in (one for activity in activities for one in names.limited_queues(activity)):
+    for queue in queues:
         with suppress(NotFound):
             in_queue = await store.count(queue)
             found = await store.peek(queue, limit=MAX_RECEIVE) if in_queue else []

@@ -10,6 +10,7 @@ the order of their strength, and a reader must see all reasons to judge this ord
 from __future__ import annotations
 
 import shlex
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from enum import StrEnum
@@ -185,7 +186,8 @@ class Snapshot:
         child may have no instance row yet.
     :param child_rows: instance rows of the awaited children whose ids are known, by instance id.
     :param limits: the limits of the hub by kind and name, who has their places, and who waits, as far as asked.
-    :param calls: by activity, about how many calls wait that need more memory than any worker has free.
+    :param calls: by activity for which no worker has enough memory or a slot free, about how many calls wait in the
+        queues in which its calls wait.
     :param now: present time, by this machine's clock.
     """
 
@@ -462,9 +464,8 @@ def _awaited(awaits: Awaits, found: Snapshot) -> Iterable[Why]:
         )
     if awaits.activities:
         text = f"{_plural('activity', awaits.activities)}{more}"
-        yield Why(
-            reason=Reason.ACTIVITIES, text="; ".join((text, *_full_limits(awaits, found), *_full_memory(awaits, found)))
-        )
+        full = (*_full_limits(awaits, found), *_full_memory(awaits, found), *_full_slots(awaits, found))
+        yield Why(reason=Reason.ACTIVITIES, text="; ".join((text, *full)))
     if awaits.children:
         yield Why(
             reason=Reason.CHILDREN,
@@ -527,15 +528,51 @@ def _full_memory(awaits: Awaits, found: Snapshot) -> Iterable[str]:
         yield f"{name!r} needs {need} of memory, and no worker has so much free (in use: {in_use}){behind}"
 
 
+def _full_slots(awaits: Awaits, found: Snapshot) -> Iterable[str]:
+    """Return a text about the awaited activities for which every slot of every worker is taken."""
+    texts = defaultdict[str, list[str]](list)
+    for name in awaits.activities:
+        workers = without_slot(name, found.members)
+        if workers and found.calls.get(name) != 0:
+            taken = (f"{'{} of {}'.format(*_slots_for(name, one))} on {one.worker}" for one in workers)
+            behind = f", and {_calls(found.calls[name])} in the same queues" if name in found.calls else ""
+            texts[f"({listed(taken, _MOST_NAMES)}){behind}"].append(name)
+    for text, names in texts.items():
+        yield f"every slot for {listed(map(repr, names), _MOST_NAMES)} is taken {text}"
+
+
+def _slots_for(activity: str, member: Member) -> tuple[int, int]:
+    return member.slots_for(spark=activity in member.spark_activities)
+
+
 def without_memory(activity: str, members: Iterable[Member]) -> Sequence[Member]:
     """Return the live workers that have an activity, if none of them has enough memory free for it.
 
     :param activity: name of the activity.
     :param members: workers of the hub.
     """
-    live = [member for member in members if member.alive and ACTIVITY in member.roles]
-    workers = able(live, Need(ACTIVITY, activity))
+    workers = workers_of(activity, members)
     return [] if any(member.has_free_memory_for(activity) for member in workers) else workers
+
+
+def without_slot(activity: str, members: Iterable[Member]) -> Sequence[Member]:
+    """Return the live workers that have an activity, if none of them has a slot free for it.
+
+    :param activity: name of the activity.
+    :param members: workers of the hub.
+    """
+    workers = workers_of(activity, members)
+    return [] if any(one.has_free_slot(spark=activity in one.spark_activities) for one in workers) else workers
+
+
+def workers_of(activity: str, members: Iterable[Member]) -> Sequence[Member]:
+    """Return the live workers that can run an activity.
+
+    :param activity: name of the activity.
+    :param members: workers of the hub.
+    """
+    live = [member for member in members if member.alive and ACTIVITY in member.roles]
+    return able(live, Need(ACTIVITY, activity))
 
 
 def _without_place(found: Snapshot) -> Iterable[Why]:

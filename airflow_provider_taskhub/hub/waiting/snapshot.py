@@ -25,7 +25,7 @@ from airflow_provider_taskhub.hub.model import Control, ControlKind, InstanceSta
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.hub.partitions.observer import LeaseObserver
 from airflow_provider_taskhub.hub.queues import quarantine
-from airflow_provider_taskhub.hub.waiting.counts import counted, queued
+from airflow_provider_taskhub.hub.waiting.counts import counted, queued, queues_of
 from airflow_provider_taskhub.hub.waiting.reasons import (
     QuarantinedMessage,
     Reason,
@@ -34,6 +34,7 @@ from airflow_provider_taskhub.hub.waiting.reasons import (
     unwatched,
     why,
     without_memory,
+    without_slot,
 )
 from airflow_provider_taskhub.instance_limit import InstanceLimit
 
@@ -109,7 +110,7 @@ class _Limits:
 
     :param read: when they were read, in seconds of the monotonic clock.
     :param limits: the limits by kind and name, who has their places, and who waits for those that were asked for.
-    :param calls: by activity that needs memory, about how many calls wait, of the activities that were asked for.
+    :param calls: by activity, about how many calls wait, of the activities that were asked for.
     """
 
     read: float = float("-inf")
@@ -298,8 +299,9 @@ class WaitingReader:
         async def count(state: LimitState) -> None:
             found.limits[state.kind, state.name] = await counted(hub.store, hub.names, found.limits, state)
 
-        async def count_calls(activity: str) -> None:
-            found.calls[activity], _ = await queued(hub.store, hub.names, [activity])
+        async def count_calls(queues: tuple[str, ...]) -> None:
+            count, _ = await queued(hub.store, queues)
+            found.calls.update(dict.fromkeys(waited[queues], count))
 
         asked = [
             state
@@ -309,8 +311,11 @@ class WaitingReader:
             and state.is_full
         ]
         await gather_bounded(count, asked, limit=PARALLEL)
-        lacking = [name for name in activities - found.calls.keys() if without_memory(name, members)]
-        await gather_bounded(count_calls, lacking, limit=PARALLEL)
+        waited = defaultdict[tuple[str, ...], list[str]](list)
+        for name in activities - found.calls.keys():
+            if workers := without_memory(name, members) or without_slot(name, members):
+                waited[queues_of(hub.names, name, workers, found.limits)].append(name)
+        await gather_bounded(count_calls, [*waited], limit=PARALLEL)
         return found
 
     async def _quarantined(self, instance_id: str) -> Sequence[QuarantinedMessage]:

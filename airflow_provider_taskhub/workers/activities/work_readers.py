@@ -75,7 +75,7 @@ class WorkReaders:
         """The pools whose queues this worker reads: its own, as far as their queues exist, and perhaps ``default``."""
         self._slots = (
             Slots(settings.activities, hub.clock),
-            Slots(settings.spark_activities or settings.activities, hub.clock),
+            Slots(settings.spark_slots, hub.clock),
         )
         self.memory = WorkerMemory(settings.worker_memory, self._slots, hub)
         self._runnable = runnable
@@ -103,6 +103,11 @@ class WorkReaders:
     def running(self) -> int:
         """The number of activities that run in this worker."""
         return sum(slots.busy for slots in self._slots)
+
+    @property
+    def spark_running(self) -> int:
+        """The number of Spark activities that run in this worker."""
+        return self._slots[1].busy
 
     def default_served(self, served: bool) -> None:
         """Read the queues of the pool ``default``, to which this worker does not belong, if it has no live worker."""
