@@ -45,6 +45,24 @@ def check(where: str, most: Any, name: Any) -> None:
             raise InputError(f"{where}: limit_name: {error}") from None
 
 
+def check_others(where: str, operator: Any) -> None:
+    """Check that the tasks of a DAG that share a limit by its name give the same number.
+
+    :param where: the operator and its task id, for the error.
+    :raises InputError: if a task that is in the DAG already gives another number.
+    """
+    name, most = operator.limit_name, operator.max_active_instances
+    if name is None or not operator.has_dag():
+        return
+    for other in operator.dag.tasks:
+        same = getattr(other, "limit_name", None) == name and other.taskhub_conn_id == operator.taskhub_conn_id
+        if same and other.max_active_instances != most:
+            raise InputError(
+                f"{where}: max_active_instances is {most} for the limit {name!r}, and {other.max_active_instances} at "
+                f"the task {other.task_id!r} of the same DAG: give both the same number, or each limit its own name"
+            )
+
+
 def limit_of(operator: Any) -> InstanceLimit | None:
     """Return the limit with which an operator starts its instance; None: no limit.
 

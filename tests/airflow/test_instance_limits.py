@@ -49,6 +49,19 @@ def test_which_limit_a_task_has(dag: dict[str, Any], arguments: dict[str, Any], 
     assert instance_limits.restored(given) == expected
 
 
+def test_two_tasks_of_a_dag_with_one_limit_give_the_same_number() -> None:
+    shared: dict[str, Any] = {"orchestrator": "o", "max_active_instances": 2, "limit_name": "warehouse"}
+    with DAG("flights", schedule=None):
+        TaskHubOperator(task_id="load", **shared)
+        TaskHubOperator(task_id="clean", **shared)
+        TaskHubOperator(task_id="own", orchestrator="o", max_active_instances=5)
+        TaskHubOperator(task_id="another_hub", **shared | {"max_active_instances": 3, "taskhub_conn_id": "other"})
+        with pytest.raises(InputError) as refused:
+            TaskHubOperator(task_id="late", **shared | {"max_active_instances": 3})
+    said = "max_active_instances is 3 for the limit 'warehouse', and 2 at the task 'load' of the same DAG: give both"
+    assert said in str(refused.value)
+
+
 @pytest.mark.parametrize("name", ["{{ ds }}", "{% if x %}a{% endif %}"])
 def test_a_template_is_no_name_of_a_limit(name: str) -> None:
     with pytest.raises(InputError, match="which Airflow does not render: give the name itself"):
