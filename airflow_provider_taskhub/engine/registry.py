@@ -258,6 +258,11 @@ class Registry:
         return {name: one.memory for name, one in self.activities.items() if one.memory is not None}
 
     @property
+    def limit_names(self) -> dict[str, str]:
+        """Of the activities whose limit has another name than the activity, that name."""
+        return {name: one.limit_name for name, one in self.activities.items() if one.limited and one.limit_name != name}
+
+    @property
     def spark_activities(self) -> frozenset[str]:
         """The names of the Spark activities."""
         return frozenset(name for name, one in self.activities.items() if one.spark)

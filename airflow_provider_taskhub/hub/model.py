@@ -304,6 +304,7 @@ class Member:
     :param memory_used: how many bytes those need that run in the worker now.
     :param limits: the limits and rates that its activities declare: the number by kind and name, such as ``2`` of
         ``activity load``, or ``10/m`` of ``rate load``.
+    :param limit_names: of the activities whose limit has another name than the activity, that name.
     :param slots: how many activities it runs at once, Spark activities not counted; 0: not known.
     :param spark_slots: how many Spark activities it runs at once; 0: not known.
     :param spark_activities: those of ``activities`` that are Spark activities.
@@ -328,6 +329,7 @@ class Member:
     memory_of: Mapping[str, int] = field(default_factory=dict)
     memory_used: int = 0
     limits: Mapping[str, str] = field(default_factory=dict)
+    limit_names: Mapping[str, str] = field(default_factory=dict)
     slots: int = 0
     spark_slots: int = 0
     spark_activities: frozenset[str] = frozenset()
@@ -361,6 +363,13 @@ class Member:
         """
         need = self.memory_of.get(activity, 0)
         return not need or self.memory is None or need <= self.memory - self.memory_used
+
+    def sharing(self, limit: str) -> set[str]:
+        """Return the worker's activities that have a limit, if its code declares this limit.
+
+        :param limit: name of the limit.
+        """
+        return {name for name in self.activities if self.limit_names.get(name, name) == limit}
 
     def slots_for(self, *, spark: bool) -> tuple[int, int]:
         """Return how many slots of one kind are taken, and how many there are; 0: not known."""

@@ -474,6 +474,7 @@ def member_of(
         pool_of=registry.pool_of,
         memory_of=registry.memory_of,
         limits=declared_limits(registry),
+        limit_names=registry.limit_names,
         slots=settings.activities,
         spark_slots=settings.spark_slots,
         spark_activities=registry.spark_activities,

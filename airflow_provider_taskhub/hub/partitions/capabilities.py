@@ -138,7 +138,7 @@ def _unlike_limits(mine: Member, other: Member) -> Iterator[tuple[str, str, str]
     for limit in sorted({*mine.limits, *other.limits}):
         ours, its = mine.limits.get(limit), other.limits.get(limit)
         having, lacking = (mine, other) if its is None else (other, mine)
-        shared = None not in (ours, its) or _may_share(limit.partition(" ")[2], [having]) & {*lacking.activities}
+        shared = None not in (ours, its) or having.sharing(limit.partition(" ")[2]) & {*lacking.activities}
         if ours != its and shared:
             what, name = limit.split(" ", 1)
             yield f"{'rate' if what == 'rate' else 'limit'} {name!r}", ours or _NO_LIMIT, its or _NO_LIMIT
@@ -211,7 +211,7 @@ def different_limits(
         if limit in counts:
             its_activities = (activities or {}).get(limit, ())
         else:  # the code of the newest worker does not declare it any more
-            its_activities = _may_share(name, [one for who in declared.values() for one in who])
+            its_activities = {activity for who in declared.values() for one in who for activity in one.sharing(name)}
         without = [
             member
             for member in live
@@ -236,13 +236,3 @@ def different_limits(
                 f"taskhub limits set {shlex.quote(name)} NUMBER --of {kind}"
             )
     return lines
-
-
-def _may_share(name: str, declaring: Iterable[Member]) -> set[str]:
-    """Return the activities that may share a limit, as far as the rows of workers say.
-
-    :param name: name of the limit.
-    :param declaring: the workers whose code declares the limit.
-    """
-    known = {activity for member in declaring for activity in member.activities}
-    return {name} if name in known else known

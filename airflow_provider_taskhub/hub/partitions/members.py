@@ -103,6 +103,7 @@ class _Functions:
     memory: int | None = None
     memory_of: Mapping[str, int] = field(default_factory=dict)
     limits: Mapping[str, str] = field(default_factory=dict)
+    limit_names: Mapping[str, str] = field(default_factory=dict)
     slots: int = 0
     spark_slots: int = 0
     spark_activities: frozenset[str] = frozenset()
@@ -363,6 +364,8 @@ def _names_columns(member: Member) -> dict[str, Property | None]:
         names["memory"], names["memory_of"] = member.memory, dict(member.memory_of)
     if member.limits:
         names["limits"] = dict(member.limits)
+    if member.limit_names:
+        names["limit_names"] = dict(member.limit_names)
     if member.slots:
         names["slots"] = member.slots
     if member.spark_activities:
@@ -405,6 +408,7 @@ def _decode(entity: Entity, functions: _Functions) -> _Listing | None:
         memory_of=functions.memory_of,
         limits=functions.limits,
         memory_used=int(_number(columns.get("MemoryUsed"), 0)),
+        limit_names=functions.limit_names,
         slots=functions.slots,
         spark_slots=functions.spark_slots,
         spark_activities=functions.spark_activities,
@@ -462,6 +466,7 @@ def _functions(names: str | bytes) -> _Functions:
         memory=_of(found, "memory", int) or None,
         memory_of={str(name): need for name, need in _of(found, "memory_of", dict).items() if isinstance(need, int)},
         limits={str(name): str(number) for name, number in _of(found, "limits", dict).items()},
+        limit_names={str(name): str(limit) for name, limit in _of(found, "limit_names", dict).items()},
         slots=_of(found, "slots", int),
         spark_slots=_of(found, "spark_slots", int),
         spark_activities=frozenset(map(str, _of(found, "spark", list))),

@@ -195,10 +195,14 @@ def test_workers_that_run_the_activities_of_a_limit_without_it_are_named() -> No
 
 @pytest.mark.parametrize("name", ["clean", "database"])
 def test_a_limit_that_only_older_workers_have_still_is_told(name: str) -> None:
-    old, new = worker("old", limits={f"activity {name}": "1"}), worker("new")
+    shared = {} if name == "clean" else {"clean": name}
+    old, new = worker("old", limits={f"activity {name}": "1"}, limit_names=shared), worker("new")
     said = WITHOUT.format(name, "new@host/1 (orders 3)", "1 on old@host/1 (orders 3)")
     assert different_limits([old, new], {}) == [said]
     assert different_limits([old, worker("other", activities=("count",))], {}) == []
+    both = replace(old, activities=(*old.activities, "count"))
+    assert different_limits([both, worker("other", activities=("count",))], {}) == [], "another one of its activities"
+    assert difference(both, worker("other", activities=("count",), roles=("activity",))).limits == ()
 
 
 def test_another_limit_of_an_activity_of_both_is_a_difference() -> None:

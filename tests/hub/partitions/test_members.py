@@ -60,7 +60,7 @@ def test_a_row_comes_back_as_it_was_announced() -> None:
         in_pools = member(pools=("heavy", "default"), pool_of={"load": "heavy"})
         await table.announce(in_pools)
         assert await table.live() == (in_pools,)
-        needing = member(memory=2**36, memory_of={"load": 2**35}, limits={"rate load": "10/m"})
+        needing = member(memory=2**36, memory_of={"load": 2**35}, limits={"rate load": "10/m"}, limit_names={"a": "b"})
         await table.announce(needing)
         assert await table.live() == (needing,)
         await table.renew(replace(needing, memory_used=2**35))
