@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
@@ -49,6 +50,7 @@ from airflow_provider_taskhub.workers.backend import Backend
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.executors.child.invocation import arguments, opened_arguments, result_text
 from airflow_provider_taskhub.workers.executors.pause import Pause
+from airflow_provider_taskhub.workers.orchestrations.watchdog import EpisodeInterrupter
 from airflow_provider_taskhub.workers.peers import Peers
 
 __all__ = ["Event", "Terminate", "run"]
@@ -160,6 +162,9 @@ def run(
         name of a declared activity, or if an event loop runs in this thread already.
     :raises RuntimeError: if the run takes more virtual time than ``limit``, or if nothing can happen any more. The text
         names the events for which the orchestration waits.
+
+    Orchestrator code that computes for ten seconds without waiting for anything fails with an error that names its
+    line. A worker would put its messages into quarantine.
 
     What a worker's log would tell about the code, such as a task that it never awaited, is a ``RuntimeWarning`` here.
     """
@@ -375,6 +380,8 @@ async def _run(
         only = _EndlessTenure(client.hub.names.control(0))
         backend.start()
         backend.taken(only)
+        interrupter = EpisodeInterrupter(backend.processor.episodes, thread=threading.get_ident())
+        interrupter.start()
         try:
             state = await client.start(name, _plain(registry, name, input))
             async with owned() as start:
@@ -393,6 +400,7 @@ async def _run(
                 ended = ending.result()
                 await _last_activities(client, registry, clock)
         finally:
+            interrupter.stop()
             await backend.drain(0.0)
             backend.lost(only, "the run is over")
             await backend.stop()

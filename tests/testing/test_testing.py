@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import threading
 import traceback
+import types
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -15,6 +19,7 @@ from airflow_provider_taskhub.activity import activity_info
 from airflow_provider_taskhub.app import App, OrchestrationContext, RetryPolicy
 from airflow_provider_taskhub.errors import ConfigurationError, OrchestrationError, TaskFailedError
 from airflow_provider_taskhub.testing import Event, run
+from airflow_provider_taskhub.workers.orchestrations import watchdog
 
 app = App("tested", version="1")
 
@@ -189,3 +194,51 @@ def test_the_traceback_of_a_failure_ends_with_the_file_and_line_of_the_user(star
     last = printed[printed.rindex('  File "') :].splitlines()
     assert last[0].startswith(f'  File "{__file__}", line ')
     assert last[1].strip().startswith('raise KeyError("missing in ')
+
+
+@pytest.mark.parametrize("name", ["endless", "parent_of_endless"])
+def test_an_orchestrator_that_never_waits_fails_with_its_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "TICK", 0.01)
+    monkeypatch.setattr(watchdog, "STUCK", 0.2)
+    own = App("own")
+
+    @own.orchestrator
+    async def endless(ctx: OrchestrationContext) -> None:
+        while True:
+            pass
+
+    @own.orchestrator
+    async def parent_of_endless(ctx: OrchestrationContext) -> None:
+        await ctx.call_sub_orchestrator(endless)
+
+    with pytest.raises(OrchestrationError, match=r"the episode did not end .* in endless: `(while True:|pass)`"):
+        run(name, app=own)
+
+
+def test_an_orchestrator_at_a_breakpoint_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "TICK", 0.01)
+    monkeypatch.setattr(watchdog, "STUCK", 0.02)
+    looks = threading.Event()
+    monkeypatch.setattr(watchdog.EpisodeInterrupter, "stuck", _noting(looks))
+    debugger = types.ModuleType("pdb")
+    exec("def wait(looks): looks.wait()", debugger.__dict__)
+    own = App("own")
+
+    @own.orchestrator
+    async def stops(ctx: OrchestrationContext) -> int:
+        debugger.wait(looks)
+        return 7
+
+    assert run(stops, app=own) == 7
+
+
+def _noting(looks: threading.Event) -> Callable[..., None]:
+    """Return the method with a note that it was called more than once."""
+    method, count = watchdog.EpisodeInterrupter.stuck, itertools.count()
+
+    def stuck(self: watchdog.EpisodeInterrupter, running: watchdog.Running) -> None:
+        method(self, running)
+        if next(count):
+            looks.set()
+
+    return stuck

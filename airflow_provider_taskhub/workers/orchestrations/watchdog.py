@@ -14,9 +14,11 @@ the episode has run for an hour.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -41,6 +43,8 @@ STUCK = 10.0
 """Seconds after which the watchdog ends a process whose episode still runs."""
 QUARANTINE_PATIENCE = 15.0
 """Longest time for putting the messages of a stuck episode into quarantine, in seconds."""
+_DEBUGGERS = frozenset({"bdb", "pdb", "_pydevd_bundle.pydevd", "pydevd"})
+"""Modules of debuggers that wait for a person."""
 STATUS = os.EX_SOFTWARE
 """The exit status of a process that the watchdog ends."""
 _OURS = str(Path(airflow_provider_taskhub.__file__).resolve().parent) + os.sep
@@ -86,8 +90,52 @@ class Episodes:
             self.running = None
 
 
-class EpisodeWatchdog:
-    """The thread that checks the running episode.
+class EpisodeThread(ABC):
+    """A thread that checks the running episode.
+
+    :param thread: the identifier of the thread that runs orchestrator code.
+    """
+
+    def __init__(self, episodes: Episodes, *, thread: int) -> None:
+        self._episodes, self._target = episodes, thread
+        self._seen: Running | None = None
+        self._checks = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="taskhub-episodes", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+
+    def _work(self) -> None:
+        while not self._over.wait(TICK):
+            self.look()
+
+    def look(self) -> None:
+        """Check the running episode once: log it if it is slow, call :meth:`stuck` if it is stuck."""
+        running = self._episodes.running
+        if running is None or running is not self._seen:
+            self._seen, self._checks = running, 0
+            return
+        self._checks += 1
+        if self._checks == round(SLOW / TICK):
+            log.warning("episode_slow", instance_id=running.instance_id, seconds=SLOW, where=where(self._target))
+        elif self._checks >= round(STUCK / TICK):
+            self.stuck(running)
+
+    @abstractmethod
+    def stuck(self, running: Running) -> None:
+        """An episode runs for :data:`STUCK`. Called at each further check."""
+
+    def cause(self) -> str:
+        """Return why the episode is stuck, with the line of the user's code."""
+        return f"the episode did not end within {STUCK:g} s, at {where(self._target)}"
+
+
+class EpisodeWatchdog(EpisodeThread):
+    """The thread of a worker that checks the running episode.
 
     :param thread: the identifier of the thread that runs orchestrator code.
     :param keep: puts the messages of a stuck episode into quarantine, with a cause. The watchdog runs it on a new event
@@ -105,40 +153,19 @@ class EpisodeWatchdog:
         end: Callable[[int], object] = os._exit,
         also: Callable[[], object] = lambda: None,
     ) -> None:
-        self._episodes, self._target, self._keep, self._exit, self._also = episodes, thread, keep, end, also
-        self._seen: Running | None = None
-        self._checks = 0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="taskhub-episodes", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._over.set()
-
-    def _work(self) -> None:
-        while not self._over.wait(TICK):
-            self.look()
-            try:
-                self._also()
-            except Exception:  # an error of the extra check must not end the watchdog
-                log.exception("look_failed")
+        super().__init__(episodes, thread=thread)
+        self._keep, self._exit, self._also = keep, end, also
 
     def look(self) -> None:
-        """Check the running episode once: log it if it is slow, end the process if it is stuck."""
-        running = self._episodes.running
-        if running is None or running is not self._seen:
-            self._seen, self._checks = running, 0
-            return
-        self._checks += 1
-        if self._checks == round(SLOW / TICK):
-            log.warning("episode_slow", instance_id=running.instance_id, seconds=SLOW, where=where(self._target))
-        elif self._checks >= round(STUCK / TICK):
-            self._end(running)
+        super().look()
+        try:
+            self._also()
+        except Exception:  # an error of the extra check must not end the watchdog
+            log.exception("look_failed")
 
-    def _end(self, running: Running) -> None:
-        cause = f"the episode did not end within {STUCK:g} s, at {where(self._target)}"
+    def stuck(self, running: Running) -> None:
+        """Put the messages of a stuck episode into quarantine, and end the process."""
+        cause = self.cause()
         # This timer ends the process even if the code below blocks, because a stuck process must not keep its
         # partitions.
         final = threading.Timer(QUARANTINE_PATIENCE + 5.0, self._exit, (STATUS,))
@@ -159,6 +186,31 @@ class EpisodeWatchdog:
             stream.flush()
         final.cancel()
         self._exit(STATUS)
+
+
+class EpisodeInterrupter(EpisodeThread):
+    """The thread of a test that checks the running episode: it raises an error in the code of a stuck one, which fails.
+
+    It waits while a debugger has stopped the code.
+
+    """
+
+    def stuck(self, running: Running) -> None:
+        frames = _frames(self._target)
+        if any(frame.f_globals.get("__name__") in _DEBUGGERS for frame in frames):
+            return
+        cause = self.cause()
+        error = type("EndlessOrchestrator", (BaseException,), {"__str__": lambda _: cause})
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._target), ctypes.py_object(error))
+        if self._checks == 2 * round(STUCK / TICK):
+            print(f"{cause}: it catches every error, so this test does not end", file=sys.stderr, flush=True)
+
+
+def _frames(thread: int) -> Iterator[FrameType]:
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def where(thread: int | None) -> str:
