@@ -97,8 +97,8 @@ def change(
 
 
 def different(members: Iterable[Member], found: Iterable[LimitState], now: Timestamp) -> list[str]:
-    """Return a line about each limit that does not hold on all live workers, or for which their code or the starts of
-    the last day give different numbers.
+    """Return a line about each limit that does not hold on all live workers, or for which their code gives different
+    numbers, or the starts of the last day.
 
     :param members: the workers of the hub.
     :param found: the limits of the hub.
@@ -111,11 +111,13 @@ def different(members: Iterable[Member], found: Iterable[LimitState], now: Times
         activities={limit: one.activities for limit, one in states.items()},
         ordered={limit for limit, one in states.items() if one.ordered is not None},
     ) + [
-        f"the starts give different numbers for the limit {one.name!r}: {one.other} and {one.declared} in turn, the "
-        f"last time at {time_text(one.changed_back)}. The number of the newest start counts, now {one.declared}. Give "
-        f"all starts the same number, or order one: taskhub limits set {shlex.quote(one.name)} NUMBER --of {one.kind}"
+        f"starts have changed the number of the limit {one.name!r} twice within a day, the last time at "
+        f"{time_text(one.changes[-1][1])}: {', '.join(str(number) for number, _ in one.changes)}. That of the newest "
+        "start counts. Give all starts the same number, or order one: "
+        f"taskhub limits set {shlex.quote(one.name)} NUMBER --of {one.kind}"
         for one in states.values()
-        if one.ordered is None and one.changed_back is not None and now - one.changed_back < _RECENT
+        if one.ordered is None and (within := one.changed_twice_within) is not None
+        if within < _RECENT and now - one.changes[-1][1] < _RECENT
     ]
 
 

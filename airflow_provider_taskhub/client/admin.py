@@ -6,7 +6,7 @@ table of the messages that could not be processed.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
 from airflow_provider_taskhub.activity_limit import MOST_STARTS
 from airflow_provider_taskhub.client.connection import Connection
@@ -15,22 +15,21 @@ from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.errors import Conflict, InputError, NotFound
 from airflow_provider_taskhub.hub.history.places import Limit, LimitKind, LimitState, order, states
 from airflow_provider_taskhub.hub.instance_places import InstancePlaces
-from airflow_provider_taskhub.hub.model import ACTIVITY, HubInfo, HubNames, InstanceState, Member, PartitionState
+from airflow_provider_taskhub.hub.model import HubInfo, HubNames, InstanceState, Member, PartitionState
 from airflow_provider_taskhub.hub.partitions import administration
 from airflow_provider_taskhub.hub.partitions.incarnation import dead_workers
 from airflow_provider_taskhub.hub.partitions.operations import PartitionOperations, this_user
 from airflow_provider_taskhub.hub.partitions.routing import Routes
 from airflow_provider_taskhub.hub.queues import quarantine
 from airflow_provider_taskhub.hub.queues.quarantine import Quarantined
-from airflow_provider_taskhub.hub.waiting.counts import counted, queued
-from airflow_provider_taskhub.hub.waiting.reasons import Why, without_memory
+from airflow_provider_taskhub.hub.waiting.counts import counted, waiting_calls_of
+from airflow_provider_taskhub.hub.waiting.reasons import Why, without_memory, without_slot
 from airflow_provider_taskhub.hub.waiting.snapshot import SENTINELS, WaitingInstances
 from airflow_provider_taskhub.instance_limit import MOST
 from airflow_provider_taskhub.near_names import did_you_mean
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.connect import open_store
 from airflow_provider_taskhub.storage.primitives import Store
-from airflow_provider_taskhub.worker_pools import DEFAULT_POOL
 
 _AT_ONCE = 16
 """The most requests of :meth:`HubAdmin.limits` at the same time."""
@@ -192,36 +191,39 @@ class HubAdmin:
         return tuple(await gather_bounded(one, [found[name] for name in sorted(found)], limit=_AT_ONCE))
 
     async def waiting_for_memory(self, members: Sequence[Member]) -> dict[str, int]:
-        """Return about how many calls wait for memory, by activity. Cost: three to six requests for each activity that
+        """Return about how many calls wait for memory, by activity. Cost: six to twelve requests for each activity that
         needs more memory than any worker has free.
 
         :param members: the workers of the hub.
         """
-        found = {name: without_memory(name, members) for member in members for name in sorted(member.memory_of)}
-        names = self._hub.names
-        return await self._waiting({name: names.limited_queues(name) for name, workers in found.items() if workers})
+        needing = {name for member in members for name in member.memory_of}
+        found = await self._waiting_calls(needing, members, {}, without_memory)
+        return {name: count for names, count in found.items() for name in names}
 
-    async def waiting_for_slots(self, members: Sequence[Member]) -> dict[str, int]:
-        """Return about how many calls wait for a slot: by ``plain activities`` and ``Spark activities``, and their pool
-        if it is not ``default``. Calls that wait for a limit or for memory are not counted. Cost: two to six requests
-        for each kind of which every slot of every live worker is taken.
+    async def waiting_for_slots(self, members: Sequence[Member]) -> dict[tuple[str, ...], int]:
+        """Return about how many calls wait for a slot, by the names of the activities that wait in the same queues.
+        Calls that also wait for a limit or for memory are not counted. Cost: one query, and six to twelve requests for
+        each kind of activities and pool, and each activity with a limit or a need of memory, without a free slot.
 
         :param members: the workers of the hub.
         """
-        queues = dict[str, tuple[str, ...]]()
-        workers = [one for one in members if one.alive and ACTIVITY in one.roles]
-        for spark, what in ((False, "plain activities"), (True, "Spark activities")):
-            for pool in sorted({pool for one in workers for pool in one.pools}):
-                its = [one for one in workers if pool in one.pools and (one.spark_activities or not spark)]
-                if its and not any(one.has_free_slot(spark=spark) for one in its):
-                    of = "" if pool == DEFAULT_POOL else f" of the pool {pool}"
-                    queues[what + of] = self._hub.names.work_queues(pool, spark=spark)
-        return await self._waiting(queues)
+        activities = {name for one in members if one.alive for name in one.activities if without_slot(name, members)}
+        if not activities:
+            return {}
+        limits = await states(self._hub.store, self._hub.names)
+        full = {name for state in limits.values() if state.is_full for name in state.activities}
+        others = {name for name in activities - full if not without_memory(name, members)}
+        return await self._waiting_calls(others, members, limits, without_slot)
 
-    async def _waiting(self, queues: Mapping[str, Sequence[str]]) -> dict[str, int]:
-        """Count the calls that wait in queues. What no call waits for is left out."""
-        counts = {what: (await queued(self._hub.store, its))[0] for what, its in queues.items()}
-        return {what: count for what, count in counts.items() if count}
+    async def _waiting_calls(
+        self,
+        activities: Collection[str],
+        members: Sequence[Member],
+        limits: Mapping[tuple[LimitKind, str], LimitState],
+        lacking: Callable[[str, Iterable[Member]], Sequence[Member]],
+    ) -> dict[tuple[str, ...], int]:
+        found = await waiting_calls_of(self._hub.store, self._hub.names, activities, members, limits, lacking)
+        return {names: count for names, count in found.items() if count}
 
     async def set_limit(self, name: str, places: int | None, *, kind: str = "", by: str | None = None) -> LimitState:
         """Order how many may run at once under a limit, whatever the code or a start says. What runs goes on.

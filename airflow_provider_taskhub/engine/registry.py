@@ -259,8 +259,8 @@ class Registry:
 
     @property
     def limit_names(self) -> dict[str, str]:
-        """Of the activities whose limit has another name than the activity, that name."""
-        return {name: one.limit_name for name, one in self.activities.items() if one.limited and one.limit_name != name}
+        """By the name of an activity with a limit, the name of the limit."""
+        return {name: one.limit_name for name, one in self.activities.items() if one.limited}
 
     @property
     def spark_activities(self) -> frozenset[str]:

@@ -304,7 +304,7 @@ class Member:
     :param memory_used: how many bytes those need that run in the worker now.
     :param limits: the limits and rates that its activities declare: the number by kind and name, such as ``2`` of
         ``activity load``, or ``10/m`` of ``rate load``.
-    :param limit_names: of the activities whose limit has another name than the activity, that name.
+    :param limit_names: by the name of an activity with a limit, the name of the limit.
     :param slots: how many activities it runs at once, Spark activities not counted; 0: not known.
     :param spark_slots: how many Spark activities it runs at once; 0: not known.
     :param spark_activities: those of ``activities`` that are Spark activities.
@@ -365,18 +365,24 @@ class Member:
         return not need or self.memory is None or need <= self.memory - self.memory_used
 
     def sharing(self, limit: str) -> set[str]:
-        """Return the worker's activities that have a limit, if its code declares this limit.
+        """Return the activities of this worker that share a limit.
 
         :param limit: name of the limit.
         """
-        return {name for name in self.activities if self.limit_names.get(name, name) == limit}
+        return {name for name, its in self.limit_names.items() if its == limit}
 
     def slots_for(self, *, spark: bool) -> tuple[int, int]:
-        """Return how many slots of one kind are taken, and how many there are; 0: not known."""
+        """Return how many slots of one kind are taken, and how many there are; 0: not known.
+
+        :param spark: True: the slots of Spark activities; False: the others.
+        """
         return (self.spark_running, self.spark_slots) if spark else (self.running - self.spark_running, self.slots)
 
     def has_free_slot(self, *, spark: bool) -> bool:
-        """Return whether a slot of one kind is free. True if it is not known."""
+        """Return whether a slot of one kind is free. True if it is not known.
+
+        :param spark: True: a slot for Spark activities; False: one for the others.
+        """
         taken, slots = self.slots_for(spark=spark)
         return not slots or taken < slots
 

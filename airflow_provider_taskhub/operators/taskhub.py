@@ -229,7 +229,8 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
             limit_name=limit_name,
             openlineage_inject_parent_job_info=self.openlineage_inject_parent_job_info,
         )
-        instance_limits.check_others(where, self)
+        if not getattr(self, "_BaseOperator__from_mapped", False):
+            instance_limits.check_others(where, self)
 
     def _input_type(self) -> Any:
         """Return the annotation of the orchestrator's input, if the orchestrator is given as a function."""

@@ -10,6 +10,7 @@ from airflow.sdk import conf
 
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks.at_parse import is_template
+from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION
 from airflow_provider_taskhub.instance_limit import LONGEST_NAME, MOST, MOST_PRIORITY, InstanceLimit
 
 BACKFILL = 1000
@@ -45,22 +46,31 @@ def check(where: str, most: Any, name: Any) -> None:
             raise InputError(f"{where}: limit_name: {error}") from None
 
 
-def check_others(where: str, operator: Any) -> None:
-    """Check that the tasks of a DAG that share a limit by its name give the same number.
+def check_others(where: str, task: Any) -> None:
+    """Check that the tasks of a DAG that share a limit by its name give the same number, when Airflow parses the DAG.
 
     :param where: the operator and its task id, for the error.
+    :param task: the task, mapped or not. Numbers and names that differ from row to row are not compared.
     :raises InputError: if a task that is in the DAG already gives another number.
     """
-    name, most = operator.limit_name, operator.max_active_instances
-    if name is None or not operator.has_dag():
+    name, most, conn_id = _given(task)
+    if not isinstance(name, str) or not isinstance(most, int) or not task.has_dag():
         return
-    for other in operator.dag.tasks:
-        same = getattr(other, "limit_name", None) == name and other.taskhub_conn_id == operator.taskhub_conn_id
-        if same and other.max_active_instances != most:
+    for other in task.dag.tasks:
+        its_name, its_most, its_conn_id = _given(other)
+        if (its_name, its_conn_id) == (name, conn_id) and isinstance(its_most, int) and its_most != most:
             raise InputError(
-                f"{where}: max_active_instances is {most} for the limit {name!r}, and {other.max_active_instances} at "
-                f"the task {other.task_id!r} of the same DAG: give both the same number, or each limit its own name"
+                f"{where}: max_active_instances is {most} for the limit {name!r}, and {its_most} at the task "
+                f"{other.task_id!r} of the same DAG: give both the same number, or each limit its own name"
             )
+
+
+def _given(task: Any) -> tuple[Any, Any, Any]:
+    """Return the name and the number of the limit that a task gives, and its connection."""
+    names = ("limit_name", "max_active_instances", "taskhub_conn_id")
+    mapped = getattr(task, "partial_kwargs", None)  # a mapped task has no attributes of its operator
+    name, most, conn_id = (mapped.get(one) if mapped is not None else getattr(task, one, None) for one in names)
+    return name, most, conn_id or DEFAULT_CONNECTION
 
 
 def limit_of(operator: Any) -> InstanceLimit | None:

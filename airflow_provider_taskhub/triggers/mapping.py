@@ -15,6 +15,7 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator, OperatorParti
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION
 from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.triggers.arguments import time_text
+from airflow_provider_taskhub.triggers.instance_limits import check_others
 from airflow_provider_taskhub.triggers.mapped_row import literals, row_of, rows, samples
 from airflow_provider_taskhub.triggers.placement import Placement, argument_reasons
 from airflow_provider_taskhub.triggers.start_from_trigger import trigger_arguments
@@ -70,6 +71,7 @@ class TaskHubMappedOperator(MappedOperator):  # type: ignore[misc]  # Airflow is
         for row in islice(samples(self.expand_input, {*self.template_fields, "activity"}), MOST_CHECKED):
             if not without_outputs({"row": [*row.values()]})[1]:
                 self.unmap(row)
+        check_others(f"{self.task_type} {self.task_id!r}", self)
 
     def placement(self) -> Placement:
         """Return why a worker starts the rows of this task, and why a worker ends them."""

@@ -158,17 +158,20 @@ class ProgressLog:
             self._due = now + PROGRESS_EVERY
         if now < self._due:
             return
-        text = _progress(of_execution(state, records), whys)
+        of_run, work = of_execution(state, records), [why for why in whys if why.reason in _WORK]
+        text = _progress(of_run, [why.text for why in work])  # not a line for each change of a number
         if text not in ("", self._logged):
-            yield f"progress of {state.name}: {text}"
+            yield f"progress of {state.name}: {_progress(of_run, [why.line for why in work])}"
             self._logged, self._due = text, now + PROGRESS_EVERY
 
 
-def _progress(records: Sequence[ActivityRecord], whys: Sequence[Why]) -> str:
+def _progress(records: Sequence[ActivityRecord], awaited: Sequence[str]) -> str:
     """Return the number of recorded activities in each state, with the reported progress of those that run.
 
     If no recorded activity runs, the text names the activities and children that the instance awaits. Activities
     without a record are not counted, because that would need a reading of the whole history.
+
+    :param awaited: texts about the activities and children that the instance awaits.
     """
     last = {record.task_id: record for record in sorted(records, key=lambda record: record.attempt)}
     counts = Counter(record.state for record in last.values())
@@ -176,7 +179,7 @@ def _progress(records: Sequence[ActivityRecord], whys: Sequence[Why]) -> str:
     running = [_reported(record) for _, record in sorted(last.items()) if record.state is RecordState.RUNNING]
     if running:
         parts.append(f"{len(running)} running ({listed(running, _MOST_NAMES)})")
-    awaited = [] if running else [why.text for why in whys if why.reason in _WORK]
+    awaited = [] if running else awaited
     recorded = f"recorded activities: {', '.join(parts)}" if parts else ""
     return "; ".join(part for part in (recorded, f"awaits {' and '.join(awaited)}" if awaited else "") if part)
 

@@ -339,8 +339,8 @@ class Watcher:
 
     def _explain(self, instance_id: str, whys: tuple[Why, ...]) -> None:
         for wait in self._waits.get(instance_id, ()):
-            if wait.whys != whys:
-                wait.whys = whys
+            before, wait.whys = wait.whys, whys
+            if before != whys:
                 wait.changed.set()
 
     def _update(self, instance_id: str, state: InstanceState | None, records: tuple[ActivityRecord, ...]) -> None:

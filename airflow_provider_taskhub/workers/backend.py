@@ -227,7 +227,7 @@ class Backend:
         """How many bytes of memory the activities need that run in this worker."""
         return self.readers.memory.used
 
-    def now(self, member: Member) -> Member:
+    def current_row(self, member: Member) -> Member:
         """Return the row of this worker with what runs in it now.
 
         :param member: the row as it was when the worker started.
@@ -312,8 +312,7 @@ class Backend:
     def _warn_of_connections(self) -> None:
         """Log that this worker may do much more at once than it has connections to Azure Storage."""
         settings = self._settings
-        spark = settings.activities if settings.spark_activities is None else settings.spark_activities
-        at_once = settings.orchestrations + settings.activities + spark
+        at_once = settings.orchestrations + settings.activities + settings.spark_slots
         if not settings.embedded and at_once > 2 * AZURE_CONNECTIONS:
             log.warning("more_work_than_connections", at_once=at_once, connections=AZURE_CONNECTIONS)
 

@@ -176,7 +176,7 @@ class Host:
                 me=me,
                 listener=LeaseEventBridge(asyncio.get_running_loop(), backend),
                 predecessors=incarnation.predecessors,
-                member=lambda: backend.now(member),
+                member=lambda: backend.current_row(member),
                 services=backend.services,
                 longest_unpolled=POLLS_MISSED * settings.max_polling + settings.request_timeout,
                 watchers=hub.awaited.update,

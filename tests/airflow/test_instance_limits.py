@@ -60,6 +60,18 @@ def test_two_tasks_of_a_dag_with_one_limit_give_the_same_number() -> None:
             TaskHubOperator(task_id="late", **shared | {"max_active_instances": 3})
     said = "max_active_instances is 3 for the limit 'warehouse', and 2 at the task 'load' of the same DAG: give both"
     assert said in str(refused.value)
+    three = shared | {"max_active_instances": 3}
+    with DAG("mapped", schedule=None):
+        TaskHubOperator.partial(task_id="rows", **shared).expand(input=[1, 2])
+        with pytest.raises(InputError, match=r"'late'.*at the task 'rows'"):
+            TaskHubOperator(task_id="late", **three)
+    with DAG("mapped_too", schedule=None):
+        TaskHubOperator(task_id="one", **shared)
+        with pytest.raises(InputError, match=r"'late'.*at the task 'one'"):
+            TaskHubOperator.partial(task_id="late", **three).expand(input=[1, 2])
+    with DAG("rows", schedule=None):
+        numbers = TaskHubOperator.partial(task_id="rows", orchestrator="o", limit_name="warehouse")
+        numbers.expand(max_active_instances=[2, 3])
 
 
 @pytest.mark.parametrize("name", ["{{ ds }}", "{% if x %}a{% endif %}"])

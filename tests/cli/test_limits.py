@@ -102,7 +102,7 @@ def test_a_check_counts_what_waits_and_finds_no_fault_in_it() -> None:
     assert any(line.startswith("2 calls wait for the limit 'load' (2), the first since 20") for line in lines), lines
     found = json.loads(taskhub("partitions", "check", "--min-nodes", "0", "--json"))
     assert [(one["kind"], one["name"], one["waiting"]) for one in found["limits"]] == [("activity", "load", 2)]
-    assert (found["memory"], found["slots"]) == ({}, {})
+    assert (found["memory"], found["waiting_for_slots"]) == ({}, [])
 
 
 def test_a_check_with_a_warning_does_not_say_that_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,20 +140,22 @@ def test_workers_that_declare_different_numbers_are_told_until_one_is_ordered(tm
     assert without in told
 
 
-def test_starts_that_give_different_numbers_are_told_for_a_day_until_one_is_ordered() -> None:
+def test_starts_that_change_a_number_twice_are_told_for_a_day_until_one_is_ordered() -> None:
     first = Timestamp.parse("2026-11-23T03:40:12Z")
     state = places.LimitState(name="the db", kind=INSTANCES, declared=0)
-    state = state.after_start(1, first + timedelta(hours=-2)).after_start(4, first + timedelta(hours=-1))
-    assert different([], [state], first) == [], "the number was only changed"
-    state = state.after_start(1, first)
+    state = state.after_start(4, first + timedelta(hours=-30)).after_start(1, first + timedelta(hours=-2))
+    assert different([], [state], first) == [], "the number was changed once"
+    state = state.after_start(2, first)
     said = (
-        "the starts give different numbers for the limit 'the db': 4 and 1 in turn, the last time at "
-        "2026-11-23T03:40:12Z. The number of the newest start counts, now 1. Give all starts the same number, or order "
+        "starts have changed the number of the limit 'the db' twice within a day, the last time at "
+        "2026-11-23T03:40:12Z: 4, 1, 2. That of the newest start counts. Give all starts the same number, or order "
         "one: taskhub limits set 'the db' NUMBER --of instances"
     )
     assert different([], [state], first + timedelta(hours=23)) == [said]
     assert different([], [state], first + timedelta(hours=25)) == []
     assert different([], [replace(state, ordered=3)], first + timedelta(hours=3)) == []
+    days = [(number, at + timedelta(days=30 * index)) for index, (number, at) in enumerate(state.changes)]
+    assert different([], [replace(state, changes=tuple(days))], days[-1][1]) == [], "two changes in two months"
 
 
 def test_a_name_with_two_lines_stands_in_one(tmp_path: Path) -> None:

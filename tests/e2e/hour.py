@@ -169,6 +169,7 @@ class Pair:
     """Two workers that are killed and started again.
 
     :ivar kills: their monotonic times, by worker.
+    :ivar gone: when the last of its processes was seen to have ended, by killed worker.
     :ivar stood: since when a process of a worker was seen to stand still, by its id.
     :ivar ends: of the processes of the workers.
     """
@@ -176,6 +177,7 @@ class Pair:
     def __init__(self, house: House, slots: int) -> None:
         self._house, self._slots, self._numbers = house, slots, count(1)
         self.kills: dict[str, float] = {}
+        self.gone: dict[str, float] = {}
         self.stood: dict[int, float] = {}
         self.ends = Ends()
         self._dice = random.Random(1)
@@ -194,7 +196,8 @@ class Pair:
     def over(self, run: Run) -> float:
         """Return when an attempt without an end was over: since when its process was gone, or stood still."""
         stood = self.stood.get(run.pid, float("inf"))
-        return min(self.ends.after(run.begun, run.pid), stood if stood >= run.begun else float("inf"))
+        seen = self.gone.get(run.worker, float("inf"))  # a process that began just before the kill was not watched
+        return min(self.ends.after(run.begun, run.pid), seen, stood if stood >= run.begun else float("inf"))
 
     def _watch(self, worker: Worker) -> list[int]:
         """Watch the processes of a worker, and return them."""
@@ -217,6 +220,7 @@ class Pair:
         self.kills[key] = time.monotonic()
         dead.kill()
         until(f"the processes of {dead.name} are gone", lambda: not {*executors} & {*self.ends.live()})
+        self.gone[key] = time.monotonic()
         dead.log.rename(dead.log.with_suffix(f".{len(self.kills)}"))
         self._house.workers.remove(dead)
         self._workers[at] = self._new(dead.name)
@@ -248,7 +252,7 @@ class Ends:
         return [*self._watched.values()]
 
     def after(self, begun: float, pid: int) -> float:
-        """Return when a process ended that ran at a time. Its id may belong to another process since."""
+        """Return when the process ended that had this id at ``begun``. Another one may have it since."""
         return min((at for at in self._at[pid] if at >= begun), default=float("inf"))
 
     def _note(self) -> None:

@@ -84,7 +84,7 @@ async def take_over(house: House, instances: int) -> TakenOver:
         await client.wait(names[0], timeout=timedelta(seconds=PATIENCE))
         first = time.monotonic() - began
         await gather_bounded(answer, names[1:], limit=AT_ONCE)
-        await until_async("all have ended", lambda: _are(client, Status.COMPLETED, instances), seconds=PATIENCE)
+        await until_async("all have ended", lambda: _have_ended(client), seconds=PATIENCE)
         return TakenOver(
             begun=found.get(Status.RUNNING, 0),
             pending=found.get(Status.PENDING, 0),
@@ -95,6 +95,10 @@ async def take_over(house: House, instances: int) -> TakenOver:
             most=_most_memory(two),
             wrong=instances - (await client.count()).get(Status.COMPLETED, 0),
         )
+
+
+async def _have_ended(client: Client) -> bool:
+    return not await client.count(statuses=[Status.PENDING, Status.RUNNING])
 
 
 async def _are(client: Client, status: Status, count: int) -> bool:

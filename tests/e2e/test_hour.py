@@ -68,9 +68,11 @@ def test_the_end_of_a_process_is_noted() -> None:
     ends = Ends()
     with subprocess.Popen(["sleep", "600"]) as first, subprocess.Popen(["sleep", "600"]) as second:
         ends.watch([first.pid, second.pid])
-        first.kill()
-        until("the end is noted", lambda: ends.live() == [second.pid])
-        ended = ends.after(0.0, first.pid)
-        assert ends.after(ended, first.pid) == ended
-        assert ends.after(0.0, second.pid) == float("inf") == ends.after(ended + 1.0, first.pid)
-        second.kill()
+        try:
+            first.kill()
+            until("the end is noted", lambda: ends.live() == [second.pid])
+            ended = ends.after(0.0, first.pid)
+            assert ends.after(ended, first.pid) == ended
+            assert ends.after(0.0, second.pid) == float("inf") == ends.after(ended + 1.0, first.pid)
+        finally:
+            second.kill()

@@ -660,12 +660,12 @@ def test_what_waits_for_memory_says_so() -> None:
             await world.clock.sleep(30)
             (why,) = await world.client.instance("i").waiting()
             assert why.reason is Reason.ACTIVITIES
-            assert "'large' needs 6g of memory, and no worker has so much free (in use: 7g of 8g on a@" in why.text
-            assert why.text.endswith("); 1 call waits")
+            assert "'large' needs 6g of memory, and no worker has so much free (in use: 7g of 8g on a@" in why.more
+            assert why.more.endswith("); 1 call waits")
             admin = world.client.admin
             assert await admin.waiting_for_memory(await admin.workers()) == {"large": 1}
             (why,) = await world.client.instance("s").waiting()
-            assert "memory" not in why.text
+            assert "memory" not in why.line
 
     simulate(main)
 
@@ -683,21 +683,25 @@ def test_what_waits_for_a_slot_says_so_and_how_many_calls_wait() -> None:
             await world.client.start("many", [("small", 1000.0)], instance_id="m")
             await world.clock.sleep(30)
             (i,), (o,), (m,), (s,) = [await world.client.instance(name).waiting() for name in "ioms"]
-            full = f"is taken (2 of 2 on {i.text.partition(' on ')[2].partition(')')[0]}), and "
-            assert i.text == f"activity 'plain'; every slot for 'plain' {full}5 calls wait in the same queues"
-            assert o.text == f"activity 'other'; every slot for 'other' {full}5 calls wait in the same queues"
-            assert m.text == f"activity 'small'; every slot for 'small' {full}1 call waits in the same queues"
-            assert s.text == "activity 'spark_job'", "it runs, and nobody waits behind it"
+            worker = i.more.partition(" on ")[2].partition(")")[0]
+            full = f"wait for a slot: all are taken (2 of 2 on {worker}), and"
+            assert str(i) == f"activity 'plain'; further calls of 'plain' {full} 5 calls wait in its queues"
+            assert str(o) == f"activity 'other'; further calls of 'other' {full} 5 calls wait in its queues"
+            assert str(m) == f"activity 'small'; further calls of 'small' {full} 1 call waits in its queues"
+            assert str(s) == "activity 'spark_job'", "it runs, and nobody waits behind it"
             admin = world.client.admin
-            assert await admin.waiting_for_slots(await admin.workers()) == {"plain activities": 5}
+            plain = {("other", "plain"): 5, ("small",): 1}
+            assert await admin.waiting_for_slots(await admin.workers()) == plain
             await world.client.start("many", [("spark_job", 1000.0)], instance_id="s2")
             await world.clock.sleep(30)
             (s,) = await world.client.instance("s2").waiting()
-            assert s.text.startswith("activity 'spark_job'; every slot for 'spark_job' is taken (1 of 1 on a@")
-            assert await admin.waiting_for_slots(await admin.workers()) == {
-                "plain activities": 5,
-                "Spark activities": 1,
-            }
+            assert s.text == "activity 'spark_job'"
+            assert s.more.startswith("further calls of 'spark_job' wait for a slot: all are taken (1 of 1 on a@")
+            assert await admin.waiting_for_slots(await admin.workers()) == plain | {("spark_job",): 1}
+            await world.client.start("many", [("plain", 1000.0)] * 60, instance_id="more")
+            await world.clock.sleep(30)
+            waiting = await admin.waiting_for_slots(await admin.workers())
+            assert waiting["other", "plain"] == 65, "those that run are not counted"
 
     simulate(main)
 

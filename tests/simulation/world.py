@@ -389,7 +389,7 @@ class Machine:
                 services=self.backend.services,
                 longest_unpolled=POLLS_MISSED * world.settings.max_polling,
                 watchers=hub.awaited.update,
-                member=lambda: self.backend.now(member),
+                member=lambda: self.backend.current_row(member),
             ),
             times=world.settings.lease_times,
             clock=self.clock,

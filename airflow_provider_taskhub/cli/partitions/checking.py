@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, TypeAlias
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated
 
 import typer
 
@@ -18,11 +19,32 @@ from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.codec import one_line
 from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState
+from airflow_provider_taskhub.hub.partitions.capabilities import listed
 from airflow_provider_taskhub.hub.partitions.operations import Findings
 from airflow_provider_taskhub.hub.waiting.snapshot import WaitingInstances
 
-_Calls: TypeAlias = dict[str, dict[str, int]]
-"""About how many calls wait for ``memory``, by activity, and for ``slots``, by their kind."""
+_MOST_NAMES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """About how many calls wait: for memory, by activity; for slots, by the activities that wait in the same queues."""
+
+    memory: Mapping[str, int]
+    slots: Mapping[tuple[str, ...], int]
+
+    def shown(self) -> dict[str, object]:
+        """Return what ``--json`` prints."""
+        slots = [{"activities": names, "waiting": count} for names, count in self.slots.items()]
+        return {"memory": self.memory, "waiting_for_slots": slots}
+
+    def lines(self) -> Iterator[str]:
+        """Yield one line for each."""
+        for name, count in sorted(self.memory.items()):
+            yield f"{plural(count, 'call')} of {name!r} {'waits' if count == 1 else 'wait'} for memory"
+        for names, count in self.slots.items():
+            what = listed(map(repr, names), _MOST_NAMES)
+            yield f"{plural(count, 'call')} of {what} {'waits' if count == 1 else 'wait'} for a slot"
 
 
 def detect_stale(
@@ -82,14 +104,14 @@ def check(
     Example: taskhub partitions check --min-nodes 3 --json
     """
 
-    async def work(client: Client) -> tuple[Findings, WaitingInstances, tuple[LimitState, ...], _Calls]:
+    async def work(client: Client) -> tuple[Findings, WaitingInstances, tuple[LimitState, ...], _Waiting]:
         admin = client.admin
         findings = await admin.partition_operations.check(floor=min_nodes)
         waiting = await admin.waiting_instances(members=findings.members, watching=findings.watching)
-        calls = {
-            "memory": await admin.waiting_for_memory(findings.members),
-            "slots": await admin.waiting_for_slots(findings.members),
-        }
+        calls = _Waiting(
+            memory=await admin.waiting_for_memory(findings.members),
+            slots=await admin.waiting_for_slots(findings.members),
+        )
         return findings, waiting, await admin.limits(), calls
 
     findings, waiting, limits, calls = with_client(hub, work)
@@ -99,7 +121,7 @@ def check(
     if json:
         found: dict[str, object] = {"problems": findings.problems, "live": findings.live, "controls": findings.controls}
         found |= {"waiting": _waiting(waiting), "waiting_complete": waiting.complete}
-        as_json(found | {"limits": [_limit(one) for one in limits], **calls, "warnings": warnings})
+        as_json(found | {"limits": [_limit(one) for one in limits], **calls.shown(), "warnings": warnings})
     else:
         for problem in findings.problems:
             console.print(problem, soft_wrap=True)
@@ -109,7 +131,7 @@ def check(
         for line in warnings:
             warn(line)
         _show_waiting(waiting)
-        for line in (*map(_waits_for, limits), *_wait_for(calls)):
+        for line in (*map(_waits_for, limits), *calls.lines()):
             console.print(one_line(line), soft_wrap=True)
         if findings.controls:
             show_controls(findings.controls)
@@ -141,14 +163,6 @@ def _waits_for(state: LimitState) -> str:
     who = plural(count, "instance" if state.kind is LimitKind.INSTANCES else "call")
     what = "rate" if state.kind is LimitKind.RATE else "limit"
     return f"{who} {'waits' if count == 1 else 'wait'} for the {what} {state.name!r} ({state.shown}){since}"
-
-
-def _wait_for(calls: _Calls) -> Iterator[str]:
-    """Yield one line for each activity whose calls wait for memory, and for each kind of calls that wait for a slot."""
-    for name, count in sorted(calls["memory"].items()):
-        yield f"{plural(count, 'call')} of {name!r} {'waits' if count == 1 else 'wait'} for memory"
-    for what, count in calls["slots"].items():
-        yield f"{plural(count, 'call')} of {what} {'waits' if count == 1 else 'wait'} for a slot"
 
 
 def _show_waiting(waiting: WaitingInstances) -> None:

@@ -17,9 +17,12 @@ this instance has ended (:mod:`airflow_provider_taskhub.hub.instance_places`).
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import field, replace
+from datetime import timedelta
 from enum import StrEnum
 
 from airflow_provider_taskhub.activity_limit import shown
@@ -56,6 +59,8 @@ LONGEST_VALUE = 200
 _DIGEST = 64
 """The characters of a digest."""
 _DECLARED = "declared"
+_CHANGES = 3
+"""How many numbers of starts are kept: two changes."""
 _NOTED_EVERY = 60 * 10_000_000
 """Ticks. Starts with the same number are noted at most so often, so that they need no write of one row each."""
 """Row key of the row that says that the activity has a limit. The row keys of places are numbers."""
@@ -157,9 +162,8 @@ class LimitState:
     :param declared_at: when the newest worker with this limit, or the newest start, has written ``declared``, by the
         clock of the storage service; None: it is not known.
     :param made: of a limit of instances: when the start that ``declared`` is of was made; None: it is not known.
-    :param other: of a limit of instances: the last other number that a start has given; 0: there is none.
-    :param changed_back: when the start was made that has last changed the number back to the other one. None: none has:
-        the number has only been changed.
+    :param changes: of a limit of instances: the last three numbers that starts have given, each with the time at which
+        the first start was made that gave it. The last one is ``declared``.
     :param ordered: the number that an administrator has ordered instead; None: there is no order.
     :param by: who gave this order; "" if there is none.
     :param etag: the ETag of the row that says what is declared; "": there is no row.
@@ -180,8 +184,7 @@ class LimitState:
     seconds: int = 0
     declared_at: Timestamp | None = None
     made: Timestamp | None = None
-    other: int = 0
-    changed_back: Timestamp | None = None
+    changes: tuple[tuple[int, Timestamp], ...] = ()
     ordered: int | None = None
     by: str = ""
     etag: str = ""
@@ -247,13 +250,20 @@ class LimitState:
         if same and self.made is not None and made.ticks - self.made.ticks < _NOTED_EVERY:
             return self
         if not self.declared or self.made is None or made > self.made:
-            if self.declared in (0, number):
-                return replace(self, declared=number, made=made)
-            back = made if number == self.other else self.changed_back
-            return replace(self, declared=number, made=made, other=self.declared, changed_back=back)
-        if number != self.declared and not self.other:
-            return replace(self, other=number)
+            changes = self.changes if same else (*self.changes, (number, made))
+            return replace(self, declared=number, made=made, changes=changes[-_CHANGES:])
+        if same or not self.changes:
+            return self
+        if made > self.changes[-1][1]:  # it was given between two starts with the number that counts
+            return replace(self, changes=(*self.changes, (number, made), (self.declared, self.made))[-_CHANGES:])
+        if len(self.changes) == 1:
+            return replace(self, changes=((number, made), *self.changes))
         return self
+
+    @property
+    def changed_twice_within(self) -> timedelta | None:
+        """The time within which starts have changed the number twice; None: they have not."""
+        return self.changes[-1][1] - self.changes[-2][1] if len(self.changes) == _CHANGES else None
 
     def turn_of(self, run: OrchestrationInstance) -> int | None:
         """Return how many instances come before one that waits for a place of a limit of instances. None: it does not
@@ -371,7 +381,7 @@ def _state(kind: LimitKind, name: str, key: str, rows: list[Entity]) -> LimitSta
     columns = {} if own is None else own.properties
     declared, ordered, by = columns.get("Limit"), columns.get("Ordered"), columns.get("By")
     seconds, divided = columns.get("Seconds"), columns.get("Key")
-    made, other, back = columns.get("Made"), columns.get("Other"), columns.get("ChangedBack")
+    made = columns.get("Made")
     places = {int(row.row_key): _decoded(key, int(row.row_key), row) for row in rows if row.row_key.isdecimal()}
     return LimitState(
         name=name,
@@ -381,14 +391,20 @@ def _state(kind: LimitKind, name: str, key: str, rows: list[Entity]) -> LimitSta
         seconds=seconds if isinstance(seconds, int) else 0,
         declared_at=None if own is None else own.timestamp,
         made=made if isinstance(made, Timestamp) else None,
-        other=other if isinstance(other, int) else 0,
-        changed_back=back if isinstance(back, Timestamp) else None,
+        changes=_changes(columns.get("Changes")),
         etag="" if own is None else own.etag,
         key_tag=divided if isinstance(divided, str) else "",
         ordered=ordered if isinstance(ordered, int) and ordered > 0 else None,
         by=by if isinstance(by, str) and ordered else "",
         places=places,
     )
+
+
+def _changes(text: object) -> tuple[tuple[int, Timestamp], ...]:
+    """Decode the numbers of starts. A text that is none is ignored: only people read them."""
+    with suppress(ValueError, TypeError):
+        return tuple((int(number), Timestamp(int(ticks))) for number, ticks in json.loads(str(text or "[]")))
+    return ()
 
 
 def declared(names: HubNames, limit: Limit) -> Transact:
@@ -408,10 +424,7 @@ def started(names: HubNames, found: LimitState, after: LimitState) -> Transact:
     :param after: the limit after the starts (:meth:`LimitState.after_start`).
     """
     columns: dict[str, Property | None] = {"Limit": after.declared, "Seconds": 0, "Key": "", "Made": after.made}
-    if after.other:
-        columns["Other"] = after.other
-    if after.changed_back is not None:
-        columns["ChangedBack"] = after.changed_back
+    columns["Changes"] = json.dumps([[number, str(made.ticks)] for number, made in after.changes])
     row = Entity(partition_key=found.partition_key, row_key=_DECLARED, properties=columns)
     if found.etag:
         operation = RowOperation(verb=RowVerb.MERGE, entity=row, etag=found.etag)

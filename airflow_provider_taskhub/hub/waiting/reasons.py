@@ -136,6 +136,8 @@ class Why:
 
     :param reason: kind of the reason.
     :param text: what the instance waits for. The text is shown after "waits: ".
+    :param more: what is shown after it and may change at each look, such as numbers. Two reasons that differ only in
+        this are equal.
     :param remedy: what a person can do; "" if nothing has to be done.
     :param turn: for the reason ``LIMIT`` how many instances come before it; None: not known.
     :param events: for the reason ``EVENTS`` the names of the awaited events, the first 200 characters of each.
@@ -146,15 +148,16 @@ class Why:
     remedy: str = ""
     events: tuple[str, ...] = ()
     turn: int | None = None
+    more: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"{self.line}. {self.remedy}" if self.remedy else self.line
 
     @property
     def line(self) -> str:
-        """The text, and how many instances come before it if that is known."""
+        """The text with what may change at each look, and how many instances come before it if that is known."""
         turn = "" if self.turn is None else f"; {f'{self.turn} before it' if self.turn else 'it is the next'}"
-        return self.text + turn
+        return f"{self.text}; {self.more}{turn}" if self.more else self.text + turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -465,7 +468,7 @@ def _awaited(awaits: Awaits, found: Snapshot) -> Iterable[Why]:
     if awaits.activities:
         text = f"{_plural('activity', awaits.activities)}{more}"
         full = (*_full_limits(awaits, found), *_full_memory(awaits, found), *_full_slots(awaits, found))
-        yield Why(reason=Reason.ACTIVITIES, text="; ".join((text, *full)))
+        yield Why(reason=Reason.ACTIVITIES, text=text, more="; ".join(full))
     if awaits.children:
         yield Why(
             reason=Reason.CHILDREN,
@@ -529,16 +532,18 @@ def _full_memory(awaits: Awaits, found: Snapshot) -> Iterable[str]:
 
 
 def _full_slots(awaits: Awaits, found: Snapshot) -> Iterable[str]:
-    """Return a text about the awaited activities for which every slot of every worker is taken."""
+    """Return a text about the awaited activities for which every slot of every worker is taken, if calls wait. Those of
+    this instance may run or wait. If they wait for a limit or for memory too, other texts say how many wait."""
+    full = {name for limit in found.limits.values() if limit.is_full for name in limit.activities}
     texts = defaultdict[str, list[str]](list)
     for name in awaits.activities:
         workers = without_slot(name, found.members)
-        if workers and found.calls.get(name) != 0:
+        if workers and found.calls.get(name) != 0 and name not in full and not without_memory(name, found.members):
             taken = (f"{'{} of {}'.format(*_slots_for(name, one))} on {one.worker}" for one in workers)
-            behind = f", and {_calls(found.calls[name])} in the same queues" if name in found.calls else ""
-            texts[f"({listed(taken, _MOST_NAMES)}){behind}"].append(name)
+            behind = f", and {_calls(found.calls[name])} in its queues" if name in found.calls else ""
+            texts[f"all are taken ({listed(taken, _MOST_NAMES)}){behind}"].append(name)
     for text, names in texts.items():
-        yield f"every slot for {listed(map(repr, names), _MOST_NAMES)} is taken {text}"
+        yield f"further calls of {listed(map(repr, names), _MOST_NAMES)} wait for a slot: {text}"
 
 
 def _slots_for(activity: str, member: Member) -> tuple[int, int]:

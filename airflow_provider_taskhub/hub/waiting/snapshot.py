@@ -25,7 +25,7 @@ from airflow_provider_taskhub.hub.model import Control, ControlKind, InstanceSta
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.hub.partitions.observer import LeaseObserver
 from airflow_provider_taskhub.hub.queues import quarantine
-from airflow_provider_taskhub.hub.waiting.counts import counted, queued, queues_of
+from airflow_provider_taskhub.hub.waiting.counts import counted, waiting_calls_of
 from airflow_provider_taskhub.hub.waiting.reasons import (
     QuarantinedMessage,
     Reason,
@@ -171,9 +171,11 @@ class WaitingReader:
         watching: Sequence[Member] | None,
         *,
         sentinels: int = SENTINELS,
+        numbers: bool = True,
     ) -> dict[str, tuple[Why, ...]]:
         """Read why instances do not continue. Other parameters: see :meth:`one`.
 
+        :param numbers: whether it is counted how many calls wait for the same limits, memory and slots.
         :param sentinels: for how many running or suspended instances the sentinel is read, which costs one request
             each. Running instances come first, and of these the instance whose row was changed the longest time ago.
         :returns: reasons by instance id. Instances without a reason are omitted.
@@ -186,7 +188,7 @@ class WaitingReader:
         asked = sorted(begun, key=lambda state: (state.status is Status.SUSPENDED, _changed(state)))[:sentinels]
         read = await gather_bounded(self._awaits, asked, limit=PARALLEL)
         known = {state.instance_id: one for state, one in zip(asked, read, strict=True)}
-        limits = await self._limits(found, read, members)
+        limits = await self._limits(found, read if numbers else (), members)
         whys = {
             state.instance_id: self._whys(state, members, watching, hub_state, limits, known.get(state.instance_id))
             for state in found
@@ -204,7 +206,7 @@ class WaitingReader:
         read = await asyncio.gather(*map(self._rows, open_ones))
         states = [state for rows, _ in read for state in rows]
         states += await self._held(members, {state.instance_id for state in states})
-        whys = await self.many(states, members, watching)
+        whys = await self.many(states, members, watching, numbers=False)
         counts: dict[Reason, int] = defaultdict(int)
         examples: dict[Reason, list[Example]] = defaultdict(list)
         for instance_id, reasons in whys.items():
@@ -285,7 +287,7 @@ class WaitingReader:
         self, instances: Iterable[InstanceState], awaits: Iterable[Awaits | None], members: Sequence[Member]
     ) -> _Limits:
         """Read the limits, and who has their places, if an instance awaits an activity or waits for its turn. Count who
-        waits for those of them, and for memory, that keep these instances waiting."""
+        waits for those of them, for memory and for slots, that keep these instances waiting."""
         activities = {name for one in awaits if one is not None for name in one.activities}
         pending = [one for one in instances if one.status is Status.PENDING]
         turns = {limit.name for one in pending if (limit := InstanceLimit.of(one.tags)) is not None}
@@ -297,11 +299,8 @@ class WaitingReader:
         found = self._limits_read
 
         async def count(state: LimitState) -> None:
-            found.limits[state.kind, state.name] = await counted(hub.store, hub.names, found.limits, state)
-
-        async def count_calls(queues: tuple[str, ...]) -> None:
-            count, _ = await queued(hub.store, queues)
-            found.calls.update(dict.fromkeys(waited[queues], count))
+            found.limits[state.kind, state.name] = one = await counted(hub.store, hub.names, found.limits, state)
+            found.calls.update(dict.fromkeys(one.activities, one.waiting or 0))
 
         asked = [
             state
@@ -311,11 +310,9 @@ class WaitingReader:
             and state.is_full
         ]
         await gather_bounded(count, asked, limit=PARALLEL)
-        waited = defaultdict[tuple[str, ...], list[str]](list)
-        for name in activities - found.calls.keys():
-            if workers := without_memory(name, members) or without_slot(name, members):
-                waited[queues_of(hub.names, name, workers, found.limits)].append(name)
-        await gather_bounded(count_calls, [*waited], limit=PARALLEL)
+        others = activities - found.calls.keys()
+        calls = await waiting_calls_of(hub.store, hub.names, others, members, found.limits, _lacking)
+        found.calls.update({name: count for names, count in calls.items() for name in names})
         return found
 
     async def _quarantined(self, instance_id: str) -> Sequence[QuarantinedMessage]:
@@ -375,3 +372,9 @@ def _offline(control: Control, partition: int) -> bool:
 
 def _changed(state: InstanceState) -> Timestamp:
     return state.updated or state.created or Timestamp(0)
+
+
+def _lacking(activity: str, members: Iterable[Member]) -> Sequence[Member]:
+    """Return the live workers of an activity if none has enough memory, or none a slot, free for it; else nothing."""
+    members = [*members]
+    return without_memory(activity, members) or without_slot(activity, members)

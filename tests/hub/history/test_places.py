@@ -55,24 +55,21 @@ def test_a_look_at_a_limit_of_any_height_reads_only_the_held_places() -> None:
 MINUTE = 60 * 10_000_000
 
 
-def test_the_number_of_the_start_that_was_made_last_counts_and_a_change_back_is_noted() -> None:
-    def after(*starts: tuple[int, int]) -> tuple[int, int, int, int | None]:
+def test_the_number_of_the_start_that_was_made_last_counts_and_the_last_changes_are_kept() -> None:
+    def after(*starts: tuple[int, int]) -> tuple[int, int, list[tuple[int, int]]]:
         state = LimitState(name="nightly", kind=LimitKind.INSTANCES, declared=0)
         for number, made in starts:
             state = state.after_start(number, Timestamp(made * MINUTE))
         assert state.made is not None
-        back = state.changed_back
-        return state.declared, state.made.ticks // MINUTE, state.other, back and back.ticks // MINUTE
+        return state.declared, state.made.ticks // MINUTE, [(one, at.ticks // MINUTE) for one, at in state.changes]
 
-    assert after((4, 1)) == (4, 1, 0, None)
-    assert after((4, 1), (1, 2)) == (1, 2, 4, None)
-    assert after((4, 1), (1, 2), (1, 3)) == (1, 3, 4, None), "a number that was changed once"
-    assert after((4, 1), (1, 2), (2, 3)) == (2, 3, 1, None), "and once more"
-    assert after((1, 2), (4, 1)) == (1, 2, 4, None)
-    assert after((1, 2), (1, 6), (4, 5)) == (1, 6, 4, None)
-    assert after((4, 1), (1, 2), (4, 3)) == (4, 3, 1, 3), "two kinds of starts in turn"
-    assert after((1, 2), (4, 1), (4, 3)) == (4, 3, 1, 3), "in whatever order they are met"
-    assert after((4, 1), (1, 2), (4, 3), (4, 5), (1, 7)) == (1, 7, 4, 7)
-    assert after((1, 6), (4, 7)) == (4, 7, 1, None)
+    assert after((4, 1)) == (4, 1, [(4, 1)])
+    assert after((4, 1), (4, 2), (1, 3), (1, 5)) == (1, 5, [(4, 1), (1, 3)])
+    assert after((4, 1), (1, 2), (2, 3)) == (2, 3, [(4, 1), (1, 2), (2, 3)])
+    assert after((4, 1), (1, 2), (2, 3), (4, 4)) == (4, 4, [(1, 2), (2, 3), (4, 4)])
+    assert after((1, 2), (4, 1)) == (1, 2, [(4, 1), (1, 2)])
+    assert after((4, 1), (4, 3), (1, 2)) == (4, 3, [(4, 1), (1, 2), (4, 3)]), "in whatever order they are met"
+    assert after((1, 2), (4, 1), (4, 3)) == (4, 3, [(4, 1), (1, 2), (4, 3)])
+    assert after((4, 1), (1, 3), (2, 2)) == (1, 3, [(4, 1), (1, 3)]), "of older ones not all can be known"
     state = LimitState(name="nightly", kind=LimitKind.INSTANCES, declared=1, made=Timestamp(6 * MINUTE))
     assert state.after_start(1, Timestamp(7 * MINUTE - 1)) is state, "nothing is written"
