@@ -279,7 +279,7 @@ def test_after_its_worker_was_blocked_an_attempt_still_has_its_whole_timeout_and
 def test_a_timeout_that_was_over_before_the_executor_stood_still_ends_the_attempt(
     process: ExecutorProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The blocked worker could not tell. The executor hears nothing now, and another worker may run the next attempt."""
+    """The blocked worker could not tell. The executor hears nothing, and another worker may run the next attempt."""
     blocked = Blocked(process, monkeypatch, 15.0)
     outcome, at = virtual_time.run(blocked.play(works=25.0))
     assert outcome.failure is not None
