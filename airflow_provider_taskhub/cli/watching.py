@@ -17,7 +17,7 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import InstanceNotFound, StorageError
 from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, RecordState
 from airflow_provider_taskhub.hub.partitions.capabilities import listed
-from airflow_provider_taskhub.hub.waiting.reasons import Why, unstopped
+from airflow_provider_taskhub.hub.waiting.reasons import Reason, Why, unstopped
 from airflow_provider_taskhub.masking import masked
 from airflow_provider_taskhub.supervision import owned
 
@@ -26,6 +26,8 @@ LOOK = 2.0
 PROGRESS_LOOKS = 5
 """The factor by which the pause between two readings is longer while an activity with an activity record runs. Its
 progress differs at each reading, so that each reading prints a line."""
+_NO_CODE = frozenset({Reason.NO_ORCHESTRATOR, Reason.VERSION, Reason.NOT_OWNER})
+"""Reasons for which the clean-up of an instance cannot begin."""
 MAX_MESSAGE = 200
 """The largest number of characters of a progress message that a line shows."""
 
@@ -54,7 +56,7 @@ async def terminated(
 
     Parameters and errors: :meth:`.Client.terminate` and :func:`waited`.
     """
-    wait = _Termination(client, instance_id)
+    wait = _Termination(client, instance_id, grace)
     ending = client.terminate(
         instance_id, reason, wait=True, recurse=recurse, grace=grace, timeout=timeout, progress=wait.turn_to_child
     )
@@ -128,11 +130,14 @@ class _Wait:
 
 
 class _Termination(_Wait):
-    """What a command prints while it waits for a terminated instance, and then for one child after the other."""
+    """What a command prints while it waits for a terminated instance, and then for one child after the other.
 
-    def __init__(self, client: Client, instance_id: str) -> None:
+    :param grace: time for the clean-up of the instance; None: there is no clean-up.
+    """
+
+    def __init__(self, client: Client, instance_id: str, grace: timedelta | None) -> None:
         super().__init__(client, instance_id)
-        self._child = False
+        self._child, self._grace = False, grace
 
     def turn_to_child(self, instance_id: str) -> None:
         self.instance_id, self._child = instance_id, True
@@ -152,7 +157,16 @@ class _Termination(_Wait):
         if state.status.is_final:
             return unstopped(await self.client.admin.workers()) if running else ()
         bare = replace(state, status=Status.RUNNING, tags=None)
-        return (await self.client.admin.waiting_of([bare], sentinels=0)).get(self.instance_id, ())
+        found = (await self.client.admin.waiting_of([bare], sentinels=0)).get(self.instance_id, ())
+        return found if self._grace is None else tuple(_with_end(why, self._grace) for why in found)
+
+
+def _with_end(why: Why, grace: timedelta) -> Why:
+    """Return a reason that also says when the wait ends by itself, if the clean-up waits for its code."""
+    if why.reason not in _NO_CODE:
+        return why
+    end = f"without its code, the instance ends {grace.total_seconds():g} s after a worker has got the request"
+    return replace(why, text=f"{why.text}; {end}")
 
 
 def told(reasons: Sequence[Why]) -> str:

@@ -31,9 +31,8 @@ from airflow_provider_taskhub.engine.events import (
     OrchestrationInstance,
     Status,
 )
-from airflow_provider_taskhub.engine.grace import seconds_of
 from airflow_provider_taskhub.engine.identity import check_instance_id, same_start
-from airflow_provider_taskhub.engine.validation import check_column, check_event, check_text
+from airflow_provider_taskhub.engine.validation import check_column, check_event, check_text, grace_seconds
 from airflow_provider_taskhub.errors import Conflict, InstanceNotFound, InvalidStateError, NotFound
 from airflow_provider_taskhub.hub import logs
 from airflow_provider_taskhub.hub.formats.instance_rows import ended
@@ -311,7 +310,7 @@ class InstanceHandle:
         :raises TimeoutError: if something still runs after ``timeout``. The termination itself continues.
         """
         check_text(reason, "the reason")
-        seconds = seconds_of(grace)
+        seconds = grace_seconds(grace)
         row = await self._existing()
         failed = row.status is Status.FAILED
         stopped = failed or row.status is Status.TERMINATED

@@ -28,7 +28,7 @@ from airflow_provider_taskhub.engine.grace import Request
 from airflow_provider_taskhub.engine.identity import action_id, child_execution_id
 from airflow_provider_taskhub.engine.trace_context import context_for_action, span_of
 from airflow_provider_taskhub.fast_dataclass import dataclass
-from airflow_provider_taskhub.tags import FIRE_AND_FORGET, LIMIT_TAG, WATCH_TAG
+from airflow_provider_taskhub.tags import FIRE_AND_FORGET, GRACE_TAG, LIMIT_TAG, WATCH_TAG
 
 MAX_HISTORY_INPUT = 1024
 """An input of at most this many characters is also stored in the history, for monitors. A longer input is only in the
@@ -39,7 +39,7 @@ MAX_DEPTH = 200
 """How many instances may wait for one, each for its child. More are a recursion without an end."""
 CANCEL = "cancel"
 """The role of the cancellation of a call. Its row is that of an event which was sent."""
-_NOT_INHERITED = frozenset({FIRE_AND_FORGET, LIMIT_TAG, WATCH_TAG})
+_NOT_INHERITED = frozenset({FIRE_AND_FORGET, GRACE_TAG, LIMIT_TAG, WATCH_TAG})
 """Tags that a child does not inherit from its parent."""
 
 

@@ -10,18 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from datetime import timedelta
-from math import ceil
 
 from airflow_provider_taskhub.engine.events import EventRaised, ExecutionTerminated, HistoryEvent
-from airflow_provider_taskhub.engine.validation import TERMINATE_EVENT, is_own_event
-from airflow_provider_taskhub.errors import InputError
+from airflow_provider_taskhub.engine.validation import LONGEST_GRACE, TERMINATE_EVENT, is_own_event
 from airflow_provider_taskhub.fast_dataclass import dataclass
 
 ROLE = "grace"
 """The role of the timer that ends the instance when its time is over. The timer's row stores it as ``TaskHubRole``."""
-LONGEST = timedelta(days=6)
-"""The longest time for a clean-up: that of a timer which is one message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,23 +33,6 @@ class Request:
     grace: int
     recurse: bool = False
     child: str | None = None
-
-
-def seconds_of(grace: timedelta | None) -> int | None:
-    """Return the whole seconds of a time for a clean-up, rounded up; None if no time is given.
-
-    :raises InputError: the time is not above zero, is longer than :data:`LONGEST`, or is no ``timedelta``.
-    """
-    if grace is None:
-        return None
-    if not isinstance(grace, timedelta):
-        raise InputError(f"grace is {grace!r}: give a timedelta, for example timedelta(seconds=60)")
-    if not timedelta(0) < grace <= LONGEST:
-        raise InputError(
-            f"grace is {grace}: give a time above zero and of at most {LONGEST.days} days, or leave it out to end the "
-            "instance at once"
-        )
-    return ceil(grace.total_seconds())
 
 
 def as_stored(event: HistoryEvent) -> HistoryEvent:
@@ -97,4 +75,4 @@ def found(history: Iterable[HistoryEvent]) -> Request | None:
 
 
 def _is_valid(grace: object) -> bool:
-    return isinstance(grace, int) and not isinstance(grace, bool) and 0 < grace <= LONGEST.total_seconds()
+    return isinstance(grace, int) and not isinstance(grace, bool) and 0 < grace <= LONGEST_GRACE.total_seconds()

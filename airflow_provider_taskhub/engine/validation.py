@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import timedelta
+from math import ceil
 from typing import Any
 
 from airflow_provider_taskhub.codec import Timestamp
@@ -20,12 +22,32 @@ FIRST_TIME, LAST_TIME = Timestamp.parse("1601-01-01T00:00:00Z"), Timestamp.parse
 TERMINATE_EVENT = "taskhub.terminate"
 """Name of the event that tells of a terminate with time for a clean-up (:mod:`.grace`). Nobody else can raise it or
 wait for it."""
+LONGEST_GRACE = timedelta(days=6)
+"""The longest time for a clean-up after a terminate: that of a timer which is one message."""
 _WAY_OUT = "Put large values into the input."
 
 
 def is_own_event(name: str) -> bool:
     """Return whether an event of this name is TaskHub's own, in capital or small letters."""
     return name.casefold() == TERMINATE_EVENT
+
+
+def grace_seconds(grace: Any, what: str = "grace") -> int | None:
+    """Return the whole seconds of a time for a clean-up, rounded up; None if no time is given.
+
+    :param what: how an error names the value.
+    :raises InputError: the time is not above zero, is longer than :data:`LONGEST_GRACE`, or is no ``timedelta``.
+    """
+    if grace is None:
+        return None
+    if not isinstance(grace, timedelta):
+        raise InputError(f"{what} is {grace!r}: give a timedelta, for example timedelta(seconds=60)")
+    if not timedelta(0) < grace <= LONGEST_GRACE:
+        raise InputError(
+            f"{what} is {grace}: give a time above zero and of at most {LONGEST_GRACE.days} days, or leave it out to "
+            "end the instance at once"
+        )
+    return ceil(grace.total_seconds())
 
 
 def check_column(text: Any, what: str) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskhub.tags import OWNER_TAG
+from airflow_provider_taskhub.triggers.grace import Confirmation
 from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, terminate_owned
 from airflow_provider_taskhub.triggers.reactions import FoundInstance, found
 
@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.triggers.start_or_attach import StartRequest
 
 _CONFIRM = 10.0
-"""Seconds for which the Airflow worker waits until a terminated instance has ended. Short, because the task holds a
-worker slot during this time."""
-_UNCONFIRMED = f"the termination was sent, but the instance has not ended within {_CONFIRM:g} s"
+"""Seconds for which the Airflow worker waits until a terminated instance has ended, beside the time for its clean-up.
+Short, because the task holds a worker slot during this time."""
 
 
 def named(orchestrator: str, instance_id: str | None) -> str:
@@ -41,13 +40,14 @@ def end_overdue(hook: TaskHubHook, request: StartRequest, generation: int | None
         state = await client.get(instance_id, payloads=False)
         mine = state is not None and found(state, request.task, generation) is FoundInstance.LIVE
         owner = (state.tags or {}).get(OWNER_TAG) if state is not None and mine else request.task.owner
-        async with asyncio.timeout(_CONFIRM):
-            return await terminate_owned(client, instance_id, owner, EXECUTION_TIMEOUT)
+        async with within:
+            return await terminate_owned(client, instance_id, owner, EXECUTION_TIMEOUT, within=within)
 
+    within = Confirmation(_CONFIRM)
     try:
         result = hook.run(use)
     except TimeoutError:
-        result = _UNCONFIRMED
+        result = str(within)
     except Exception as error:  # an error of the hub; if no try follows, the sweep terminates the instance
         result = f"cannot terminate: {type(error).__name__}: {error}"
     return f"{named(request.orchestrator, instance_id)}: {OVERDUE}; {result}"
@@ -61,16 +61,17 @@ def terminate(hook: TaskHubHook, instance_id: str, owner: str, why: str, log: An
     :param owner: the owner tag that the instance must have.
     :param why: the reason of the termination.
     :param log: the task's logger. An error of the hub is written there.
-    :param wait: True: wait for its end, but not longer than :data:`_CONFIRM` seconds.
+    :param wait: True: wait for its end, but not longer than :data:`_CONFIRM` seconds and the time for its clean-up.
     """
 
     async def use(client: Client) -> str:
-        async with asyncio.timeout(_CONFIRM if wait else None):
-            return await terminate_owned(client, instance_id, owner, why, wait=wait)
+        async with within:
+            return await terminate_owned(client, instance_id, owner, why, within=within, wait=wait)
 
+    within = Confirmation(_CONFIRM if wait else None)
     try:
         log.warning("instance %s: %s", instance_id, hook.run(use))
     except TimeoutError:
-        log.warning("instance %s: %s", instance_id, _UNCONFIRMED)
+        log.warning("instance %s: %s", instance_id, within)
     except Exception as error:
         log.error("instance %s could not be terminated: %s", instance_id, error)

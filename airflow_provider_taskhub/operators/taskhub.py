@@ -109,6 +109,10 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
         has failed, or Airflow has terminated it (the task was marked, or its time was over), it goes on from there. A
         new one starts if it has completed, still ran, or was started with another orchestrator, version or input.
         ``"restart"``: a new instance starts. None: the option ``[taskhub] on_clear``, ``"rewind"`` by default.
+    :param terminate_grace: time that the instance has for its clean-up when Airflow ends it, because the task was
+        marked, cleared, or deleted, or its time is over: the orchestrator's await raises ``TerminationRequested``. A
+        timedelta of at most 6 days. A task whose time is over, and the next run of a cleared task, wait for the end of
+        the clean-up. The value with which the instance was started counts. None: the instance ends at once.
     :param wait_for_completion: False: the task ends when the instance is started. Its XCom is the instance id. Nothing
         in Airflow terminates the instance then, except a clear of the task.
     :param deferrable: True: the task waits in the triggerer and holds no worker slot. False: it uses no triggerer, and
@@ -168,6 +172,7 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
         no_worker_timeout: timedelta | float | None = None,
         on_retry: Literal["rewind", "restart", "attach"] | None = None,
         on_clear: Literal["rewind", "restart"] | None = None,
+        terminate_grace: timedelta | None = None,
         wait_for_completion: bool = True,
         deferrable: bool | None = None,
         poll_interval: timedelta | float | None = None,
@@ -192,6 +197,7 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
         self.no_worker_timeout = defaults.seconds("no_worker_timeout", no_worker_timeout)
         self.on_retry = defaults.choice("on_retry", on_retry, list(OnRetry))
         self.on_clear = defaults.choice("on_clear", on_clear, list(OnClear))
+        self.terminate_grace = terminate_grace
         self.wait_for_completion = wait_for_completion
         self.deferrable = default_deferrable() if deferrable is None else deferrable
         self.poll_interval = defaults.seconds("poll_interval", poll_interval, least=0.1)
@@ -218,6 +224,7 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
             no_worker_timeout=self.no_worker_timeout,
             on_retry=self.on_retry,
             on_clear=self.on_clear,
+            terminate_grace=terminate_grace,
             wait_for_completion=wait_for_completion,
             deferrable=self.deferrable,
             poll_interval=self.poll_interval,
@@ -327,6 +334,7 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
                 "input_types": self.input_types,
                 "limit": instance_limits.stored(self.instance_limit),
                 "priority": self.instance_priority,
+                "terminate_grace": seconds(self.terminate_grace),
             },
         )
 
@@ -449,7 +457,7 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
             trigger=self._trigger(instance_id, owner, text),
             method_name="execute_complete",
             kwargs={"waits_for": [instance_id, owner], "deadline": text},
-            timeout=deferral_timeout(deadline),
+            timeout=deferral_timeout(deadline, self.terminate_grace),
         )
         raise AssertionError("defer() raises")
 

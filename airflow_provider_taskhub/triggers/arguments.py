@@ -136,7 +136,7 @@ def check_at_parse(where: str, **given: Any) -> None:
     :raises InputError: if an argument is wrong. The text names the argument, its value and the way out.
     """
     from airflow_provider_taskhub.codec import dumps
-    from airflow_provider_taskhub.engine.validation import check_column, check_tags
+    from airflow_provider_taskhub.engine.validation import check_column, check_tags, grace_seconds
     from airflow_provider_taskhub.triggers.reactions import OnClear, OnRetry
     from airflow_provider_taskhub.triggers.worker_reasons import Where
 
@@ -167,6 +167,10 @@ def check_at_parse(where: str, **given: Any) -> None:
         check_value(where, name, given[name], list(Where))
     for name in ("no_worker_timeout", "short_wait"):
         check_duration(where, name, given[name])
+    try:
+        grace_seconds(given["terminate_grace"], "terminate_grace")
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
     instance_limits.check(where, given["max_active_instances"], given["limit_name"])
     check_waiting(where, deferrable=given["deferrable"], poll_interval=given["poll_interval"])
     for name in ("wait_for_completion", "openlineage_inject_parent_job_info"):

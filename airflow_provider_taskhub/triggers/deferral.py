@@ -14,9 +14,12 @@ BACKSTOP = timedelta(minutes=5)
 """Time from the trigger's deadline to Airflow's own time limit."""
 
 
-def deferral_timeout(deadline: Timestamp | None) -> timedelta | None:
+def deferral_timeout(deadline: Timestamp | None, grace: timedelta | None = None) -> timedelta | None:
     """Return the ``timeout`` with which a task defers.
 
     :param deadline: the trigger's deadline; None: the task has no time limit, so the result is None too.
+    :param grace: the time for a clean-up, for which the trigger waits after the deadline; None: there is none.
     """
-    return None if deadline is None else max(deadline - SYSTEM_CLOCK.utc_now(), timedelta(0)) + BACKSTOP
+    if deadline is None:
+        return None
+    return max(deadline - SYSTEM_CLOCK.utc_now(), timedelta(0)) + BACKSTOP + (grace or timedelta(0))

@@ -10,6 +10,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_taskhub.hooks.outputs import plain
 from airflow_provider_taskhub.tags import OWNER_TAG
+from airflow_provider_taskhub.triggers.grace import grace_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.client import Client
     from airflow_provider_taskhub.engine.events import FailureDetails
     from airflow_provider_taskhub.hub.model import InstanceState
+    from airflow_provider_taskhub.triggers.grace import Confirmation
 
 OVERDUE = "the time limit is over"
 EXECUTION_TIMEOUT = "from Airflow: execution timeout"
@@ -62,9 +64,16 @@ def error_class(ended_by: str) -> type[AirflowException]:
 
 
 async def terminate_owned(
-    client: Client, instance_id: str, owner: str | None, why: str, *, wait: bool = True, waiter: str | None = None
+    client: Client,
+    instance_id: str,
+    owner: str | None,
+    why: str,
+    *,
+    within: Confirmation,
+    wait: bool = True,
+    waiter: str | None = None,
 ) -> str:
-    """Terminate an instance that has not ended.
+    """Terminate an instance that has not ended. If it was started with a time for its clean-up, it gets this time.
 
     The owner tag alone does not say who may terminate the instance: a rewound instance keeps the tag of its first
     start, and then a later try of the task, or another task, waits for it. The watch row names that try.
@@ -72,6 +81,7 @@ async def terminate_owned(
     :param owner: the value of the tag ``taskhub.owner`` that the instance must have. Another value means that another
         task has started the instance again, so the instance is not terminated.
     :param why: the reason of the termination.
+    :param within: the caller's limit of this call. The time for the clean-up is added to it.
     :param wait: True: wait until nothing of the instance runs any more.
     :param waiter: the id of the task instance whose try asks for the termination. If the watch row names another one,
         the instance is not terminated. None: do not read the watch row.
@@ -86,9 +96,10 @@ async def terminate_owned(
         watch = await client.watches.get(instance_id)
         if watch is not None and watch.waiter not in ("", waiter):
             return "another task, or another try of this task, waits for the instance: it is not terminated"
-    await client.terminate(instance_id, why, wait=wait)
+    within.add(grace := grace_of(state))
+    await client.terminate(instance_id, why, wait=wait, grace=grace)
     if not wait:
-        return "a termination is requested"
+        return "a termination is requested" + ("" if grace is None else f"; the instance may clean up for {grace}")
     await client.watches.forget([instance_id])
     return "the instance is terminated, nothing of it runs"
 

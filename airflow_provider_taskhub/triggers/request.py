@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks.deployment import deployment
 from airflow_provider_taskhub.triggers.arguments import date_tags, moment, problems
+from airflow_provider_taskhub.triggers.grace import grace_tags
 from airflow_provider_taskhub.triggers.instance_limits import of_run
 from airflow_provider_taskhub.triggers.reactions import OnClear, OnRetry
 from airflow_provider_taskhub.triggers.start_or_attach import StartRequest
@@ -46,7 +47,7 @@ def request_of(
         input=given,
         version=version,
         instance_id=arguments.instance_id or None,
-        tags={**tags, **date_tags(context)},
+        tags={**tags, **date_tags(context), **grace_tags(arguments.terminate_grace)},
         deployment=deployment(),
         on_retry=on_retry,
         on_clear=on_clear,

@@ -75,6 +75,7 @@ class TaskHubStartTrigger(StartingTrigger):
     :param start_at: the instance does not begin before this time, in ISO 8601, templated; None: it begins at once.
     :param input_types: the types that parts of the input must have, as :func:`.plain_types.check` takes them.
     :param limit: the limit of instances, as :func:`.instance_limits.stored` returns it.
+    :param terminate_grace: seconds for the clean-up of the instance when Airflow ends it; None: no clean-up.
     :param priority: the priority of the task, before it is known whether its run belongs to a backfill.
     :param of_base: the arguments of :class:`.starting.StartingTrigger`.
     """
@@ -96,6 +97,7 @@ class TaskHubStartTrigger(StartingTrigger):
         input_types: Mapping[str, Any] = MappingProxyType({}),
         limit: Sequence[Any] | None = None,
         priority: int = 0,
+        terminate_grace: float | None = None,
         **of_base: Any,
     ) -> None:
         super().__init__(**of_base)
@@ -110,6 +112,7 @@ class TaskHubStartTrigger(StartingTrigger):
         self.start_at = start_at
         self.input_types = dict(input_types)
         self.instance_limit, self.instance_priority = instance_limits.restored(limit), priority
+        self.terminate_grace = terminate_grace
         self._start: asyncio.Task[Launched] | None = None
 
     def _arguments(self) -> dict[str, Any]:
@@ -126,6 +129,7 @@ class TaskHubStartTrigger(StartingTrigger):
             "input_types": self.input_types,
             "limit": instance_limits.stored(self.instance_limit),
             "priority": self.instance_priority,
+            "terminate_grace": self.terminate_grace,
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:

@@ -26,6 +26,7 @@ from airflow_provider_taskhub.errors import (
 )
 from airflow_provider_taskhub.hooks.identity import GENERATION_TAG, MAX_TRIES_TAG, TaskIdentity
 from airflow_provider_taskhub.tags import OWNER_TAG, WATCH_TAG
+from airflow_provider_taskhub.triggers.grace import grace_of
 from airflow_provider_taskhub.triggers.reactions import (
     REACTIONS,
     STARTS,
@@ -184,7 +185,7 @@ async def launch(
         older = request.task.instance_id(counter.generation - 1)
         state = await client.get(older, payloads=False)
         if state is not None and await client.instance(older).runs_on():
-            notes.append(await _terminate(client, older))
+            notes.append(await _terminate(client, state))
     launched = await _launched(client, request, counter.generation, notes, absent=absent, goes_on=goes_on)
     if goes_on:
         remember(replace(counter, goes_on=False))
@@ -303,7 +304,7 @@ async def _react(
             f"{state.status if state else 'starting'}: give an id that contains '{{{{ run_id }}}}', or omit instance_id"
         )
     if reaction in STARTS and state is not None and await client.instance(instance_id).runs_on():
-        notes.append(await _terminate(client, instance_id))
+        notes.append(await _terminate(client, state))
     starts, watched = reaction in STARTS, True
     if not request.waits:
         await _unwatch(client, request, instance_id)
@@ -412,17 +413,21 @@ async def _start(
     )
 
 
-async def _terminate(client: Client, instance_id: str) -> str:
+async def _terminate(client: Client, state: InstanceState) -> str:
     """Terminate the instance that an earlier generation of the task has started.
 
     Each clear of the task begins a new generation. This function waits until the instance, its children and its
-    activities have ended, but at most :data:`TERMINATE_DEADLINE` seconds.
+    activities have ended, but at most :data:`TERMINATE_DEADLINE` seconds and the time for its clean-up.
 
+    :param state: the state of the instance.
     :returns: a line for the log, which says whether they have ended.
     """
+    instance_id, grace = state.instance_id, grace_of(state)
+    seconds = TERMINATE_DEADLINE + (grace.total_seconds() if grace is not None else 0.0)
     try:
-        async with asyncio.timeout(TERMINATE_DEADLINE):
-            await client.terminate(instance_id, "from Airflow: the task was cleared and runs again", wait=True)
+        async with asyncio.timeout(seconds):
+            why = "from Airflow: the task was cleared and runs again"
+            await client.terminate(instance_id, why, wait=True, grace=grace)
     except TimeoutError:
-        return f"instance {instance_id} was asked to end, but has not ended within {TERMINATE_DEADLINE:g} s"
+        return f"instance {instance_id} was asked to end, but has not ended within {seconds:g} s"
     return f"instance {instance_id} was still running: it is terminated"

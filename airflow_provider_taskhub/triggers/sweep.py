@@ -30,6 +30,7 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import AccessDenied
 from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers.airflow_tasks import States, Tasks, key, why_nobody_waits
+from airflow_provider_taskhub.triggers.grace import grace_of
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.client import Client
@@ -40,7 +41,8 @@ EVERY = 5.0
 SETTLE = 20.0
 """Seconds for which a task must be final, deleted or cleared before the sweep terminates its instance."""
 AGAIN = 30.0
-"""Seconds after which the sweep terminates an instance again that has not ended after the first termination."""
+"""Seconds after which the sweep terminates an instance again that has not ended after the first termination. The time
+for its clean-up comes on top."""
 RUNS = 20
 """The largest number of DAG runs in one request to Airflow."""
 TASKS = 50
@@ -234,10 +236,12 @@ class Sweep:
         if state is None or (state.tags or {}).get(OWNER_TAG) != watch.owner:
             await client.watches.remove(watch)  # the instance was never started, or another task started it again
             return
-        if sighting.terminated is None or now - sighting.terminated >= AGAIN:
+        grace = grace_of(state)
+        again = AGAIN + (grace.total_seconds() if grace is not None else 0.0)
+        if sighting.terminated is None or now - sighting.terminated >= again:
             sighting.terminated = now
             log.warning("unwatched_instance_terminated", instance=watch.instance_id, reason=sighting.why)
-            await client.terminate(watch.instance_id, f"from Airflow: {sighting.why}")
+            await client.terminate(watch.instance_id, f"from Airflow: {sighting.why}", grace=grace)
 
     async def _answers(self, watches: Sequence[Watch]) -> tuple[dict[Group, list[Answer]], str]:
         """Send requests to Airflow about the tasks of the watch rows, those with the oldest last request first.

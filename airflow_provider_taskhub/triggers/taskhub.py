@@ -27,6 +27,7 @@ from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, served_at
 from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.triggers.airflow_tasks import SupervisorTasks, index_of, key, why_nobody_waits
+from airflow_provider_taskhub.triggers.grace import Confirmation
 from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, UNUSABLE, terminate_owned
 from airflow_provider_taskhub.triggers.settling import settle
 from airflow_provider_taskhub.triggers.shared_client import shared_client
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["TaskHubTrigger"]
 
 CONFIRM_DEADLINE = 60.0
-"""Seconds to wait after a termination until nothing of the instance runs any more."""
+"""Seconds to wait after a termination until nothing of the instance runs any more, beside the time for its clean-up."""
 _KILL_TRIES = 6
 _RETRIES = Retries(after=(Exception,), tries=_KILL_TRIES, first=1.0)
 """How requests to Airflow and to the hub are tried again when the wait ends."""
@@ -352,14 +353,17 @@ class TaskHubTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not follo
 
         async def terminate() -> str:
             nonlocal settings
+            within = Confirmation(CONFIRM_DEADLINE)
             try:
-                async with asyncio.timeout(CONFIRM_DEADLINE), shared_client(settings) as client:
-                    return await terminate_owned(client, self.instance_id, self.owner, reason, waiter=waiter)
+                async with within, shared_client(settings) as client:
+                    return await terminate_owned(
+                        client, self.instance_id, self.owner, reason, within=within, waiter=waiter
+                    )
             except AccessDenied:
                 settings = await self._renewed(settings) or settings
                 raise
             except TimeoutError:
-                return f"the termination was sent, but the instance has not ended within {CONFIRM_DEADLINE:g} s"
+                return str(within)
 
         def failed(error: Exception, failures: int) -> None:
             nonlocal problem

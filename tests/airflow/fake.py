@@ -94,6 +94,7 @@ class FakeHub:
     :param ordered: what a handle was told to do: operation, instance id, arguments. :param refuses: raised instead.
     :param rewound: each rewind's instance and reason. :param half_rewound: Pending ones whose rewind was interrupted.
     :param damaged_payloads, unreadable: by instance id, what cannot be read of its row's payloads and its history.
+    :param graces: of each terminate, the instance and the time for its clean-up.
     :param events: raised events. :param reasons: what was asked of an instance, and why.
     :param awaited: what sensors have published. :param changes: change hints. :param silent: workers write no hints.
     :param logs, grown: by name, the texts of logs, and the log hints.
@@ -122,6 +123,7 @@ class FakeHub:
     requests: Counter[str] = field(default_factory=Counter)
     starts: list[tuple[str, StartPolicy]] = field(default_factory=list)
     terminated: list[tuple[str, str]] = field(default_factory=list)
+    graces: list[tuple[str, timedelta | None]] = field(default_factory=list)
     ordered: list[tuple[Any, ...]] = field(default_factory=list)
     refuses: Exception | None = None
     rewound: list[tuple[str, str]] = field(default_factory=list)
@@ -306,9 +308,11 @@ class FakeClient(Fake):
         *,
         wait: bool = False,
         recurse: bool = True,
+        grace: timedelta | None = None,
         timeout: timedelta | None = None,
     ) -> InstanceState:
         hub = self._count("terminate")
+        hub.graces.append((instance_id, grace))
         state = self._existing(instance_id)
         assert wait or reason.startswith("from Airflow: ")
         if hub.slow:

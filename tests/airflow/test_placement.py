@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import runpy
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -58,6 +58,7 @@ def texts(operator: Any) -> dict[str, tuple[str, ...]]:
         {"wait_for_completion": False, "poll_interval": 5, "on_retry": "attach", "deferrable": True},
         {"start_at": datetime(2027, 1, 1, tzinfo=UTC)},
         {"start_at": "{{ data_interval_end }}"},
+        {"terminate_grace": timedelta(minutes=5)},
         {"dag": {"max_active_tasks": 3}},
         {"max_active_instances": 2, "limit_name": "warehouse"},
         {"start_at": "{{ dag_run.run_after + macros.timedelta(hours=1) }}"},

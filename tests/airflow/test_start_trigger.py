@@ -188,6 +188,7 @@ def test_serialises_to_plain_values_and_back() -> None:
         "input_types": {"": "int"},
         "limit": ["warehouse", 2],
         "priority": 4,
+        "terminate_grace": 60.0,
         "end_from_trigger": False,
         "fail_from_trigger": False,
         "push_output": False,

@@ -455,6 +455,20 @@ def test_terminate_says_on_standard_error_what_it_waits_for(path: Path, monkeypa
     assert taskhub("terminate", "lost").output == "lost: asked to end\n"
 
 
+@pytest.mark.parametrize("seconds", [None, "90"])
+def test_terminate_says_when_its_wait_for_missing_code_ends_by_itself(
+    monkeypatch: pytest.MonkeyPatch, seconds: str | None
+) -> None:
+    monkeypatch.setattr("airflow_provider_taskhub.cli.watching.LOOK", 0.1)
+    as_json("start", "flights", "--id", "lost")
+    form = () if seconds is None else ("--grace", seconds)
+    result = taskhub("terminate", "lost", "--wait", "--timeout", "1", *form)
+    assert result.exit_code == Exit.TIMEOUT
+    told = "; without its code, the instance ends 90 s after a worker has got the request. Start one: taskhub worker"
+    assert (told in result.stderr) == (seconds is not None)
+    assert "waits: no live worker knows orchestrator 'flights'" in result.stderr
+
+
 @pytest.mark.parametrize("form", [(), ("--wait",)])
 def test_terminate_leaves_time_for_a_clean_up(monkeypatch: pytest.MonkeyPatch, form: tuple[str, ...]) -> None:
     as_json("start", "flights", "--id", "i")

@@ -55,6 +55,7 @@ from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import Execution, run
 from airflow_provider_taskhub.engine.replay_safe_logger import LogLine
 from airflow_provider_taskhub.errors import InputError, UnknownOrchestrator
+from airflow_provider_taskhub.tags import GRACE_TAG, LIMIT_TAG, WATCH_TAG
 from tests.engine.play import INSTANCE, START, Play, plain
 
 app = App("plays", version="7")
@@ -714,6 +715,19 @@ class Test_children:
         play = Play(own)
         play.start("parent", tags={"given": "x" * (32_768 - 12)})
         assert [type(sent.event) for sent in play.outbound] == [ExecutionStarted]
+
+    def test_a_child_does_not_inherit_what_is_for_its_parent_alone(self) -> None:
+        own = App("own")
+
+        @own.orchestrator
+        async def parent(ctx: OrchestrationContext) -> Any:
+            await ctx.call_sub_orchestrator("child")
+
+        play = Play(own)
+        play.start("parent", tags={"given": "x", GRACE_TAG: "60", LIMIT_TAG: "1 nightly", WATCH_TAG: "1"})
+        (sent,) = play.outbound
+        assert isinstance(sent.event, ExecutionStarted)
+        assert sent.event.tags == {"given": "x"}
 
 
 class Test_generations:

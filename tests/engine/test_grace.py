@@ -32,7 +32,7 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay import Execution
 from airflow_provider_taskhub.engine.retry import RetryPolicy
-from airflow_provider_taskhub.engine.validation import TERMINATE_EVENT
+from airflow_provider_taskhub.engine.validation import TERMINATE_EVENT, grace_seconds
 from airflow_provider_taskhub.errors import InputError
 from tests.engine import play as stage
 from tests.engine.play import Play
@@ -607,8 +607,8 @@ def test_user_code_cannot_wait_for_the_request_or_send_it(name: str) -> None:
 @pytest.mark.parametrize("given", [timedelta(0), timedelta(seconds=-1), timedelta(days=6, seconds=1), 60])
 def test_a_wrong_time_is_refused(given: Any) -> None:
     with pytest.raises(InputError, match="grace is "):
-        grace.seconds_of(given)
+        grace_seconds(given)
 
 
 def test_a_time_is_rounded_up_to_seconds() -> None:
-    assert [grace.seconds_of(one) for one in (None, timedelta(milliseconds=1), timedelta(days=6))] == [None, 1, 518_400]
+    assert [grace_seconds(one) for one in (None, timedelta(milliseconds=1), timedelta(days=6))] == [None, 1, 518_400]

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.engine.context import OrchestrationContext
-from airflow_provider_taskhub.engine.events import ExecutionTerminated, Status
+from airflow_provider_taskhub.engine.events import EventRaised, ExecutionTerminated, Status, TimerFired
 from airflow_provider_taskhub.errors import InvalidStateError
 from airflow_provider_taskhub.hub.formats.history_rows import row_key
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
@@ -234,6 +234,33 @@ def test_without_the_code_the_instance_ends_after_this_time(asked_before: bool) 
     simulate(main, limit=timedelta(hours=2))
 
 
+@pytest.mark.parametrize("waits", [False, True], ids=["nothing waits for the code", "an event waits for it"])
+def test_the_time_begins_with_the_request_although_something_has_waited_longer_for_the_code(waits: bool) -> None:
+    """A worker may start that has the code. So the instance is not ended before its time is over."""
+    clusters = Clusters(record=True)
+
+    async def main() -> None:
+        async with World(clusters.app, partitions=2, activities=4) as world:
+            first = await world.join("first")
+            await world.client.start("one", instance_id="a")
+            await begun(world, clusters, "work a")
+            await first.bury()
+            second = await world.join("second", app=App("other"))
+            if waits:
+                await world.client.raise_event("a", "any")
+            await world.clock.sleep(5 * 60)
+            await second.stop()
+            await world.clock.sleep(60)  # the event can be received again, so it comes together with the request
+            await world.client.terminate("a", "late", grace=MINUTE)
+            await world.join("third", app=App("other"))
+            asked = world.clock.monotonic()
+            state = await world.wait("a")
+            assert (state.status, state.output) == (Status.TERMINATED, "late")
+            assert 59.9 <= world.clock.monotonic() - asked <= 80.0, "15 s at most between two deliveries"
+
+    simulate(main, limit=timedelta(hours=2))
+
+
 def test_with_a_damaged_history_the_instance_and_its_children_end_at_once() -> None:
     clusters = Clusters(record=True)
 
@@ -282,4 +309,47 @@ def test_the_deadline_ends_code_that_blocks_its_worker() -> None:
             state = await world.wait("a", limit=timedelta(minutes=3))
             assert (state.status, state.output) == (Status.TERMINATED, "late")
 
+    simulate(main, limit=timedelta(hours=2))
+
+
+def test_the_deadline_that_comes_together_with_what_blocks_the_worker_still_ends_the_instance() -> None:
+    """It stays in its queue when the other messages of the batch go to quarantine, as a terminate does."""
+    app, kept = App("clusters"), list[Running | None]()
+
+    @app.orchestrator
+    async def one(ctx: OrchestrationContext) -> None:
+        try:
+            await ctx.wait_for_external_event("never")
+        finally:
+            if second is not None:  # it replays the code, which would block here: the watchdog ends the process
+                kept.append(second.backend.processor.episodes.running)
+                second.die()
+            await ctx.wait_for_external_event("go")
+
+    async def main() -> None:
+        nonlocal second
+        async with World(app, partitions=2, activities=4) as world:
+            first = await world.join("first")
+            client, names = world.client, world.client.hub.names
+            await client.start("one", instance_id="a")
+            await world.clock.sleep(5.0)
+            await client.terminate("a", "late", grace=MINUTE)
+            await world.clock.sleep(5.0)
+            await first.stop()
+            await client.raise_event("a", "go")
+            await world.clock.sleep(2 * 60)
+            second = await world.join("second")
+            await second.died.wait()
+            (running,) = kept
+            assert running is not None
+            assert {type(held.message.event) for held in running.batch} == {EventRaised, TimerFired}
+            await quarantine_stuck(running, "it did not end", world.store, names)
+            await second.bury()
+            (item,) = await client.admin.quarantined()
+            assert item.instance_id == "a"
+            await world.join("third")
+            state = await world.wait("a", limit=timedelta(minutes=3))
+            assert (state.status, state.output) == (Status.TERMINATED, "late")
+
+    second: Any = None
     simulate(main, limit=timedelta(hours=2))

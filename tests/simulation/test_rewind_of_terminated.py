@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.app import App, TerminationRequested
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import (
     ExecutionCompleted,
@@ -47,7 +47,11 @@ def app(ran: Counter[str]) -> App:
 
     @made.orchestrator
     async def kid(ctx: OrchestrationContext) -> list[str]:
-        return [await ctx.call_activity(quick, "k1"), await ctx.call_activity(slow, "k2")]
+        try:
+            return [await ctx.call_activity(quick, "k1"), await ctx.call_activity(slow, "k2")]
+        except TerminationRequested:
+            await ctx.call_activity(slow, "clean")
+            raise
 
     @made.orchestrator
     async def parent(ctx: OrchestrationContext, minutes: int) -> list[Any]:
@@ -134,6 +138,30 @@ def test_it_can_be_terminated_and_rewound_again() -> None:
         return await output(world)
 
     assert play(drive) == (ENDED[0], ENDED[1] | {"s": 4, "k2": 4})
+
+
+@pytest.mark.parametrize("recurse", [None, False, True], ids=["it has ended first", "it cleans up on", "it ends too"])
+def test_a_child_that_was_asked_to_clean_up_is_started_again(recurse: bool | None) -> None:
+    """Its clean-up may have undone its work, so it cannot go on from where it was. Else its parent waits for ever."""
+
+    async def drive(world: World) -> Any:
+        await world.client.start("parent", 2, instance_id="one")
+        await world.clock.sleep(30.0)
+        await world.client.terminate("kid", "late", grace=timedelta(minutes=5))
+        while len(await world.client.instance("kid").activities()) < 2:
+            await world.clock.sleep(1.0)  # the work is cancelled, and then the clean-up begins
+        if recurse is None:
+            await world.wait("kid")
+        await world.client.terminate("one", "from Airflow: task marked failed", recurse=recurse is not False)
+        await world.wait("one")
+        state = await world.wait("kid")
+        assert state.status is Status.TERMINATED
+        await world.client.rewind("one", "mended", terminated=True)
+        return await output(world)
+
+    found, ran = play(drive)
+    assert (found, ran) == (ENDED[0], ENDED[1] | {"k1": 2, "k2": 2, "clean": 1, "s": ran["s"]})
+    assert ran["s"] == (1 if recurse is None else 2)
 
 
 def test_only_who_asks_for_it_rewinds_what_was_terminated() -> None:

@@ -18,7 +18,7 @@ from airflow_provider_taskhub.cli.output import as_json, console
 from airflow_provider_taskhub.cli.watching import terminated
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.client.suspension import SUSPENDED_WITHIN
-from airflow_provider_taskhub.engine import grace as grace_times
+from airflow_provider_taskhub.engine.validation import LONGEST_GRACE
 from airflow_provider_taskhub.hub.model import (
     InstanceState,
 )
@@ -43,7 +43,7 @@ def terminate(
         float | None,
         typer.Option(
             min=0.0,
-            max=grace_times.LONGEST.total_seconds(),
+            max=LONGEST_GRACE.total_seconds(),
             help="Let the orchestrator clean up for at most so many seconds: its await raises TerminationRequested.",
         ),
     ] = None,

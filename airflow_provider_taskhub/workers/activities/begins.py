@@ -111,7 +111,8 @@ def fate_of_call(calls: Calls | None, held: Delivery, *, rewound: bool) -> Fate:
     """Return ANSWERED if the history has the answer to the call of a work item, UNDONE if a rewind has undone the call.
 
     A call is undone if the history does not have it although it was written after the work item was put. Both times are
-    the store's; a queue may give its time in whole seconds.
+    the store's; a queue may give its time in whole seconds. If the times are equal, a later checkpoint has put the
+    work item and is under way: a checkpoint sends its work items before it writes the history.
 
     :param calls: the calls in the history of the instance; None: not known.
     :param rewound: True if a rewind has taken back a failure of this run.
@@ -124,7 +125,7 @@ def fate_of_call(calls: Calls | None, held: Delivery, *, rewound: bool) -> Fate:
     asked = _is_asked(calls, held)
     if asked is not None:
         return Fate.OPEN if asked else Fate.ANSWERED
-    put = held.first_put.ticks + (SECOND if held.first_put.ticks % SECOND == 0 else 0)
+    put = held.first_put.ticks + (SECOND if held.first_put.ticks % SECOND == 0 else 1)
     undone = rewound and calls.written is not None and put <= calls.written.ticks
     return Fate.UNDONE if undone else Fate.OPEN
 

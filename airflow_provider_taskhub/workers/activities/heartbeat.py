@@ -276,11 +276,13 @@ class RecordedAttempt:
 
         :param every: seconds between two renewals.
         """
-        looks = max(1, round(every / _WATCH))
+        looks, until = max(1, round(every / _WATCH)), self._hub.clock.monotonic() + every
         for look in range(1, looks + 1):
             try:
                 await asyncio.wait_for(self._changed.wait(), every / looks)
             except TimeoutError:
+                if self._hub.clock.monotonic() >= until:  # this worker may have been blocked for long
+                    return
                 if look < looks and not await self._unchanged():
                     return
                 continue

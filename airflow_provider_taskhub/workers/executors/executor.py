@@ -46,6 +46,8 @@ _LOG_SLACK = 1024
 _LEAST_WAIT = 1.0
 """Seconds. After a pause, an attempt may overrun its timeout by this time at most, so that its watch is not a busy
 loop while the pause lasts."""
+_OVER = 0.001
+"""Seconds. If less than this is left of a timeout, the timeout is over."""
 _NO_PAUSE = Pause()
 
 
@@ -202,14 +204,16 @@ class Executor:
         """
         if timeout is None:
             return await within(attempt.ended, None)
+        began, paused_before = self._clock.monotonic(), self._process.paused_for
         left = timeout.total_seconds()
-        while left > 0:
-            before = self._process.paused_for
-            if await within(attempt.ended, timedelta(seconds=left)):
-                return True
-            paused = self._process.paused_for - before
-            left = max(paused, _LEAST_WAIT) if paused > 0 else 0.0
-        return False
+        while not await within(attempt.ended, timedelta(seconds=left)):
+            paused = self._process.paused_for - paused_before
+            # The wait may have lasted much longer than it should, because this worker itself was stopped or blocked.
+            left = timeout.total_seconds() - (self._clock.monotonic() - began - paused)
+            if paused <= 0 or left <= _OVER:
+                return False
+            left = max(left, _LEAST_WAIT)
+        return True
 
     async def kill(self, reason: str) -> None:
         """Kill the executor and every process in its session, and wait until all of them have ended.

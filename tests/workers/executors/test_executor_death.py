@@ -15,8 +15,10 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.workers.executors import process_session
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome
+from airflow_provider_taskhub.workers.executors.pause import Pause
 from airflow_provider_taskhub.workers.executors.pool import ExecutorPool, ExecutorTimes
 from airflow_provider_taskhub.workers.executors.spawn import launch
 from tests.waiting import PATIENCE, until_async
@@ -110,6 +112,30 @@ async def test_a_suspect_that_gives_up_waiting_leaves_the_place_to_others(
     (tmp_path / "n.go").touch()
     await neighbour
     assert pool.free == 4
+
+
+async def test_a_kill_by_the_reaper_tells_why_it_had_to_end(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
+    """Its worker was blocked for so long that another worker may run the next attempt."""
+    pause = Pause(kill_after=0.0)
+    run = asyncio.create_task(pool.run(request("meet", [str(tmp_path), "m"]), pause=pause))
+    await until_async("it runs", lambda: started(tmp_path, "m"))
+    pause.put_off(SYSTEM_CLOCK.monotonic())
+    outcome = await run
+    assert (outcome.crashed, outcome.shared) == (True, False)
+    assert outcome.failure is not None
+    assert outcome.failure.error_message == (
+        "executor plain-1.1, running activity 'meet', was killed because the records of its attempts were not renewed "
+        "in time"
+    )
+    assert (await pool.run(request("greet", "x"))).executor == "plain-1.2"
+
+
+async def test_a_crash_after_a_late_renewal_is_told_as_a_crash(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
+    pause = Pause(kill_after=0.0)
+    pause.put_off(SYSTEM_CLOCK.monotonic() + PATIENCE)
+    outcome = await pool.run(request("crash", "exit"), pause=pause)
+    assert outcome.failure is not None
+    assert outcome.failure.error_message.endswith("exited with code 7")
 
 
 async def test_a_second_try_after_a_crash_succeeds(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
@@ -386,6 +412,7 @@ HOST = """
 import asyncio, sys
 from tests.workers.conftest import APP, Logs, request
 from airflow_provider_taskhub.settings import SparkSettings
+from airflow_provider_taskhub.workers.executors.pause import Pause
 from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorPool
 
 async def main():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import pathlib
 from datetime import timedelta
 from functools import partial
@@ -15,12 +16,21 @@ import pytest
 
 from airflow_provider_taskhub import virtual_time
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
+from airflow_provider_taskhub.engine.events import FailureDetails
+from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
+from airflow_provider_taskhub.settings import AZURE_LEASE
 from airflow_provider_taskhub.virtual_time import VirtualClock
+from airflow_provider_taskhub.workers.activities import heartbeat
+from airflow_provider_taskhub.workers.activities.cancellation import Fate
+from airflow_provider_taskhub.workers.activities.heartbeat import RecordedAttempt
 from airflow_provider_taskhub.workers.executors import process_session
+from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome
 from airflow_provider_taskhub.workers.executors.executor import Executor
 from airflow_provider_taskhub.workers.executors.pause import Pause
 from airflow_provider_taskhub.workers.executors.pool import ExecutorPool
 from airflow_provider_taskhub.workers.executors.process import ExecutorProcess, ExecutorTimes
+from airflow_provider_taskhub.workers.executors.protocol import Cancel, Done, Failed, Ready
+from airflow_provider_taskhub.workers.executors.remote_attempt import RemoteAttempt
 from tests.waiting import PATIENCE, until_async
 from tests.workers.conftest import PoolMaker, alive, request, started
 
@@ -152,7 +162,7 @@ def test_who_is_told_to_stop_while_a_neighbour_stands_still_has_its_grace_after_
         monkeypatch.setattr(process, "send", AsyncMock())
         ended = asyncio.get_running_loop().create_future()
         attempt: Any = SimpleNamespace(number=2, ended=ended)
-        executor: Any = SimpleNamespace(_stopping=0, _process=process, _times=ExecutorTimes())
+        executor: Any = SimpleNamespace(_stopping=0, _process=process, _times=ExecutorTimes(), _clock=VirtualClock())
         executor._stands_still = lambda number: number == neighbour
 
         async def kill(attempt: Any, why: str) -> None:
@@ -173,3 +183,106 @@ def test_who_is_told_to_stop_while_a_neighbour_stands_still_has_its_grace_after_
 
     virtual_time.run(play())
     assert killed == ([] if hears else [pytest.approx(1000.0 + grace, abs=1.0)])
+
+
+class Blocked:
+    """An attempt with a record whose worker is blocked for ten minutes, 5 s after its beginning.
+
+    The record was renewed at the beginning. So the reaper lets the executor stand still after 20 s, in the midst of
+    that time, and after it the worker renews the record, which nobody has taken over.
+    """
+
+    ends = 605.0
+
+    def __init__(self, process: ExecutorProcess, monkeypatch: pytest.MonkeyPatch, timeout: float) -> None:
+        monkeypatch.setattr(process, "send", AsyncMock(side_effect=self._hear))
+        configure: Any = SimpleNamespace(name="plain-1.1", spark=False, max_log=100, lock_fd=None)
+        reaper: Any = None
+        logs: Any = None
+        self._make = lambda: Executor(
+            configure, reaper=reaper, logs=logs, log="log", clock=VirtualClock(), times=ExecutorTimes()
+        )
+        self._process, self._timeout, self.killed, self.resumed = process, timeout, list[str](), list[float]()
+        now = VirtualClock().monotonic
+        monkeypatch.setattr(process_session, "resume", lambda session: self.resumed.append(now()))
+        monkeypatch.setattr(process, "stop_at", lambda due, *, kills: setattr(process, "_due", (due, kills)))
+        monkeypatch.setattr(process, "kill", self._kill)
+        monkeypatch.setattr(RecordedAttempt, "_replace_row", AsyncMock())
+        monkeypatch.setattr(RecordedAttempt, "_unchanged", AsyncMock(return_value=True))
+        monkeypatch.setattr(heartbeat, "fate_of", AsyncMock(return_value=Fate.OPEN))
+
+    async def _hear(self, message: Any) -> None:
+        if isinstance(message, Cancel):
+            failure = FailureDetails(error_type="Cancelled", error_message="")
+            self.executor.received(Failed(number=message.number, failure=failure, cancelled=True))
+
+    async def _kill(self, reason: str) -> None:
+        self.killed.append(reason)
+        self.executor._attempts[1].end(None)
+
+    async def play(self, *, works: float) -> tuple[ActivityOutcome, float]:
+        """Return the outcome, and when it came. :param works: seconds for which the executor must run for a result."""
+        self.executor = self._make()
+        self.executor.ready, self.executor._process = Ready(activities={}), self._process
+        loop: Any = asyncio.get_running_loop()
+        sent = request("job", timeout=timedelta(seconds=self._timeout))
+        clock = VirtualClock()
+        record = ActivityRecord(
+            instance=sent.instance,
+            task_id=0,
+            action_id="action",
+            attempt=1,
+            name="job",
+            state=RecordState.RUNNING,
+            worker="one@host/1",
+            executor="",
+            claimed=clock.utc_now(),
+        )
+        hub: Any = SimpleNamespace(clock=clock)
+        held: Any = None
+        attempt = RecordedAttempt(hub, AZURE_LEASE, held, record, "etag", renewed=0.0, longest_pause=math.inf)
+        runner: Any = SimpleNamespace(run=lambda sent, *, progress, pause: self.executor.run(sent, progress, pause))
+        running = asyncio.create_task(attempt.run(runner, sent))
+        await asyncio.sleep(5.0)
+        loop._jumping.now += self.ends - 5.0  # nothing runs meanwhile: user code has the loop
+        await asyncio.sleep(works - 20.0)
+        if not running.done():
+            self.executor.received(Done(number=1))
+        outcome = await running
+        return outcome, loop.time()
+
+
+def test_a_blocked_worker_does_not_count_the_time_for_which_the_executor_stood_still(
+    process: ExecutorProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deadline of the attempt has passed when the worker goes on, but the executor has run for 20 s only."""
+    blocked = Blocked(process, monkeypatch, 60.0)
+    outcome, _ = virtual_time.run(blocked.play(works=59.0))
+    assert outcome.failure is None
+    assert blocked.resumed == [pytest.approx(blocked.ends, abs=0.1)], "the overdue renewal is made at once"
+
+
+def test_after_its_worker_was_blocked_an_attempt_still_has_its_whole_timeout_and_no_more(
+    process: ExecutorProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked, ended = Blocked(process, monkeypatch, 60.0), list[float]()
+    end = RemoteAttempt.end
+    monkeypatch.setattr(
+        RemoteAttempt, "end", lambda one, answer: (ended.append(asyncio.get_running_loop().time()), end(one, answer))
+    )
+    outcome, _ = virtual_time.run(blocked.play(works=90.0))
+    assert outcome.failure is not None
+    assert outcome.failure.error_message == "activity 'job' ran longer than its timeout of 60 s and was stopped"
+    assert ended == [pytest.approx(blocked.ends + 60.0 - 20.0, abs=1.0)]
+
+
+def test_a_timeout_that_was_over_before_the_executor_stood_still_ends_the_attempt(
+    process: ExecutorProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blocked worker could not tell. The executor hears nothing, and another worker may run the next attempt."""
+    blocked = Blocked(process, monkeypatch, 15.0)
+    outcome, at = virtual_time.run(blocked.play(works=25.0))
+    assert outcome.failure is not None
+    assert outcome.failure.error_type == "TimeoutError"
+    assert blocked.killed == ["was killed because activity 'job' exceeded its timeout while it stood still"]
+    assert at <= blocked.ends + 5.0
