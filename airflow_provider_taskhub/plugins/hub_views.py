@@ -107,6 +107,8 @@ def worker(member: Member, states: Sequence[PartitionState], drained: Control | 
         "pools": list(member.pools),
         "apps": dict(member.apps),
         "running": member.running,
+        "slots": member.slots_for(spark=False) if member.slots else None,
+        "spark_slots": member.slots_for(spark=True) if member.spark_activities else None,
         "weight": member.weight,
         "partitions": [state.partition for state in states if state.owner == member.worker],
         "drained": order(drained) if drained else None,

@@ -97,10 +97,15 @@ def now_line(state: InstanceState, waits: Sequence[Why], show: Show) -> str:
         return show(reason(state))[:_LONGEST_LINE]
     if state.status.is_final:
         return ""
-    shown = [why for why in waits if why.reason not in _WORKS]
+    shown = [*filter(_stands_still, waits)]
     faults = [why for why in shown if why.reason.is_fault]
     parts = ["" if faults else _custom(state, show), *(f"waits: {_why(why, show)}" for why in faults or shown)]
     return "; ".join(part for part in parts if part)[:_LONGEST_LINE]
+
+
+def _stands_still(why: Why) -> bool:
+    """Return whether a reason is more than that activities or children run: something that they need may be taken."""
+    return why.reason not in _WORKS or bool(why.more)
 
 
 def _why(why: Why, show: Show) -> str:
@@ -174,7 +179,7 @@ def instance(state: InstanceState, waits: Sequence[Why], show: Show) -> dict[str
         "now": now_line(state, waits, show),
         "fault": any(why.reason.is_fault for why in waits),
         "custom_line": "" if state.status.is_final else _custom(state, show)[:_LONGEST_LINE],
-        "waits": [] if state.status.is_final else [wait(why, show) for why in waits if why.reason not in _WORKS],
+        "waits": [] if state.status.is_final else [wait(why, show) for why in waits if _stands_still(why)],
         "input": show(state.input)[:_LONGEST],
         # before the end, the column "Output" contains the reason of a suspension or a resume
         "output": show(state.output)[:_LONGEST] if state.status.is_final else "",

@@ -227,6 +227,11 @@ class Backend:
         """How many bytes of memory the activities need that run in this worker."""
         return self.readers.memory.used
 
+    @property
+    def slots(self) -> Mapping[str, tuple[int, int]]:
+        """By kind of activities, ``plain`` or ``spark``: how many slots are taken, and how many there are."""
+        return self.readers.slots
+
     def current_row(self, member: Member) -> Member:
         """Return the row of this worker with what runs in it now.
 
@@ -235,7 +240,7 @@ class Backend:
         return replace(
             member,
             running=self.running,
-            spark_running=self.readers.spark_running,
+            spark_running=self.slots["spark"][0],
             memory_used=self.memory_used,
             backlog=self.backlog,
         )

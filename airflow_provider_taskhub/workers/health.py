@@ -76,6 +76,16 @@ class Health:
         )
         yield from _leases(metrics)
         yield GaugeMetricFamily("taskhub_activities_running", "Activities that run in this worker.", backend.running)
+        slots = GaugeMetricFamily(
+            "taskhub_activity_slots", "Activities of a kind that this worker can run at once.", labels=("kind",)
+        )
+        taken = GaugeMetricFamily(
+            "taskhub_activity_slots_taken", "Activities of a kind that run in this worker.", labels=("kind",)
+        )
+        for kind, (its_taken, its_slots) in backend.slots.items():
+            slots.add_metric((kind,), its_slots)
+            taken.add_metric((kind,), its_taken)
+        yield from (slots, taken)
         yield GaugeMetricFamily(
             "taskhub_memory_bytes",
             "Memory that this worker has for activities that say what they need.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -257,6 +258,9 @@ def test_what_it_waits_for_stands_beside_its_progress_and_faults_come_first() ->
     lacks = Why(reason=Reason.NO_ACTIVITY, text="no live worker knows activity 'load'")
     assert json_views.now_line(one, (event, works), shown) == "quality gate; waits: event 'approve'"
     assert json_views.now_line(one, (works, alone), shown) == "quality gate; waits: no triggerer"
+    full = replace(works, more="at most 2 of 'load' run in the hub, now a #0, and 1 call waits")
+    assert json_views.now_line(one, (full,), shown) == f"quality gate; waits: activity 'load'; {full.more}"
+    assert [one["text"] for one in json_views.instance(one, (works, full), shown)["waits"]] == [full.line]
     assert json_views.now_line(one, (event, lacks), shown) == "waits: no live worker knows activity 'load'"
     kept = Why(reason=Reason.QUARANTINE, text="payload of a message")
     assert json_views.now_line(one, (kept,), lambda text: "***" if text else "") == "waits: ***"

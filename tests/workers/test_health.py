@@ -127,6 +127,7 @@ def figures() -> Health:
     backend = SimpleNamespace(
         supervisor=SimpleNamespace(restarts={'odd "loop"\n': 1}),
         running=7,
+        slots={"plain": (17, 18), "spark": (19, 20)},
         memory=16,
         memory_used=15,
         orchestrations=SimpleNamespace(running=8),
@@ -160,6 +161,10 @@ async def test_metrics_keep_their_names_units_and_labels() -> None:
         ("taskhub_lease_renewal_seconds_max",): 0.5,
         ("taskhub_partition_free_seconds_max",): 1.5,
         ("taskhub_activities_running",): 7,
+        ("taskhub_activity_slots", ("kind", "plain")): 18,
+        ("taskhub_activity_slots", ("kind", "spark")): 20,
+        ("taskhub_activity_slots_taken", ("kind", "plain")): 17,
+        ("taskhub_activity_slots_taken", ("kind", "spark")): 19,
         ("taskhub_memory_bytes",): 16,
         ("taskhub_memory_needed_bytes",): 15,
         ("taskhub_episodes_running",): 8,

@@ -105,9 +105,9 @@ class WorkReaders:
         return sum(slots.busy for slots in self._slots)
 
     @property
-    def spark_running(self) -> int:
-        """The number of Spark activities that run in this worker."""
-        return self._slots[1].busy
+    def slots(self) -> Mapping[str, tuple[int, int]]:
+        """By kind of activities, ``plain`` or ``spark``: how many slots are taken, and how many there are."""
+        return {kind: (its.busy, its.limit) for kind, its in zip(("plain", "spark"), self._slots, strict=True)}
 
     def default_served(self, served: bool) -> None:
         """Read the queues of the pool ``default``, to which this worker does not belong, if it has no live worker."""
