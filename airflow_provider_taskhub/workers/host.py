@@ -178,7 +178,11 @@ class Host:
                 listener=LeaseEventBridge(asyncio.get_running_loop(), backend),
                 predecessors=incarnation.predecessors,
                 member=lambda: replace(
-                    member, running=backend.running, backlog=backend.backlog, memory_used=backend.memory_used
+                    member,
+                    running=backend.running,
+                    backlog=backend.backlog,
+                    memory_used=backend.memory_used,
+                    taken_over=backend.taken_over,
                 ),
                 services=backend.services,
                 longest_unpolled=POLLS_MISSED * settings.max_polling + settings.request_timeout,

@@ -404,6 +404,7 @@ class Machine:
                     memory=settings.worker_memory,
                     memory_of=registry.memory_of,
                     memory_used=self.backend.memory_used,
+                    taken_over=self.backend.taken_over,
                     limits=declared_limits(registry),
                 ),
             ),
