@@ -333,7 +333,7 @@ def _taken(replacement: Callable[..., Any], definition: ActivityDefinition, give
 class _EndlessTenure:
     """The tenure of the hub's only partition: the worker of the test owns the partition for ever, without a lease."""
 
-    partition, epoch, draining = 0, 1, False
+    partition, epoch, draining, failover = 0, 1, False, None
 
     def __init__(self, queue: str) -> None:
         self.queue = queue

@@ -12,7 +12,7 @@ from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of, w
 from airflow_provider_taskhub.cli.output import as_json, console, table, time_text
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.hub.model import Failover
+from airflow_provider_taskhub.hub.model import Failover, Member
 
 app = typer.Typer(no_args_is_help=True, help="Show the workers that were lost.")
 
@@ -29,6 +29,10 @@ class Loss:
     :param first: when the first one was taken.
     :param last: when the last one was taken.
     :param after: seconds from its last sign of life until the last one was taken.
+    :param messages: how many messages were due in the queues of these partitions then, as far as the workers that have
+        taken them have counted; None: none has.
+    :param instances: for how many instances these messages are.
+    :param attempts: how many of its attempts of activities the workers that run now have taken over.
     """
 
     worker: str
@@ -36,9 +40,12 @@ class Loss:
     noticed: str
     partitions: list[int]
     taken_by: list[str]
-    first: Timestamp
-    last: Timestamp
-    after: float
+    first: Timestamp | None
+    last: Timestamp | None
+    after: float | None
+    messages: int | None
+    instances: int | None
+    attempts: int
 
 
 @app.callback()
@@ -48,7 +55,8 @@ def group() -> None:
 
 @app.command()
 def show(hub: HubName = None, json: AsJson = False) -> None:
-    """List the workers that were lost: when, how that was noticed, and who has taken their partitions after how long.
+    """List the workers that were lost: when, how that was noticed, who has taken their partitions after how long, and
+    how many messages, instances and attempts this concerned.
 
     A partition keeps only its last failover, so older losses of the same partitions are not shown. A handover, a stop
     and a release are no failovers. The newest loss comes first. Times are those of the clock of the worker that has
@@ -58,49 +66,73 @@ def show(hub: HubName = None, json: AsJson = False) -> None:
     until the last of its partitions was taken. A worker whose lease had expired may be alive again: it was cut off from
     the store, or stood still.
 
+    `messages` and `instances`: what was due in the queues of these partitions when they were taken, and for how many
+    instances. The owner counts a message when it receives it, so the numbers grow for some seconds, at most to 10,000
+    messages in a partition. Instances that only wait, for example for an activity, do not count.
+
+    `attempts`: attempts of activities with a record that were taken over, so that the next attempt began. The numbers
+    are those of the workers that run now. A lost worker without partitions is listed for its attempts alone.
+
     Example: taskhub failover show --json
     """
 
-    async def work(client: Client) -> tuple[dict[tuple[str, bool], list[tuple[int, Failover]]], set[str]]:
+    async def work(client: Client) -> list[Loss]:
         lost = defaultdict[tuple[str, bool], list[tuple[int, Failover]]](list)
         for state in await client.admin.partitions():
             if state.failover is not None:
                 lost[state.failover.lost, state.failover.proven].append((state.partition, state.failover))
-        if all(proven for _, proven in lost):
-            return lost, set()
-        return lost, {member.worker for member in await client.admin.workers(prove=True) if member.alive}
+        proven = {worker for worker, proven in lost if proven}
+        members = await client.admin.workers()
+        without = {worker for member in members for worker in member.taken_over} - {worker for worker, _ in lost}
+        if without or any(worker not in proven for worker, _ in lost):
+            members = await client.admin.workers(prove=True)
+        losses = [_loss(worker, members, taken, proven=proven) for (worker, proven), taken in lost.items()]
+        return losses + [_loss(worker, members, (), proven=False) for worker in sorted(without)]
 
     name = settings_of(hub=hub).hub
-    lost, alive = with_client(hub, work)
-    losses = (_loss(worker, proven, taken, alive=worker in alive) for (worker, proven), taken in lost.items())
-    found = sorted(losses, key=lambda one: one.last, reverse=True)
+    found = sorted(with_client(hub, work), key=lambda one: (one.last is not None, one.last), reverse=True)
     if json:
         as_json(found)
     elif not found:
-        console.print(f"no failover in hub {name}: nobody has taken a partition from a worker that was lost")
+        console.print(f"no failover in hub {name}: nobody has taken anything over from a worker that was lost")
     else:
         rows = [
             (
                 one.worker,
                 f"{one.noticed}, alive again" if one.alive else one.noticed,
-                " ".join(map(str, one.partitions)),
+                " ".join(map(str, one.partitions)) or "-",
                 ", ".join(one.taken_by),
                 time_text(one.first),
-                f"{one.after:g} s",
+                "-" if one.after is None else f"{one.after:g} s",
+                "-" if one.messages is None else f"{one.messages} of {one.instances} instances",
+                str(one.attempts),
             )
             for one in found
         ]
-        table(f"workers of {name} that were lost", ("worker", "noticed", "partitions", "taken by", "at", "after"), rows)
+        heads = ("worker", "noticed", "partitions", "taken by", "at", "after", "messages", "attempts")
+        table(f"workers of {name} that were lost", heads, rows)
 
 
-def _loss(worker: str, proven: bool, taken: Sequence[tuple[int, Failover]], *, alive: bool) -> Loss:
+def _loss(worker: str, members: Sequence[Member], taken: Sequence[tuple[int, Failover]], *, proven: bool) -> Loss:
+    """Return what is known of a lost worker.
+
+    :param members: the workers of the hub.
+    :param taken: the partitions that were taken from it, and how; empty: only attempts of it were taken over.
+    :param proven: whether its death was proven.
+    """
+    failovers = [one for _, one in taken]
+    takers = [member for member in members if worker in member.taken_over]
+    counted = [(one.messages, one.instances or 0) for one in failovers if one.messages is not None]
     return Loss(
         worker=worker,
-        alive=alive,
-        noticed="proven dead" if proven else "lease expired",
+        alive=not proven and any(member.worker == worker and member.alive for member in members),
+        noticed="proven dead" if proven else "lease expired" if taken else "records not renewed",
         partitions=[partition for partition, _ in taken],
-        taken_by=sorted({one.taken_by for _, one in taken}),
-        first=min(one.at for _, one in taken),
-        last=max(one.at for _, one in taken),
-        after=max(one.silent for _, one in taken),
+        taken_by=sorted({one.taken_by for one in failovers} or {member.worker for member in takers}),
+        first=min((one.at for one in failovers), default=None),
+        last=max((one.at for one in failovers), default=None),
+        after=max((one.silent for one in failovers), default=None),
+        messages=sum(messages for messages, _ in counted) if counted else None,
+        instances=sum(instances for _, instances in counted) if counted else None,
+        attempts=sum(member.taken_over[worker] for member in takers),
     )

@@ -215,6 +215,10 @@ class Tenure(Protocol):
         """True if this worker must hand the partition over: it takes no new messages, finishes the running work, and
         then calls :meth:`drained`."""
 
+    @property
+    def failover(self) -> Failover | None:
+        """The loss of the former owner with which this tenure began. None: the partition was free or handed over."""
+
     def check(self) -> None:
         """Raise an error if this worker must not serve the partition any more. Call this before each write.
 
@@ -309,6 +313,8 @@ class Member:
     :param spark_slots: how many Spark activities it runs at once; 0: not known.
     :param spark_activities: those of ``activities`` that are Spark activities.
     :param spark_running: how many of those that run are Spark activities.
+    :param taken_over: how many attempts of activities it has taken over, by the full name of the lost worker. The
+        workers from which it took some last are there.
     """
 
     worker: str
@@ -334,6 +340,7 @@ class Member:
     spark_slots: int = 0
     spark_activities: frozenset[str] = frozenset()
     spark_running: int = 0
+    taken_over: Mapping[str, int] = field(default_factory=dict)
 
     def functions(self, kind: FunctionKind) -> tuple[str, ...]:
         """Return the names of the worker's functions of one kind.
@@ -667,6 +674,10 @@ class Ownership:
     offline: bool = False
 
 
+MOST_LEFT = 10_000
+"""The most messages of a failover that are counted. So the memory for the count has a bound."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failover:
     """A worker has taken a partition whose owner was lost: it had died, or it renewed its lease no more.
@@ -677,6 +688,9 @@ class Failover:
     :param silent: seconds from the last sign of life of the former owner to this time, as ``taken_by`` has seen it.
     :param proven: True if the former owner was proven dead (:mod:`hub.partitions.incarnation`); False if its lease had
         expired.
+    :param messages: how many messages ``taken_by`` has found in the queue that were due there at this time, at most
+        :data:`MOST_LEFT`; None: not counted yet.
+    :param instances: for how many instances these messages are.
     """
 
     lost: str
@@ -684,6 +698,8 @@ class Failover:
     at: Timestamp
     silent: float
     proven: bool
+    messages: int | None = None
+    instances: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -769,6 +785,8 @@ class Service:
     :param runs: orchestrators of those instances of the partition that ran lately.
     :param lacks: orchestrators that messages wait for and that this worker does not have. The orchestrator that
         messages have waited for longest is first.
+    :param failover: the loss of the former owner with which the tenure began, with the numbers so far; None: there was
+        none.
     """
 
     load: float | None = None
@@ -776,3 +794,4 @@ class Service:
     refused: bool = False
     runs: tuple[Need, ...] = ()
     lacks: tuple[Need, ...] = ()
+    failover: Failover | None = None

@@ -52,6 +52,8 @@ def partition(state: PartitionState, orders: Sequence[Control]) -> dict[str, Any
             "at": milliseconds(state.failover.at),
             "silent": state.failover.silent,
             "proven": state.failover.proven,
+            "messages": state.failover.messages,
+            "instances": state.failover.instances,
         },
         "orders": [order(one) for one in orders if one.partition == state.partition],
     }
@@ -109,6 +111,7 @@ def worker(member: Member, states: Sequence[PartitionState], drained: Control | 
         "running": member.running,
         "slots": member.slots_for(spark=False) if member.slots else None,
         "spark_slots": member.slots_for(spark=True) if member.spark_activities else None,
+        "taken_over": dict(member.taken_over),
         "weight": member.weight,
         "partitions": [state.partition for state in states if state.owner == member.worker],
         "drained": order(drained) if drained else None,

@@ -61,6 +61,8 @@ BACKLOG_CHECKS = 6
 """How often the worker searches for instances without progress within :data:`.sessions.LONG` seconds."""
 SETTLING = 256
 """The largest number of activities that have ended while their responses are still being written."""
+MOST_LOST = 20
+"""The most lost workers for which a worker remembers how many attempts it has taken over from each."""
 POLLS_MISSED = 3
 """A worker gives a partition up if it did not poll its queue for this many times the longest polling interval."""
 STOP_PATIENCE = 60.0
@@ -113,6 +115,8 @@ class Backend:
         """Number of messages that this worker has moved to quarantine since its start."""
         self.backlog = NO_BACKLOG
         """The instances that this worker has held for long. Any thread may read it."""
+        self.taken_over: Mapping[str, int] = {}
+        """How many attempts of activities this worker has taken over, by the lost worker. Any thread may read it."""
         self.draining = False
         self.supervisor = Supervisor(hub.clock)
         self.message_blobs = MessageBlobs(hub.store, hub.names, hub.clock)
@@ -187,6 +191,7 @@ class Backend:
                 spark_master=settings.spark.master,
                 embedded=settings.embedded,
                 limits=source.limits,
+                taken_over=self._count_taken_over,
             )
             return Activities(
                 hub=hub,
@@ -242,6 +247,7 @@ class Backend:
             running=self.running,
             spark_running=self.slots["spark"][0],
             memory_used=self.memory_used,
+            taken_over=self.taken_over,
             backlog=self.backlog,
         )
 
@@ -269,7 +275,12 @@ class Backend:
     def _service(self, reader: ControlReader, now: float) -> Service:
         ran, lacks = self.demand.of(reader.tenure.partition)
         return Service(
-            load=reader.load(now), unpolled=now - reader.progressed, refused=reader.refused, runs=ran, lacks=lacks
+            load=reader.load(now),
+            unpolled=now - reader.progressed,
+            refused=reader.refused,
+            runs=ran,
+            lacks=lacks,
+            failover=reader.failover,
         )
 
     # start and stop
@@ -434,6 +445,11 @@ class Backend:
                     cause = one.cause or "its episode has not ended"
                     log.warning("instance_held", instance_id=one.instance_id, seconds=round(one.seconds), cause=cause)
             known = {one.instance_id for one in self.backlog.held}
+
+    def _count_taken_over(self, worker: str) -> None:
+        counts = {**self.taken_over}
+        counts[worker] = counts.pop(worker, 0) + 1  # the last one comes last
+        self.taken_over = dict([*counts.items()][-MOST_LOST:])
 
     def _count_quarantined(self) -> None:
         self.quarantined += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -63,7 +64,7 @@ def limit(name: str, kind: LimitKind, *ids: str, **more: Any) -> LimitState:
 
 @pytest.fixture
 def full(hub: FakeHub) -> FakeHub:
-    failover = Failover(lost="b@host/2", taken_by="a@host/1", at=NOW, silent=0.4, proven=True)
+    failover = Failover(lost="b@host/2", taken_by="a@host/1", at=NOW, silent=0.4, proven=True, messages=4, instances=1)
     first = partition(0, messages=4, load=0.5, kicked="ann: password=hunter2", failover=failover)
     hub.serving = (first, partition(1, None, offline=True))
     hub.controls = (
@@ -71,7 +72,7 @@ def full(hub: FakeHub) -> FakeHub:
         order(ControlKind.DRAIN, node="a@host"),
         order(ControlKind.CAP, value=3),
     )
-    hub.workers = (member(), member("b@other/2", alive=False))
+    hub.workers = (replace(member(), taken_over={"b@host/2": 3}), member("b@other/2", alive=False))
     hub.quarantine = (message(), message(1, stuck="e", instance_id=""))
     hub.limits = (
         limit(
@@ -105,7 +106,7 @@ def test_partitions_with_their_owners_and_orders(page: Page, full: FakeHub) -> N
         "partition": 0, "queue": "hub-control-00", "owner": "a@host/1", "state": "live", "next_owner": None,
         "draining": False, "epoch": 7, "owned_since": MS, "last_renewal": MS, "polled": None, "messages": 4,
         "load": 0.5, "kicked": "ann: password=***", "offline": False, "orders": [],
-        "failover": {"lost": "b@host/2", "at": MS, "silent": 0.4, "proven": True},
+        "failover": {"lost": "b@host/2", "at": MS, "silent": 0.4, "proven": True, "messages": 4, "instances": 1},
     }  # fmt: skip
     assert second["failover"] is None
     assert (second["owner"], second["state"], second["offline"]) == (None, "new", True)
@@ -123,6 +124,7 @@ def test_workers_with_their_apps_and_partitions(page: Page, full: FakeHub) -> No
         {"flights": "3"},
         [0],
     )
+    assert (first["taken_over"], second["taken_over"]) == ({"b@host/2": 3}, {})
     assert (first["drained"]["by"], first["orchestrators"]) == ("ann", ["flights_delays"])
     assert (second["alive"], second["partitions"], second["drained"]) == (False, [], None)
 

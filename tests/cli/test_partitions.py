@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -234,34 +235,53 @@ def test_lost_workers_are_listed_with_who_has_taken_what(tmp_path: Path, monkeyp
 
     assert "no failover in hub TaskHub" in show()
 
-    async def take(partition: int, lost: str, by: str, minute: int, silent: float, proven: bool) -> None:
+    async def take(
+        partition: int, lost: str, by: str, minute: int, silent: float, proven: bool, **counted: int
+    ) -> None:
         at = START + timedelta(minutes=minute)
-        failover = Failover(lost=lost, taken_by=by, at=at, silent=silent, proven=proven)
+        failover = Failover(lost=lost, taken_by=by, at=at, silent=silent, proven=proven, **counted)
         async with SqliteStore(tmp_path / "hub.db") as store:
             leases = TableLeases(store, HubNames("TaskHub"))
             lease = (await leases.scan())[partition].claimed(by, at, timedelta(seconds=30))
             await leases.write(replace(lease, failover=failover))
 
     asyncio.run(take(0, "old@host/1", "two@host/2", 1, 4.2, proven=False))
-    asyncio.run(take(1, "one@host/3", "two@host/2", 7, 0.1, proven=True))
-    asyncio.run(take(3, "one@host/3", "three@host/4", 8, 0.3, proven=True))
+    asyncio.run(take(1, "one@host/3", "two@host/2", 7, 0.1, proven=True, messages=7, instances=3))
+    asyncio.run(take(3, "one@host/3", "three@host/4", 8, 0.3, proven=True, messages=2, instances=2))
     one, old = json.loads(show("--json"))
     assert (one["worker"], one["noticed"], one["partitions"]) == ("one@host/3", "proven dead", [1, 3])
     assert (one["alive"], old["alive"]) == (False, False)
     assert (one["taken_by"], one["after"]) == (["three@host/4", "two@host/2"], 0.3)
     assert (one["first"], one["last"]) == ((START + timedelta(minutes=7)).text(), (START + timedelta(minutes=8)).text())
     assert (old["worker"], old["noticed"], old["partitions"]) == ("old@host/1", "lease expired", [0])
+    assert (one["messages"], one["instances"], one["attempts"]) == (9, 5, 0)
+    assert (old["messages"], old["instances"], old["attempts"]) == (None, None, 0)
     lines = show().splitlines()
     assert [line.split()[0] for line in lines[-2:]] == ["one@host/3", "old@host/1"]
-    assert lines[-1].endswith("2026-01-01T00:01:00Z  4.2 s")
+    assert lines[-1].split("2026-01-01T00:01:00Z")[1].split() == ["4.2", "s", "-", "0"]
+    assert lines[-2].split("0.3 s")[1].split() == ["9", "of", "5", "instances", "0"]
 
     async def workers(self: HubAdmin, *, prove: bool = False) -> list[Member]:
-        rest: dict[str, Any] = {"roles": (), "apps": {}, "orchestrators": (), "activities": ()}
-        return [Member(worker="old@host/1", started=START, alive=prove, **rest)]
+        rest: dict[str, Any] = {"roles": (), "apps": {}, "orchestrators": (), "activities": (), "started": START}
+        took = [{"one@host/3": 4, "old@host/1": 1}, {"one@host/3": 2, "only@runs/activities": 5}]
+        return [
+            Member(worker="old@host/1", alive=prove, **rest),
+            Member(worker="two@host/2", taken_over=took[0], **rest),
+            Member(worker="three@host/4", taken_over=took[1], **rest),
+        ]
 
     monkeypatch.setattr(HubAdmin, "workers", workers)
-    assert "old@host/1  lease expired, alive again" in show()
-    assert [loss["alive"] for loss in json.loads(show("--json"))] == [False, True]
+    assert re.search("old@host/1 +lease expired, alive again", show())
+    losses = json.loads(show("--json"))
+    assert [(loss["worker"], loss["alive"], loss["attempts"]) for loss in losses] == [
+        ("one@host/3", False, 6),
+        ("old@host/1", True, 1),
+        ("only@runs/activities", False, 5),
+    ]
+    last = losses[-1]
+    assert (last["noticed"], last["taken_by"]) == ("records not renewed", ["three@host/4"])
+    assert (last["partitions"], last["first"], last["after"], last["messages"]) == ([], None, None, None)
+    assert re.search(r"only@runs/activities +records not renewed +- +three@host/4 +- +- +5$", show(), re.M)
 
 
 def test_a_name_that_no_worker_has_is_said_to_be_waited_for() -> None:

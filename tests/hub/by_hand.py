@@ -10,7 +10,7 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import EventRaised, ExecutionStarted, HistoryEvent, OrchestrationInstance
 from airflow_provider_taskhub.errors import LeaseLost
 from airflow_provider_taskhub.hub.formats.message_envelope import Envelope, TaskMessage
-from airflow_provider_taskhub.hub.model import HubNames
+from airflow_provider_taskhub.hub.model import Failover, HubNames
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.storage.primitives import Receipt
 
@@ -68,6 +68,7 @@ class Stay:
     """A tenure."""
 
     partition, epoch, draining = 0, 1, False
+    failover: Failover | None = None
 
     def __init__(self, queue: str = "unit-control-00") -> None:
         self.queue, self.lost, self.over = queue, False, False

@@ -65,8 +65,10 @@ async def _after_death(*, proves: bool) -> float:
         took = world.clock.monotonic() - began
         await world.wait("i")
         assert ran[0] == 2
+        await world.clock.sleep(2 * EMBEDDED_LEASE.renew.total_seconds())
         (partition,) = await world.client.admin.partitions(prove=False)
         assert (lost := partition.failover) is not None
+        assert (lost.messages, lost.instances) == (0, 0), "its call waits in another queue"
         assert (lost.lost, lost.taken_by, lost.proven) == (str(one.me), str(two.me), proves)
         assert lost.silent <= SOON if proves else lost.silent > 2.0
         return took
@@ -96,6 +98,59 @@ async def _many() -> None:
 
 def test_many_chains_survive_a_proven_death() -> None:
     simulate(_many)
+
+
+async def _counted() -> None:
+    """Five instances have got an event since the death, and one of them two. A timer is due later."""
+    app = App("waits")
+
+    @app.activity(record=True)
+    async def work(number: int) -> None:
+        await asyncio.sleep(60.0)
+
+    @app.orchestrator
+    async def waits(ctx: OrchestrationContext, number: int) -> None:
+        if number < 3:
+            await ctx.call_activity(work, number)
+        timer = ctx.create_timer(timedelta(minutes=2))
+        for _ in range(2):
+            await ctx.wait_for_external_event("go")
+        await timer
+
+    async with World(app, place=WHOLE, partitions=1, activities=4) as world:
+        one = await world.join("one")
+        await world.clock.sleep(2.0)
+        for number in range(8):
+            await world.client.start("waits", number, instance_id=f"i{number}")
+        await world.clock.sleep(10.0)
+        one.die()
+        await world.clock.sleep(1.0)
+        for number in (3, 4, 5, 6, 7, 7):
+            await world.client.raise_event(f"i{number}", "go")
+        two = await world.join("two")
+
+        async def found() -> tuple[object, object]:
+            await world.clock.sleep(2 * EMBEDDED_LEASE.renew.total_seconds())
+            (partition,) = await world.client.admin.partitions(prove=False)
+            assert partition.failover is not None
+            return partition.failover.messages, partition.failover.instances
+
+        while not two.owner.tenures:
+            await world.clock.sleep(0.1)
+        assert await found() == (6, 5)
+        for number in range(8):
+            for _ in range(2):
+                await world.client.raise_event(f"i{number}", "go")
+        for number in range(8):
+            await world.wait(f"i{number}")
+        assert await found() == (6, 5), "what came later, and the timers, do not count"
+        (member,) = [one for one in await world.client.admin.workers() if one.worker == str(two.me)]
+        assert member.taken_over == {str(one.me): 3}
+
+
+@pytest.mark.rows("D105")
+def test_a_failover_tells_how_many_messages_instances_and_attempts_it_concerned() -> None:
+    simulate(_counted)
 
 
 async def _idle() -> None:

@@ -154,6 +154,7 @@ class Lease:
             renewals=max(self.renewals or 0, sent) + 1,
             load=service.load,
             polled=now + timedelta(seconds=-service.unpolled),
+            failover=service.failover if _same_loss(service.failover, self.failover) else self.failover,
         )
 
     def asked(self, me: str) -> Lease:
@@ -236,9 +237,16 @@ def decode_failover(value: object) -> Failover | None:
     """Return the failover in a column; None if there is none, or if the column is damaged."""
     try:
         found = json.loads(value) if isinstance(value, str) else None
-        return Failover(**{**found, "at": Timestamp.parse(found["at"])}) if found else None
+        if not found:
+            return None
+        known = {name: found[name] for name in Failover.__dataclass_fields__ if name in found}
+        return Failover(**{**known, "at": Timestamp.parse(found["at"])})
     except (ValueError, TypeError, KeyError):  # it is only for people
         return None
+
+
+def _same_loss(one: Failover | None, other: Failover | None) -> bool:
+    return one is not None and other is not None and (one.at, one.taken_by) == (other.at, other.taken_by)
 
 
 def encode_failover(failover: Failover | None) -> str | None:
@@ -251,6 +259,8 @@ def encode_failover(failover: Failover | None) -> str | None:
             "at": failover.at.text(),
             "silent": failover.silent,
             "proven": failover.proven,
+            "messages": failover.messages,
+            "instances": failover.instances,
         },
         separators=(",", ":"),
     )

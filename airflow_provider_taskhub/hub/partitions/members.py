@@ -176,6 +176,7 @@ class Members:
             "DueSeconds": advertised.due,
             "Wanted": encode_wanted(advertised.wanted),
             "Backlog": encode_backlog(member.backlog),
+            **({"TakenOver": json.dumps(dict(member.taken_over))} if member.taken_over else {}),
             "Renewed": self._clock.utc_now(),
             **_awaited_column(member),
         }
@@ -383,6 +384,15 @@ def _names_columns(member: Member) -> dict[str, Property | None]:
     return {f"Names{index}": part for index, part in enumerate(parts)}
 
 
+def _taken_over(value: object) -> dict[str, int]:
+    """Return the numbers of a column; none if the column is missing or damaged, because it is only for people."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else {}
+        return {str(worker): int(count) for worker, count in found.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
 def _decode(entity: Entity, functions: _Functions) -> _Listing | None:
     """Return the member in a row. None: the row names no worker."""
     columns = entity.properties
@@ -413,6 +423,7 @@ def _decode(entity: Entity, functions: _Functions) -> _Listing | None:
         spark_slots=functions.spark_slots,
         spark_activities=functions.spark_activities,
         spark_running=int(_number(columns.get("SparkRunning"), 0)),
+        taken_over=_taken_over(columns.get("TakenOver")),
     )
     return _Listing(
         member=member,

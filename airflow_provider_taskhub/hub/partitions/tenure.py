@@ -24,12 +24,25 @@ class LeaseTenure:
     :param on_drained: called once when the partition is drained, from any thread.
     """
 
-    __slots__ = ("_clock", "_drained", "_give_up", "_lock", "_on_drained", "_reason", "_sent", "draining", "lease")
+    __slots__ = (
+        "_clock",
+        "_drained",
+        "_give_up",
+        "_lock",
+        "_on_drained",
+        "_reason",
+        "_sent",
+        "draining",
+        "failover",
+        "lease",
+    )
 
     def __init__(
         self, *, lease: Lease, sent: float, give_up: float, clock: Clock, on_drained: Callable[[], None]
     ) -> None:
         self.lease = lease
+        lost = lease.failover
+        self.failover = lost if lost is not None and lost.at == lease.owned_since else None
         self.draining = False
         self._sent = sent
         self._give_up = give_up

@@ -25,7 +25,7 @@ from airflow_provider_taskhub.engine.lifecycle import HAPPENINGS
 from airflow_provider_taskhub.errors import AccessDenied, InputError, LeaseLost, NotFound, StorageError, Throttled
 from airflow_provider_taskhub.hub.formats.keys import escape
 from airflow_provider_taskhub.hub.formats.message_envelope import MessageError, blob_of, decode, unspill
-from airflow_provider_taskhub.hub.model import HubNames, Tenure
+from airflow_provider_taskhub.hub.model import Failover, HubNames, Tenure
 from airflow_provider_taskhub.hub.queues import quarantine
 from airflow_provider_taskhub.hub.queues.delivery import (
     GIVE_BACK_PARALLEL,
@@ -33,6 +33,7 @@ from airflow_provider_taskhub.hub.queues.delivery import (
     LocalResponse,
     VisibilityRenewer,
 )
+from airflow_provider_taskhub.hub.queues.left_messages import LeftMessages
 from airflow_provider_taskhub.hub.queues.pacing import Load, PollingBackoff, admit, batching_delay
 from airflow_provider_taskhub.retries import Retries
 from airflow_provider_taskhub.storage.primitives import MAX_RECEIVE, DeleteMessage, Message, Store
@@ -598,6 +599,8 @@ class ControlReader(Reader):
         )
         self.tenure = tenure
         self.load = Load(context.clock.monotonic())
+        lost, began = tenure.failover, context.clock.monotonic()
+        self._left_messages = None if lost is None else LeftMessages(lost, began=began, visibility=context.visibility)
         self._moved = context.clock.monotonic()
         self.buffered = 0
         self.buffered_bytes = 0
@@ -621,6 +624,11 @@ class ControlReader(Reader):
         return (instance_id, execution_id) in found
 
     @property
+    def failover(self) -> Failover | None:
+        """The loss of the former owner with which the tenure began, and what this reader has found of it so far."""
+        return None if self._left_messages is None else self._left_messages.failover
+
+    @property
     def progressed(self) -> float:
         """Monotonic time of the last progress: a receive that the store has not refused, or messages that left the
         buffer."""
@@ -635,6 +643,8 @@ class ControlReader(Reader):
 
     def _buffer(self, held: Delivery) -> None:
         self.load.count += 1
+        if self._left_messages is not None and held.in_queue and held.dequeue_count:
+            self._left_messages.note(held)
         self.buffered += 1
         self.buffered_bytes += held.size
         self._forward(self, held)

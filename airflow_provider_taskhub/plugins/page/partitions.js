@@ -41,7 +41,9 @@ function line(one, answer) {
     el("td", { class: "n" }, answer.may ? actions(one) : ""));
 }
 
-const lost = ({ lost: name, at, silent, proven }) => el("div", { class: "mute" }, "last failover: ", time(at), " from ", el("span", { title: name }, worker(name)), proven ? ", which was proven dead" : ", whose lease had expired", `, ${silent} s after its last sign of life`);
+const lost = ({ lost: name, at, silent, proven, messages, instances }) => el("div", { class: "mute" }, "last failover: ", time(at), " from ", el("span", { title: name }, worker(name)), proven ? ", which was proven dead" : ", whose lease had expired", `, ${silent} s after its last sign of life`, messages == null ? "" : `, with ${count(messages, "message")} of ${count(instances, "instance")}`);
+
+const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
 
 const said = (order) => [order.text, el("span", { class: "mute" }, ` by ${order.by || "?"}, `, time(order.at), order.reason ? `: ${order.reason}` : "")];
 

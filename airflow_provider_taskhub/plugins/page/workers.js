@@ -28,7 +28,7 @@ function line(one, answer) {
     el("td", {}, el("span", { class: `s ${state[0]}`, title: state[2] }, el("i", { "aria-hidden": "true" }), state[1])),
     el("td", {}, apps || "–"), el("td", {}, one.roles.join(", "), one.pools.join() === "default" ? "" : el("div", { class: "small mute" }, `${one.pools.length === 1 ? "pool" : "pools"} ${one.pools.join(", ")}`)),
     el("td", {}, one.partitions.length ? el("a", { href: address, "data-key": `partitions ${one.worker}` }, one.partitions.join(" ")) : el("span", { class: "mute" }, "none"), one.weight === 1 ? "" : el("span", { class: "mute" }, ` weight ${one.weight}`)),
-    el("td", { class: "n" }, ...running(one)), el("td", {}, time(one.started)), el("td", { class: "now small" }, functions(one)),
+    el("td", { class: "n" }, ...running(one), ...takenOver(one)), el("td", {}, time(one.started)), el("td", { class: "now small" }, functions(one)),
     el("td", { class: "n" }, one.drained ? el("div", { class: "small mute" }, `drained by ${one.drained.by}, `, time(one.drained.at), one.drained.reason ? `: ${one.drained.reason}` : "") : "", answer.may && one.roles.includes("orchestrator") ? action(one) : ""));
 }
 
@@ -37,6 +37,10 @@ function running(one) {
   if (!one.slots) return [one.running];
   const spark = one.spark_slots ? [el("div", { class: "small mute" }, `Spark ${one.spark_slots.join(" of ")}`)] : [];
   return [one.slots.join(" of "), ...spark];
+}
+
+function takenOver(one) {
+  return Object.entries(one.taken_over).map(([lost, attempts]) => el("div", { class: "small mute", title: `It has begun the next attempts of these activities. Lost worker: ${lost}` }, `${attempts} taken over from ${worker(lost)}`));
 }
 
 function functions(one) {

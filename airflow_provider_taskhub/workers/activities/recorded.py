@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -78,6 +78,7 @@ class RecordedActivities:
     :param responses: sends the responses and deletes the work items.
     :param spark_master: the setting ``spark.master`` of this worker.
     :param embedded: whether the hub is a SQLite file.
+    :param taken_over: called with the name of the lost worker when this worker has taken over one of its attempts.
     :param limits: the limit of the activity that this object processes; None: its activities have no limit.
     """
 
@@ -94,13 +95,14 @@ class RecordedActivities:
         responses: Responses,
         spark_master: str,
         embedded: bool,
+        taken_over: Callable[[str], None],
         limits: Admission | None = None,
     ) -> None:
         self._limits = limits
         self._hub, self._runner, self._me, self._times = hub, runner, me, times
         self._peers, self._work_items, self._begins, self._responses = peers, work_items, begins, responses
         self._spark_master, self._spark_server = spark_master, connect_server(spark_master)
-        self._embedded = embedded
+        self._embedded, self._taken_over = embedded, taken_over
         self._live: Counter[tuple[str, str]] = Counter()
         """How often this worker runs, or tries to claim, the attempt of a record, by the record's key. A message that
         comes twice makes two tries for one record."""
@@ -313,13 +315,15 @@ class RecordedActivities:
             if etag is None:
                 continue  # another worker has claimed this attempt first: read its record
             if silent is not None:
+                before = records.decode(silent).worker
+                self._taken_over(before)
                 log.warning(
                     "activity_taken_over",
                     activity=event.name,
                     instance_id=instance.instance_id,
                     task_id=event.event_id,
                     attempt=claim.attempt,
-                    before=records.decode(silent).worker,
+                    before=before,
                 )
             attempt = RecordedAttempt(
                 hub,

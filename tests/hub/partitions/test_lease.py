@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.hub.model import HubNames, Service
+from airflow_provider_taskhub.hub.model import Failover, HubNames, Service
 from airflow_provider_taskhub.hub.partitions.balance import Row
 from airflow_provider_taskhub.hub.partitions.blob_leases import content, decode_blob, encode_blob
 from airflow_provider_taskhub.hub.partitions.lease import (
@@ -22,7 +23,9 @@ from airflow_provider_taskhub.hub.partitions.lease import (
     Lease,
     Sightings,
     balance_row,
+    decode_failover,
     decode_lease,
+    encode_failover,
     encode_lease,
 )
 from airflow_provider_taskhub.storage.primitives import Blob, Entity, Int64, Property
@@ -164,6 +167,31 @@ def test_foreign_columns_survive_and_each_take_raises_the_epoch() -> None:
         "ExpiresAt": START + TAKE,
     }
     assert isinstance(claimed.properties[EPOCH], Int64)
+
+
+@pytest.mark.rows("D105")
+def test_renewals_store_what_the_owner_has_counted_of_the_loss_with_which_its_tenure_began() -> None:
+    lost = Failover(lost="a", taken_by="b", at=START, silent=4.0, proven=True)
+    lease = replace(Lease(queue=NAMES.control(0), owner="a").claimed("b", START, TAKE), failover=lost)
+    counted = replace(lost, messages=7, instances=3)
+
+    def renewed(failover: Failover | None) -> Lease:
+        found = decode_lease(
+            encode_lease(lease.renewed(START, TAKE, draining=False, service=Service(failover=failover))), NAMES
+        )
+        assert found is not None
+        return found
+
+    assert renewed(counted).failover == counted
+    assert renewed(None).failover == lost
+    assert renewed(replace(counted, at=START + timedelta(hours=-1))).failover == lost, "of a tenure before"
+    assert renewed(counted).given_up().claimed("c", START + TAKE, TAKE).failover == counted
+
+
+def test_a_failover_of_a_newer_version_is_read() -> None:
+    lost = Failover(lost="a", taken_by="b", at=START, silent=4.0, proven=True)
+    text = json.dumps(json.loads(encode_failover(lost) or "") | {"later": 1})
+    assert decode_failover(text) == lost
 
 
 @pytest.mark.parametrize("damaged", ["{", "[1]", '{"lost":"a"}', 7, ""])

@@ -6,6 +6,7 @@ import asyncio
 import random
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from airflow_provider_taskhub.hub.model import HubNames, Member
 from airflow_provider_taskhub.hub.partitions import members as members_module
 from airflow_provider_taskhub.hub.partitions.members import Members, Roster
 from airflow_provider_taskhub.settings import AZURE_LEASE, LeaseTimes
+from airflow_provider_taskhub.storage.primitives import RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.virtual_time import START, VirtualClock, run
 
@@ -45,6 +47,21 @@ def members(store: SqliteStore, **clock: object) -> Members:
     return Members(store, NAMES, times=AZURE_LEASE, clock=VirtualClock(**clock))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("damaged", ["{", "[1]", '{"a":"x"}', 7, "", "[" * 20_000])
+def test_damaged_numbers_of_attempts_are_none(damaged: Any) -> None:
+    async def main() -> None:
+        store = await opened()
+        table = members(store)
+        await table.announce(member())
+        (row,) = [one async for one in store.rows(NAMES.members)]
+        changed = replace(row, properties={"TakenOver": damaged})
+        operation = RowOperation(verb=RowVerb.MERGE, entity=changed, etag="*")
+        await store.execute(Transact(table=NAMES.members, rows=(operation,)))
+        assert [one.taken_over for one in await table.live()] == [{}]
+
+    run(main())
+
+
 @pytest.mark.rows("E49", "T11")
 def test_a_row_comes_back_as_it_was_announced() -> None:
     async def main() -> None:
@@ -70,6 +87,8 @@ def test_a_row_comes_back_as_it_was_announced() -> None:
         assert await table.live() == (with_slots,)
         await table.renew(replace(with_slots, spark_running=2))
         assert await table.live() == (replace(with_slots, spark_running=2),)
+        await table.renew(replace(needing, taken_over={"a@host/1": 3, "b@host/2": 1}))
+        assert [one.taken_over for one in await table.live()] == [{"a@host/1": 3, "b@host/2": 1}]
         await table.withdraw("w@host/1")
         await table.withdraw("w@host/1")
         assert await table.live() == ()

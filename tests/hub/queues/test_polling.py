@@ -88,7 +88,7 @@ class Remote(SqliteStore):
 class Stay:
     """A tenure that nothing ends."""
 
-    epoch, draining = 1, False
+    epoch, draining, failover = 1, False, None
 
     def __init__(self, names: HubNames, partition: int) -> None:
         self.partition, self.queue = partition, names.control(partition)
