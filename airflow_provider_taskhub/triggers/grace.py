@@ -10,7 +10,6 @@ import asyncio
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_taskhub.engine.validation import LONGEST_GRACE, grace_seconds
 from airflow_provider_taskhub.tags import GRACE_TAG
 from airflow_provider_taskhub.triggers.arguments import duration
 
@@ -24,12 +23,16 @@ def grace_tags(grace: timedelta | float | None) -> dict[str, str]:
     :param grace: the operator's ``terminate_grace``, or the same in seconds.
     :raises InputError: if it is too long, or not above zero.
     """
+    from airflow_provider_taskhub.engine.validation import grace_seconds  # a DAG file must not import the engine
+
     seconds = grace_seconds(duration(grace), "terminate_grace")
     return {} if seconds is None else {GRACE_TAG: str(seconds)}
 
 
 def grace_of(state: InstanceState | None) -> timedelta | None:
     """Return the time for the clean-up of an instance; None: it was started without one, or its tag is damaged."""
+    from airflow_provider_taskhub.engine.validation import LONGEST_GRACE
+
     text = ((state.tags if state is not None else None) or {}).get(GRACE_TAG, "")
     if not (text.isascii() and text.isdecimal()) or not 0 < int(text) <= LONGEST_GRACE.total_seconds():
         return None

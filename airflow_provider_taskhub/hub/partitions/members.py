@@ -176,7 +176,6 @@ class Members:
             "DueSeconds": advertised.due,
             "Wanted": encode_wanted(advertised.wanted),
             "Backlog": encode_backlog(member.backlog),
-            **({"TakenOver": json.dumps(dict(member.taken_over))} if member.taken_over else {}),
             "Renewed": self._clock.utc_now(),
             **_awaited_column(member),
         }
@@ -343,6 +342,8 @@ def _running_columns(member: Member) -> dict[str, Property | None]:
         columns["MemoryUsed"] = float(member.memory_used)
     if member.spark_activities:
         columns["SparkRunning"] = member.spark_running
+    if member.taken_over:
+        columns["TakenOver"] = json.dumps(dict(member.taken_over))
     return columns
 
 
