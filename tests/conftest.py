@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 
 from tests import waiting
-from tests.selection import FIRST, UnitScheduling, extras, reasons, start_order
+from tests.selection import FIRST, UnitScheduling, extras, reasons, start_order, unit
 
 pytest_plugins = ("tests.azurite", "tests.leftovers")
 
@@ -120,6 +120,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         _now = None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Stop the shared Airflow after its last test: other tests need the core on which it waits for tasks."""
+    if nextitem is not None and unit(item.nodeid) == FIRST[0] != unit(nextitem.nodeid):
+        from tests.airflow.real import stop_started  # imports what Airflow needs
+
+        stop_started()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
