@@ -49,7 +49,7 @@ env: .venv/.test ## only make the environment in .venv, to run single tests: .ve
 
 # Two at once: the types take one core for a while, and what is installed waits for the network.
 .PHONY: .ready
-.ready: check docs .venv/.azurite .browser
+.ready: check docs .venv/.azurite .browser .compiled
 
 .PHONY: test
 test: .machine ## check, docs, and all tests but those of tests/extra.toml (TESTS="tests/engine -k timer": only these)
@@ -250,6 +250,12 @@ clean: ## remove what was made here: the environment, the demo's folder, Azurite
 .PHONY: .machine
 .machine: .venv/.test
 	@.ci/preflight.sh . 1024 >/dev/null
+
+# Python compiles the tests here once. In a fresh clone, each of four processes of pytest compiled all of them at the
+# same time. An error is ignored here: the tests themselves report it.
+.PHONY: .compiled
+.compiled: .venv/.test
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --collect-only -q -p no:cacheprovider >/dev/null 2>&1 || true
 
 .PHONY: .browser
 .browser: .venv/.test

@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 
 from tests import waiting
-from tests.selection import FIRST, UnitScheduling, extras, reasons, start_order
+from tests.selection import FIRST, UnitScheduling, extras, reasons, start_order, unit
 
 pytest_plugins = ("tests.azurite", "tests.leftovers")
 
@@ -47,6 +47,17 @@ _HARMLESS = {"file", "ldconfig", "uname"}
 """Python's own modules ``platform`` and ``ctypes.util`` run them once, for whoever asks first."""
 _now: pytest.Item | None = None
 """The test that runs without the marker ``process``."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect tests without Python's garbage collector. What collecting makes lives until the end, and the collector
+    took a quarter of the time, in each of the processes of pytest."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
@@ -109,6 +120,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         _now = None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Stop the shared Airflow after its last test: other tests need the core on which it waits for tasks."""
+    if nextitem is not None and unit(item.nodeid) == FIRST[0] != unit(nextitem.nodeid):
+        from tests.airflow.real import stop_started  # imports what Airflow needs
+
+        stop_started()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -120,7 +120,7 @@ def test_a_worker_dies_while_the_clean_up_runs(kind: str) -> None:
             first = await world.join("first")
             await world.client.start("one", instance_id="a")
             await begun(world, clusters, "work a")
-            await world.client.terminate("a", "late", grace=timedelta(hours=1))
+            await world.client.terminate("a", "late", grace=timedelta(minutes=20))
             await begun(world, clusters, "close a")
             await first.bury()
             await world.join("second")
