@@ -1,16 +1,12 @@
-"""Amounts of memory: as text, such as ``4g``, and what this machine or its container gives.
+"""Amounts of memory as text, such as ``4g``.
 
 An activity says with ``@app.activity(memory="4g")`` how much one attempt needs. A worker has a total, ``--memory 16g``.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator
 from decimal import Decimal
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 MEMORY_FORM = "a number with k, m, g or t, such as '4g' or '512m'"
@@ -19,8 +15,6 @@ MOST = "1024t"
 """The largest amount."""
 _AMOUNT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([kmgt])b?", re.ASCII | re.IGNORECASE)
 _BYTES = {"t": 1024**4, "g": 1024**3, "m": 1024**2, "k": 1024}
-_V2, _V1 = "memory.max", "memory.limit_in_bytes"
-"""The files with the limit of a control group, of the two versions of Linux' control groups."""
 
 
 def memory_of(text: Any) -> int:
@@ -47,35 +41,3 @@ def memory_text(amount: int, *, at_least: bool = False) -> str:
     unit, size = next(((unit, size) for unit, size in _BYTES.items() if amount >= size), ("k", 1024))
     hundredths = -(-amount * 100 // size) if at_least else amount * 100 // size
     return f"{hundredths / 100:.2f}".rstrip("0").rstrip(".") + unit
-
-
-@lru_cache
-def memory_of_machine(root: Path = Path("/")) -> int:
-    """Return the memory in bytes that this process may use: that of the machine, or less if its container has a limit.
-
-    :param root: the folder that has ``proc`` and ``sys``.
-    """
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([machine, *_limits(root)])
-
-
-def _limits(root: Path) -> Iterator[int]:
-    """Yield the limits of the control groups of this process. A limit of a group holds for the groups in it, too."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, _, group = line.partition(":")
-        controllers, _, path = group.partition(":")
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        base, name = (root / "sys/fs/cgroup/memory", _V1) if controllers else (root / "sys/fs/cgroup", _V2)
-        inner = Path(path.lstrip("/"))
-        for folder in (inner, *inner.parents):  # in a container, only the last of them may exist
-            text = _read(base / folder / name).strip()
-            if text.isdecimal() and int(text) > 0:  # "max": no limit
-                yield int(text)
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(errors="replace")
-    except OSError:
-        return ""

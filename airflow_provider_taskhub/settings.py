@@ -36,8 +36,9 @@ from pydantic_settings import (
 )
 
 from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.machine import cores_of_machine, memory_of_machine
 from airflow_provider_taskhub.masking import MASK
-from airflow_provider_taskhub.memory import memory_of, memory_of_machine
+from airflow_provider_taskhub.memory import memory_of
 from airflow_provider_taskhub.near_names import near
 from airflow_provider_taskhub.spark_connect import connect_server
 from airflow_provider_taskhub.worker_pools import DEFAULT_POOL, pools_of
@@ -63,6 +64,10 @@ one fast and one slow, differ by 0.2 %. The value adds half of that as a reserve
 
 
 _ZERO = timedelta(0)
+_LEAST_SLOTS = 4
+"""Slots of a small machine: activities without Spark often only wait, for example for a database."""
+_SPARK_MEMORY = 2 * 1024**3
+"""Bytes of a worker's memory for each slot of a Spark activity."""
 
 
 def home() -> Path:
@@ -195,11 +200,13 @@ class Settings(BaseSettings):
     """AppName of DurableTask's app lease. All workers that serve a hub at the same time must have the same name."""
     weight: int = Field(default=1, ge=1, le=100)
     """Share of this worker in the partitions: a worker of weight 2 gets twice as many as a worker of weight 1."""
-    activities: int = Field(default=4, ge=1, le=1000)
-    """Largest number of activities without Spark that run at the same time in a worker."""
+    activities: int | None = Field(default=None, ge=1, le=1000)
+    """Largest number of activities without Spark that run at the same time in a worker. None: one for each core, and at
+    least 4."""
     spark_activities: int | None = Field(default=None, ge=1, le=1000)
     """Largest number of Spark activities that run at the same time in a worker, beside the others. None: the same
-    number as ``activities``."""
+    number as ``activities``, or, if that is not given either, one for each core, at least 4, but at most one for each 2
+    GiB of the worker's memory."""
     orchestrations: int = Field(default=100, ge=1, le=10_000)
     """Largest number of episodes (runs of an orchestrator over new events) at the same time in a worker."""
     buffer: int = Field(default=64, ge=1, le=10_000)
@@ -286,9 +293,15 @@ class Settings(BaseSettings):
         return pools_of(self.pools)
 
     @property
+    def slots(self) -> int:
+        """How many activities without Spark run at the same time in a worker."""
+        return self.activities or max(_LEAST_SLOTS, cores_of_machine())
+
+    @property
     def spark_slots(self) -> int:
         """How many Spark activities run at the same time in a worker."""
-        return self.spark_activities or self.activities
+        by_memory = max(1, self.worker_memory // _SPARK_MEMORY)
+        return self.spark_activities or self.activities or min(self.slots, by_memory)
 
     @property
     def worker_memory(self) -> int:

@@ -61,6 +61,8 @@ _MORE = timedelta(days=1)
 _NEAR = 0.8
 """How near a name must be to that of an activity to be a typing error, from 0 to 1."""
 _DAY = 86_400.0
+_SLOTS = 4
+"""Activities that run at once, the same on each machine."""
 _LAST = timedelta(minutes=1)
 """Longest virtual time that activities have after the end of the orchestration."""
 _ALONE = LeaseTimes(
@@ -353,6 +355,7 @@ async def _run(
         hub="Testing",
         pools=",".join(registry.pools),
         memory=MOST,
+        activities=_SLOTS,
         partitions=1,
         lease=_ALONE,
         max_polling=timedelta(days=1),

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_taskhub.memory import MOST, memory_of, memory_of_machine, memory_text
+from airflow_provider_taskhub.machine import cores_of_machine, memory_of_machine
+from airflow_provider_taskhub.memory import MOST, memory_of, memory_text
 
 G = 1024**3
 
@@ -57,15 +58,15 @@ def test_an_odd_amount_is_rounded_down(amount: int, text: str) -> None:
     assert memory_text(amount) == text
 
 
-def _machine(root: Path, groups: str, **limits: str) -> int:
-    """What a process in these control groups may use. :param limits: by file, with ``__`` for ``/``."""
+def _machine(root: Path, groups: str, **limits: str) -> Path:
+    """The root of a machine with these control groups. :param limits: by file, with ``__`` for ``/``."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text(groups)
     for file, limit in limits.items():
         path = root / "sys/fs/cgroup" / file.replace("__", "/").replace("-", ".")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(limit + "\n")
-    return memory_of_machine(root)
+    return root
 
 
 PHYSICAL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -95,4 +96,28 @@ FEW, FEWER = str(64 * 1024**2), str(32 * 1024**2)
 def test_a_worker_has_what_its_container_allows(
     tmp_path: Path, groups: str, limits: dict[str, str], found: int
 ) -> None:
-    assert _machine(tmp_path, groups, **limits) == found
+    assert memory_of_machine(_machine(tmp_path, groups, **limits)) == found
+
+
+CORES = len(os.sched_getaffinity(0))
+CPU_V2, QUOTA, PERIOD = "cpu-max", "cpu-cfs_quota_us", "cpu-cfs_period_us"
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "found"),
+    [
+        ("", {}, CORES),
+        ("0::/\n", {CPU_V2: "max 100000"}, CORES),
+        ("0::/\n", {CPU_V2: "50000 100000"}, 1),
+        ("0::/a/b\n", {f"a__b__{CPU_V2}": "max 100000", f"a__{CPU_V2}": "100000 100000"}, 1),
+        ("0::/\n", {CPU_V2: "9900000 100000"}, CORES),
+        ("0::/\n", {CPU_V2: "50000"}, CORES),
+        ("4:cpu,cpuacct:/c\n", {f"cpu__c__{QUOTA}": "100000", f"cpu__c__{PERIOD}": "100000"}, 1),
+        ("4:cpu,cpuacct:/c\n", {f"cpu__c__{QUOTA}": "-1", f"cpu__c__{PERIOD}": "100000"}, CORES),
+        ("nonsense\n", {CPU_V2: "nonsense"}, CORES),
+    ],
+)
+def test_a_container_may_have_fewer_cores_than_its_machine(
+    tmp_path: Path, groups: str, limits: dict[str, str], found: int
+) -> None:
+    assert cores_of_machine(_machine(tmp_path, groups, **limits)) == found

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from airflow_provider_taskhub import settings
 from airflow_provider_taskhub.errors import ConfigurationError
-from airflow_provider_taskhub.memory import memory_of_machine
+from airflow_provider_taskhub.machine import memory_of_machine
 from airflow_provider_taskhub.settings import load_settings, unread
 
 SECRET = "AccountKey=c2VjcmV0"
@@ -97,6 +99,25 @@ def test_a_time_that_cannot_be_is_refused_by_its_name(
 def test_a_worker_that_does_nothing_at_once_is_refused(name: str, value: int) -> None:
     with pytest.raises(ConfigurationError, match=f"{name} is {value}: Input should be greater than or equal to 1"):
         load_settings(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("cores", "given", "slots"),
+    [
+        (2, {"memory": "64g"}, (4, 4)),
+        (16, {"memory": "64g"}, (16, 16)),
+        (16, {"memory": "9g"}, (16, 4)),
+        (2, {"memory": "1g"}, (4, 1)),
+        (16, {"memory": "9g", "activities": 12}, (12, 12)),
+        (16, {"memory": "9g", "spark_activities": 7}, (16, 7)),
+    ],
+)
+def test_slots_come_from_the_cores_and_the_memory_unless_they_are_given(
+    monkeypatch: pytest.MonkeyPatch, cores: int, given: dict[str, Any], slots: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(settings, "cores_of_machine", lambda: cores)
+    found = load_settings(**given)
+    assert (found.slots, found.spark_slots) == slots
 
 
 @pytest.mark.parametrize("value", ["0g", "-1g", "16", "much", "2000t"])

@@ -38,7 +38,7 @@ def worker(
             min=1,
             max=1000,
             help="Activities without Spark that run at a time. "
-            f"Default: the setting activities ({_DEFAULTS['activities'].default}).",
+            "Default: the setting activities, or one for each core, at least 4.",
         ),
     ] = None,
     spark_activities: Annotated[
@@ -47,7 +47,8 @@ def worker(
             min=1,
             max=1000,
             help="Spark activities that run at a time, beside the others. "
-            "Default: the setting spark_activities, or the number of the others.",
+            "Default: the setting spark_activities, or the given number of the others, or one for each core, at least "
+            "4, but at most one for each 2 GiB of memory.",
         ),
     ] = None,
     pools: Annotated[

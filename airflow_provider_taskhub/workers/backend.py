@@ -328,7 +328,7 @@ class Backend:
     def _warn_of_connections(self) -> None:
         """Log that this worker may do much more at once than it has connections to Azure Storage."""
         settings = self._settings
-        at_once = settings.orchestrations + settings.activities + settings.spark_slots
+        at_once = settings.orchestrations + settings.slots + settings.spark_slots
         if not settings.embedded and at_once > 2 * AZURE_CONNECTIONS:
             log.warning("more_work_than_connections", at_once=at_once, connections=AZURE_CONNECTIONS)
 
@@ -495,7 +495,7 @@ def member_of(
         memory_of=registry.memory_of,
         limits=declared_limits(registry),
         limit_names=registry.limit_names,
-        slots=settings.activities,
+        slots=settings.slots,
         spark_slots=settings.spark_slots,
         spark_activities=registry.spark_activities,
     )

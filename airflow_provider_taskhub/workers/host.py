@@ -244,8 +244,8 @@ class Host:
         )
         pool = ExecutorPool(
             config,
-            size=settings.activities,
-            spark_size=settings.spark_activities,
+            size=settings.slots,
+            spark_size=settings.spark_slots,
             logs=growth.append,
             name=incarnation.identity.name,
             warm=warm,

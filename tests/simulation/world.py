@@ -512,7 +512,7 @@ class World:
         """:param functions: activities by name, called with all arguments, as .NET's activities may be."""
         self.app, self.place, self.functions = app, place, functions or {}
         hub = f"{hub}{next(_hubs)}" if place.shared else hub
-        self.settings = Settings(hub=hub, partitions=partitions, **{"lease": place.lease} | settings)
+        self.settings = Settings(hub=hub, partitions=partitions, **{"lease": place.lease, "activities": 4} | settings)
         self.clock = VirtualClock()
         self.store: Store = place.open(self.clock)
         self.tape: list[Done] = []

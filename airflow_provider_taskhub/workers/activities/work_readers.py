@@ -74,7 +74,7 @@ class WorkReaders:
         self._read_pools = {DEFAULT_POOL} & {*pools}
         """The pools whose queues this worker reads: its own, as far as their queues exist, and perhaps ``default``."""
         self._slots = (
-            Slots(settings.activities, hub.clock),
+            Slots(settings.slots, hub.clock),
             Slots(settings.spark_slots, hub.clock),
         )
         self.memory = WorkerMemory(settings.worker_memory, self._slots, hub)
