@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
@@ -185,12 +186,13 @@ class Executor:
     def _carry_out_pauses(self) -> None:
         """Let the executor stand still while at least one of its attempts must stand still."""
         first = min(self._pauses.values(), key=lambda pause: pause.due, default=_NO_PAUSE)
-        self._process.stop_at(first.due + (first.kill_after or 0.0), kills=first.kill_after is not None)
-        on = any(pause.on for pause in self._pauses.values())
-        if on == self._process.paused:
-            return
-        self._process.pause(on)
-        if not on:
+        on, before = any(pause.on for pause in self._pauses.values()), self._process.paused
+        if on != before:
+            self._process.pause(on)
+        # The reaper hears of a pause too. Otherwise it would end the pause when the time of another attempt is put off.
+        due = -math.inf if on and first.kill_after is None else first.due + (first.kill_after or 0.0)
+        self._process.stop_at(due, kills=first.kill_after is not None)
+        if before and not on:
             self._resumed()
 
     def _stands_still(self, number: int) -> bool:

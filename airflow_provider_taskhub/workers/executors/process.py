@@ -188,7 +188,8 @@ class ExecutorProcess:
 
         The reaper does it, because the host may be stopped or blocked then.
 
-        :param due: time of ``SYSTEM_CLOCK.monotonic``, in seconds; inf: the process does not stand still.
+        :param due: time of ``SYSTEM_CLOCK.monotonic``, in seconds; inf: the process does not stand still; -inf: it does
+            already.
         :param kills: True: the processes are killed at ``due``. False: they stand still.
         """
         if self._child is not None and self._child.alive and (due, kills) != self._due:

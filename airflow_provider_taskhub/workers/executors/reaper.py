@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 
 import structlog
 
@@ -31,6 +32,8 @@ from airflow_provider_taskhub.workers.executors.spawn import import_path
 
 log = structlog.get_logger(__name__)
 
+_AGAIN = "--again"
+"""The argument of a reaper that follows another one."""
 _RESTART = 1.0
 """Seconds between two starts of a reaper at least."""
 _ROUNDS = 500
@@ -57,9 +60,9 @@ class Reaper:
 
         :raises OSError: if the machine cannot start another process.
         """
-        self._started = SYSTEM_CLOCK.monotonic()
+        self._started, again = SYSTEM_CLOCK.monotonic(), [] if self._process is None else [_AGAIN]
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__],
+            [sys.executable, "-P", "-m", __name__, *again],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=() if self._lock_fd is None else (self._lock_fd,),
@@ -79,7 +82,8 @@ class Reaper:
     def stop_at(self, session: int, due: float, *, kills: bool) -> None:
         """Tell the reaper from when on a session must stand still. It goes on when ``due`` is in the future again.
 
-        :param due: time of ``SYSTEM_CLOCK.monotonic``, in seconds; inf: the session does not stand still.
+        :param due: time of ``SYSTEM_CLOCK.monotonic``, in seconds; inf: the session does not stand still; -inf: it does
+            already.
         :param kills: True: the session is killed at ``due``. False: it stands still.
         """
         line = self._sessions[session] = f"{'!' if kills else '+'}{session} {due}\n"
@@ -131,12 +135,22 @@ class Reaper:
 class Watched:
     """The sessions that the reaper process watches, from the lines of its host.
 
+    :param again: whether another reaper has watched them before, and has perhaps stopped some. The first one lets no
+        session go on that is new to it: its host may have stopped it since the line was written.
     :ivar sessions: for each session, the time from which it must stand still, and whether it is killed then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, again: bool = False) -> None:
+        self._again = again
         self.sessions: dict[int, tuple[float, bool]] = {}
         self._still: set[int] = set()
+
+    def hear_all(self, lines: Iterable[str], now: float) -> None:
+        """Note lines of the host. Only the newest one about each session counts: an older one could let a session go on
+        that stands still since."""
+        newest = {line[1:].split()[0]: line for line in lines}
+        for line in newest.values():
+            self.hear(line, now)
 
     def hear(self, line: str, now: float) -> None:
         """Note a line of the host. A session that stands still goes on if its time was put off."""
@@ -145,7 +159,7 @@ class Watched:
             self.sessions.pop(session, None)
             self._still.discard(session)
             return
-        stopped = session in self._still or session not in self.sessions  # another reaper may have stopped it
+        stopped = session in self._still or (self._again and session not in self.sessions)
         self.sessions[session] = due, line.startswith("!")
         if due > now and stopped:
             self._still.discard(session)
@@ -170,7 +184,7 @@ def main() -> None:
     """Run the reaper process: watch the sessions that the host names until the host dies, then kill them."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    watched, unread = Watched(), b""
+    watched, unread = Watched(again=_AGAIN in sys.argv), b""
     while True:
         ready, _, _ = select.select([0], [], [], watched.look(SYSTEM_CLOCK.monotonic()))
         if ready:
@@ -178,8 +192,7 @@ def main() -> None:
             if not data:
                 break
             *lines, unread = (unread + data).split(b"\n")
-            for line in lines:
-                watched.hear(line.decode(), SYSTEM_CLOCK.monotonic())
+            watched.hear_all((line.decode() for line in lines), SYSTEM_CLOCK.monotonic())
     for _ in range(_ROUNDS):
         killed = [process_session.kill(session) for session in watched.sessions]
         if not any(killed):

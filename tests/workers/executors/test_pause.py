@@ -286,3 +286,40 @@ def test_a_timeout_that_was_over_before_the_executor_stood_still_ends_the_attemp
     assert outcome.failure.error_type == "TimeoutError"
     assert blocked.killed == ["was killed because activity 'job' exceeded its timeout while it stood still"]
     assert at <= blocked.ends + 5.0
+
+
+class Told:
+    """The process of an executor: it notes what it gets."""
+
+    def __init__(self) -> None:
+        self.paused, self.orders = False, list[object]()
+
+    def pause(self, on: bool) -> None:
+        self.paused = on
+        self.orders.append("stop" if on else "go on")
+
+    def stop_at(self, due: float, *, kills: bool) -> None:
+        self.orders.append(("killed at" if kills else "stands still at", due))
+
+
+def test_the_reaper_hears_of_a_pause_and_does_not_end_it_when_the_time_of_a_neighbour_is_put_off() -> None:
+    configure: Any = SimpleNamespace(name="plain-1.1", spark=False, max_log=100, lock_fd=None)
+    anything: Any = None
+    executor = Executor(
+        configure, reaper=anything, logs=anything, log="log", clock=VirtualClock(), times=ExecutorTimes()
+    )
+    process: Any = Told()
+    executor._process = process
+    one, neighbour = Pause(), Pause()
+    executor._pauses = {1: one, 2: neighbour}
+    one.due, neighbour.due = 50.0, 20.0
+    for pause in (one, neighbour):
+        pause.follow(executor._carry_out_pauses)
+    assert process.orders[-1] == ("stands still at", 20.0)
+    process.orders.clear()
+    one.set(True)
+    neighbour.put_off(90.0)
+    still = ("stands still at", -math.inf)
+    assert process.orders == ["stop", still, still]
+    one.set(False)
+    assert process.orders[3:] == ["go on", ("stands still at", 50.0)]

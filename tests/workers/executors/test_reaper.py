@@ -58,12 +58,27 @@ def test_a_session_that_has_ended_gets_nothing(told: list[tuple[str, int]]) -> N
 
 
 def test_a_new_reaper_lets_go_on_what_the_last_one_has_stopped(told: list[tuple[str, int]]) -> None:
-    watched = Watched()
+    watched = Watched(again=True)
     watched.hear("+7 20.0", 10.0)
-    assert told == [("goes on", 7)]
+    watched.hear("+9 -inf", 10.0)
+    assert told == [("goes on", 7)], "the host itself has stopped 9"
     watched.hear("+8 20.0", 30.0)
     watched.look(30.0)
-    assert told[1:] == [("stands still", 7), ("stands still", 8)]
+    assert told[1:] == [("stands still", 7), ("stands still", 9), ("stands still", 8)]
+
+
+def test_a_late_reaper_lets_nothing_go_on_that_its_host_has_stopped_since(told: list[tuple[str, int]]) -> None:
+    """It reads a line late, for example because it has just been started."""
+    watched = Watched()
+    watched.hear("+7 inf", 10.0)
+    assert told == []
+    watched.hear_all(["+7 20.0"], 21.0)
+    watched.look(21.0)
+    watched.hear_all(["+7 40.0", "+7 -inf"], 22.0)
+    watched.look(22.0)
+    assert told == [("stands still", 7)], "the pause has begun again"
+    watched.hear_all(["+7 60.0"], 23.0)
+    assert told[1:] == [("goes on", 7)]
 
 
 class FullPipe:
