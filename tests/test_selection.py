@@ -8,10 +8,13 @@ import shlex
 import subprocess
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tests.conftest import PROCESS_FIXTURES
+from tests.airflow import real
+from tests.conftest import PROCESS_FIXTURES, pytest_runtest_teardown
 from tests.run import GROUPS, command
 from tests.selection import FIRST, Extra, extras, reasons, start_order, unit
 
@@ -117,3 +120,22 @@ def test_no_option_of_pytest_leaves_out_a_test() -> None:
 def test_a_test_that_starts_a_process_without_saying_so_fails() -> None:
     with pytest.raises(AssertionError, match=r"test_a_test_that_starts.* starts a process .*: mark it"):
         subprocess.run(["true"], check=True)
+
+
+@pytest.mark.parametrize(
+    ("now", "following", "stops"),
+    [
+        ("tests/airflow/test_real.py::test_one", "tests/browser/test_page.py::test_one", False),
+        ("tests/browser/test_page.py::test_one", "tests/demo/test_demo.py::test_one", True),
+        ("tests/demo/test_demo.py::test_one", "tests/docs/test_blocks.py::test_one", False),
+        ("tests/browser/test_page.py::test_one", None, False),  # it ends with the process
+    ],
+)
+def test_the_shared_airflow_is_stopped_after_its_last_test(
+    monkeypatch: pytest.MonkeyPatch, now: str, following: str | None, stops: bool
+) -> None:
+    stopped: list[bool] = []
+    monkeypatch.setattr(real, "stop_started", lambda: stopped.append(True))
+    items: list[Any] = [None if node_id is None else SimpleNamespace(nodeid=node_id) for node_id in (now, following)]
+    pytest_runtest_teardown(*items)
+    assert bool(stopped) is stops

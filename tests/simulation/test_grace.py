@@ -170,7 +170,7 @@ def test_a_terminate_without_time_ends_a_clean_up_and_that_of_the_children() -> 
     async def drive(world: World) -> None:
         await world.client.start("both", instance_id="parent")
         await begun(world, clusters, "work child")
-        await world.client.terminate("parent", "late", grace=timedelta(hours=1))
+        await world.client.terminate("parent", "late", grace=timedelta(minutes=20))
         await begun(world, clusters, "close parent")
         await begun(world, clusters, "close child")
         await world.client.terminate("parent", "now", wait=True)
@@ -199,7 +199,7 @@ def test_an_instance_that_has_not_begun_ends_at_once() -> None:
     clusters = Clusters()
 
     async def drive(world: World) -> None:
-        due = world.clock.utc_now().datetime() + timedelta(hours=1)
+        due = world.clock.utc_now().datetime() + timedelta(minutes=20)
         await world.client.start("one", instance_id="a", start_at=due)
         await world.clock.sleep(5)
         asked = world.clock.monotonic()
