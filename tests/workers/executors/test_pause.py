@@ -302,7 +302,7 @@ class Told:
         self.orders.append(("killed at" if kills else "stands still at", due))
 
 
-def test_the_reaper_hears_of_a_pause_and_does_not_end_it_when_the_time_of_a_neighbour_is_put_off() -> None:
+async def test_the_reaper_hears_of_a_pause_and_does_not_end_it_when_the_time_of_a_neighbour_is_put_off() -> None:
     configure: Any = SimpleNamespace(name="plain-1.1", spark=False, max_log=100, lock_fd=None)
     anything: Any = None
     executor = Executor(
