@@ -64,9 +64,9 @@ one fast and one slow, differ by 0.2 %. The value adds half of that as a reserve
 
 
 _ZERO = timedelta(0)
-_LEAST_SLOTS = 4
+LEAST_SLOTS = 4
 """Slots of a small machine: activities without Spark often only wait, for example for a database."""
-_SPARK_MEMORY = 2 * 1024**3
+SPARK_MEMORY = 2 * 1024**3
 """Bytes of a worker's memory for each slot of a Spark activity."""
 
 
@@ -295,12 +295,12 @@ class Settings(BaseSettings):
     @property
     def slots(self) -> int:
         """How many activities without Spark run at the same time in a worker."""
-        return self.activities or max(_LEAST_SLOTS, cores_of_machine())
+        return self.activities or max(LEAST_SLOTS, cores_of_machine())
 
     @property
     def spark_slots(self) -> int:
         """How many Spark activities run at the same time in a worker."""
-        by_memory = max(1, self.worker_memory // _SPARK_MEMORY)
+        by_memory = max(1, self.worker_memory // SPARK_MEMORY)
         return self.spark_activities or self.activities or min(self.slots, by_memory)
 
     @property

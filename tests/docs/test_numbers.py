@@ -17,7 +17,15 @@ from airflow_provider_taskhub.operators.short_wait import SHORT_WAIT, WORKER_END
 from airflow_provider_taskhub.plugins.client_cache import FRESH
 from airflow_provider_taskhub.plugins.index import MOST as MOST_INDEXED
 from airflow_provider_taskhub.plugins.index import MOST_ERROR
-from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE, LEASE_DRIFT, LEASE_MARGIN, Settings
+from airflow_provider_taskhub.settings import (
+    AZURE_LEASE,
+    EMBEDDED_LEASE,
+    LEASE_DRIFT,
+    LEASE_MARGIN,
+    LEAST_SLOTS,
+    SPARK_MEMORY,
+    Settings,
+)
 from airflow_provider_taskhub.storage.sqlite.file import RETRY
 from airflow_provider_taskhub.storage.sqlite.process_wakeups import FALLBACK
 from airflow_provider_taskhub.storage.sqlite.writer_thread import MAX_GROUP, MAX_HOLD, MAX_WAITING
@@ -93,7 +101,8 @@ CLAIMS = [
     (SPARK, f"`executor_timeout` ({DEFAULT['executor_timeout'].default.seconds // 60} minutes)"),
     (SPARK, f"up to {MAX_LOG // MIB} MiB"),
     (SPARK, f"the last {TAIL_LINES} lines"),
-    (SPARK, f"`activities` attempts at once (default {DEFAULT['activities'].default})"),
+    (SPARK, f"one for each core, at least {LEAST_SLOTS}, unless given"),
+    (SPARK, f"at most one for each {SPARK_MEMORY // 1024**3} GiB of memory"),
     (AIRFLOW, f"waits for {s(SHORT_WAIT)} in its worker"),
     (AIRFLOW, f"it waits for {s(WORKER_END_WAIT)}, because the task would not come back sooner"),
     (AIRFLOW, f"(every {s(_ASKED[0])} on SQLite, every {s(_ASKED[1])} on Azure)"),
