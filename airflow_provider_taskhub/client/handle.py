@@ -18,7 +18,14 @@ from airflow_provider_taskhub.client.connection import Connection
 from airflow_provider_taskhub.client.families import descendants
 from airflow_provider_taskhub.client.starting import Starter
 from airflow_provider_taskhub.client.suspension import SUSPENDED_WITHIN, resume_children, suspend_children
-from airflow_provider_taskhub.client.termination import FIRST_PAUSE, LONGEST_PAUSE, children_left, nothing_runs
+from airflow_provider_taskhub.client.termination import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    children_left,
+    nothing_runs,
+    something_runs,
+    was_asked_to_clean_up,
+)
 from airflow_provider_taskhub.client.watching import Watches
 from airflow_provider_taskhub.clock import Deadline
 from airflow_provider_taskhub.concurrency import gather_bounded
@@ -444,30 +451,24 @@ class InstanceHandle:
         return await self._existing()
 
     async def runs_on(self) -> bool:
-        """Return whether something of the instance runs: it has not ended, or it has failed, and activities of it or
-        of its children still run.
+        """Return whether something of the instance runs: it has not ended. Or it has failed, and activities of it or
+        of its children still run. Or it was terminated with its children, and one of these still cleans up.
 
         :raises InstanceNotFound: if there is no such instance.
         """
-        row = await self._existing()
-        if row.status is not Status.FAILED:
-            return not row.status.is_final
-        if await self._has_running_activities():
-            return True
-        for child in await children_left(self):
-            with suppress(InstanceNotFound):
-                if await child.runs_on():
-                    return True
-        return False
+        status = (await self._existing()).status
+        if status in (Status.FAILED, Status.TERMINATED):
+            return await something_runs(self, status)
+        return not status.is_final
 
     async def _has_running_activities(self) -> bool:
         return any(record.runs for record in await self.activities())
 
     async def _end_of_termination(self) -> None:
         """Wait until nothing of a terminated instance runs. Its children may still be about to end, and their answers
-        would let the rewound instance fail again."""
+        would let the rewound instance fail again. An instance that could clean up is refused anyway, at once."""
         row = await self._existing()
-        if row.status is Status.TERMINATED:
+        if row.status is Status.TERMINATED and not await was_asked_to_clean_up(self):
             deadline = Deadline(self.hub.clock, TERMINATION_ENDS)
             try:
                 await nothing_runs(self, deadline, lambda child: None, recurse=True)

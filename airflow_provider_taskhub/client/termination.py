@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from airflow_provider_taskhub.clock import Deadline
@@ -20,6 +21,7 @@ from airflow_provider_taskhub.engine.events import (
     TaskScheduled,
 )
 from airflow_provider_taskhub.engine.identity import generation_of, same_start
+from airflow_provider_taskhub.errors import InstanceNotFound
 from airflow_provider_taskhub.hub.model import BEGINS_WITHIN, InstanceState, RecordState
 from airflow_provider_taskhub.tags import FIRE_AND_FORGET
 
@@ -37,6 +39,50 @@ CHILD_APPEARS = 30.0
 async def children_left(instance: InstanceHandle) -> list[InstanceHandle]:
     """Return the children of an instance that failed or was terminated which run, or have failed too."""
     history, _ = await instance.readable_history()
+    return await _children(instance, history, lambda status: status is Status.FAILED or not status.is_final)
+
+
+async def something_runs(instance: InstanceHandle, status: Status) -> bool:
+    """Return whether something of an instance that failed or was terminated runs.
+
+    After a failure, activities and children go on. After a termination, the children that were terminated with the
+    instance may still clean up, and their children.
+
+    :param status: the instance's status.
+    """
+    if status is Status.FAILED:
+        if any(record.runs for record in await instance.activities()):
+            return True
+        left = await children_left(instance)
+    else:
+        history, _ = await instance.readable_history()
+        if not _ends_children(history):
+            return False
+        left = await _children(instance, history, lambda status: status is not Status.COMPLETED)
+    for child in left:
+        with suppress(InstanceNotFound):
+            if await child.runs_on():
+                return True
+    return False
+
+
+async def was_asked_to_clean_up(instance: InstanceHandle) -> bool:
+    """Return whether somebody has asked the instance to end and has given time for a clean-up."""
+    history, _ = await instance.readable_history()
+    return grace.found(history) is not None
+
+
+def _ends_children(history: Sequence[HistoryEvent]) -> bool:
+    """Return whether the instance of this history was terminated with its children."""
+    request = grace.found(history)
+    terminated = any(event.taskhub_recurse for event in history if isinstance(event, ExecutionTerminated))
+    return terminated or (request is not None and request.recurse)
+
+
+async def _children(
+    instance: InstanceHandle, history: Sequence[HistoryEvent], wanted: Callable[[Status], bool]
+) -> list[InstanceHandle]:
+    """Return the children of an instance whose status is wanted, without those for fire and forget."""
     created = [
         event
         for event in history
@@ -49,7 +95,7 @@ async def children_left(instance: InstanceHandle) -> list[InstanceHandle]:
         for event, row in zip(created, rows, strict=True)
         if row is not None
         and same_start(row.execution_id, event.taskhub_action_id)
-        and (row.status is Status.FAILED or not row.status.is_final)
+        and wanted(row.status)
     ]
 
 
@@ -95,11 +141,9 @@ async def _family(
     """
     history, unreadable = await instance.readable_history()
     yield instance, bool(unreadable) or _may_have_open_calls(history)
-    request = grace.found(history)
-    terminated = any(event.taskhub_recurse for event in history if isinstance(event, ExecutionTerminated))
-    if not (recurse and (terminated or (request is not None and request.recurse))):
+    if not (recurse and _ends_children(history)):
         return
-    for event in children.unfinished(history, cancelled=request is not None):
+    for event in children.unfinished(history, cancelled=grace.found(history) is not None):
         progress(event.instance_id)
         child = instance.other(event.instance_id)
         row = await _child_row(child, deadline)
