@@ -50,6 +50,8 @@ class Confirmation:
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds
         self._timeout: asyncio.Timeout | None = None
+        self.grace: timedelta | None = None
+        """The time for the clean-up; None: there is none, or the instance was not terminated."""
 
     async def __aenter__(self) -> Confirmation:
         self._timeout = asyncio.timeout(self._seconds)
@@ -63,7 +65,7 @@ class Confirmation:
     def add(self, grace: timedelta | None) -> None:
         """Wait longer, by the time for a clean-up. Call it in the ``with`` block."""
         assert self._timeout is not None
-        due = self._timeout.when()
+        self.grace, due = grace, self._timeout.when()
         if grace is not None and due is not None and self._seconds is not None:
             self._seconds += grace.total_seconds()
             self._timeout.reschedule(due + grace.total_seconds())
