@@ -93,9 +93,7 @@ async def _children(
     return [
         instance.other(row.instance_id)
         for event, row in zip(created, rows, strict=True)
-        if row is not None
-        and same_start(row.execution_id, event.taskhub_action_id)
-        and wanted(row.status)
+        if row is not None and same_start(row.execution_id, event.taskhub_action_id) and wanted(row.status)
     ]
 
 
