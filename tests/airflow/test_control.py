@@ -24,6 +24,8 @@ from airflow_provider_taskhub.operators.control import (
     TaskHubTerminateOperator,
 )
 from airflow_provider_taskhub.operators.repair import TaskHubPurgeOperator, TaskHubRewindOperator
+from airflow_provider_taskhub.tags import GRACE_TAG
+from airflow_provider_taskhub.triggers.deferral import BACKSTOP
 from tests.airflow.conftest import Task, Ti
 from tests.airflow.fake import FakeClient, FakeHub
 
@@ -334,6 +336,19 @@ def test_a_rewind_waits_and_returns_the_output(hub: FakeHub) -> None:
     assert hub.reasons == [("rewind", f"from Airflow: disk is repaired ({WHO})")]
     assert (trigger.owner, trigger.end_from_trigger) == ("o", True)
     assert (ti.xcoms["instance_id"], ti.xcoms["taskhub_owner"]) == ("i", "o"), "so that the triggerer may end the task"
+    hub.end("i", {"url": "x"})
+    assert one.finish(ti, status="Completed") == {"url": "x"}
+
+
+@pytest.mark.parametrize(("seconds", "longer"), [("3600", timedelta(hours=1)), (None, timedelta(0))])
+def test_the_time_of_the_clean_up_is_added_to_airflow_s_own_limit_of_its_deferral(
+    hub: FakeHub, seconds: str | None, longer: timedelta
+) -> None:
+    """Its trigger waits so long for the clean-up when ``execution_timeout`` is over."""
+    failed(hub, **{"taskhub.owner": "o"} | ({} if seconds is None else {GRACE_TAG: seconds}))
+    one, ti = task(TaskHubRewindOperator, execution_timeout=timedelta(minutes=1)), Ti()
+    timeout = one.start(ti).timeout
+    assert timedelta(0) <= timedelta(minutes=1) + BACKSTOP + longer - timeout < timedelta(minutes=1)
     hub.end("i", {"url": "x"})
     assert one.finish(ti, status="Completed") == {"url": "x"}
 
