@@ -86,6 +86,7 @@ def test_an_id_that_is_empty_after_rendering_fails_before_anything_is_sent(
         (TaskHubTerminateOperator, {"wait": "yes"}, "wait is 'yes': give True or False"),
         (TaskHubTerminateOperator, {"missing_ok": 1}, "missing_ok is 1"),
         (TaskHubTerminateOperator, {"recurse": None}, "recurse is None"),
+        (TaskHubTerminateOperator, {"clean_up": None}, "clean_up is None"),
         (TaskHubSuspendOperator, {"reason": 5}, "reason is 5: give a text"),
         (TaskHubRewindOperator, {"wait_for_completion": "no"}, "wait_for_completion is 'no'"),
         (TaskHubPurgeOperator, {"older_than": timedelta(1)}, "give either instance_id, or one or more of older_than"),
@@ -322,6 +323,17 @@ def test_an_instance_that_has_ended_can_be_neither_suspended_nor_resumed(hub: Fa
 
 
 # rewind
+
+
+@pytest.mark.parametrize("clean_up", [True, False])
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_terminate_gives_the_time_with_which_the_instance_was_started(
+    hub: FakeHub, wait: bool, clean_up: bool
+) -> None:
+    """A teardown task must not cut a clean-up off that runs already."""
+    hub.put("i", Status.RUNNING, tags={GRACE_TAG: "3600"})
+    task(TaskHubTerminateOperator, wait=wait, clean_up=clean_up).run(Ti())
+    assert hub.graces == [("i", timedelta(hours=1) if clean_up else None)]
 
 
 def failed(hub: FakeHub, **tags: str) -> None:
