@@ -66,8 +66,7 @@ class Wait:
         request is about any run.
     :param started_by: the owner tag that the instance had when the wait began: it names the start, and a rewind keeps
         it; None: it had none, or the request is about any start.
-    :param grace: seconds for the clean-up of the instance, for which the task waits when a time limit has ended it;
-        None: there is none.
+    :param grace: seconds for the clean-up of the instance, for which the task waits when a time limit has ended it.
     """
 
     instance_id: str
@@ -76,7 +75,7 @@ class Wait:
     owner: str | None
     execution_id: str | None = None
     started_by: str | None = None
-    grace: float | None = None
+    grace: float = 0.0
 
 
 class NotYet(Exception):

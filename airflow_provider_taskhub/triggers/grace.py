@@ -39,6 +39,11 @@ def grace_of(state: InstanceState | None) -> timedelta | None:
     return timedelta(seconds=int(text))
 
 
+def seconds_of(grace: timedelta | None) -> float:
+    """Return the time for a clean-up in seconds; 0: there is none."""
+    return 0.0 if grace is None else grace.total_seconds()
+
+
 class Confirmation:
     """Limits how long Airflow waits for the end of a terminated instance: a fixed time, and the time of its clean-up.
 
@@ -66,9 +71,9 @@ class Confirmation:
         """Wait longer, by the time for a clean-up. Call it in the ``with`` block."""
         assert self._timeout is not None
         self.grace, due = grace, self._timeout.when()
-        if grace is not None and due is not None and self._seconds is not None:
-            self._seconds += grace.total_seconds()
-            self._timeout.reschedule(due + grace.total_seconds())
+        if due is not None and self._seconds is not None:
+            self._seconds += seconds_of(grace)
+            self._timeout.reschedule(due + seconds_of(grace))
 
     def __str__(self) -> str:
         """Return what to tell when the time is over."""

@@ -11,7 +11,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowTaskTimeout, TaskDeferred
 
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.errors import InvalidStateError
+from airflow_provider_taskhub.errors import InstanceExists, InvalidStateError
 from airflow_provider_taskhub.hub.model import StartPolicy
 from airflow_provider_taskhub.tags import GRACE_TAG
 from airflow_provider_taskhub.triggers.deferral import BACKSTOP, deferral_timeout
@@ -21,7 +21,7 @@ from airflow_provider_taskhub.triggers.sweep import AGAIN, EVERY, SETTLE
 from airflow_provider_taskhub.triggers.taskhub import CONFIRM_DEADLINE
 from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from tests.airflow.conftest import Ti
-from tests.airflow.fake import FakeClient, FakeHub
+from tests.airflow.fake import FakeClient, FakeHub, member
 from tests.airflow.test_start_trigger import Airflow, event_of
 from tests.airflow.test_sweep import FakeAirflow, sweep, watched
 from tests.airflow.test_trigger import fired, killed, waiting
@@ -267,6 +267,34 @@ def test_the_next_run_of_a_cleared_task_waits_for_the_clean_up(
         assert asyncio.get_running_loop().time() == pytest.approx(min(seconds, TERMINATE_DEADLINE + 3600))
 
     run(scenario())
+
+
+def test_without_a_worker_the_next_run_of_a_cleared_task_does_not_wait_for_a_clean_up(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the older instance runs then."""
+
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING, tags=TAGS)
+        hub.workers = (member(alive=False),)
+        cleans_up(monkeypatch, 1e6)
+        client: Any = FakeClient(hub)
+        assert "has not ended within 60 s" in await _terminate(client, hub.instances["i"])
+        assert asyncio.get_running_loop().time() == pytest.approx(TERMINATE_DEADLINE)
+
+    run(scenario())
+
+
+def test_the_next_run_of_a_cleared_task_waits_only_once(
+    make_task: Any, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an id that the user chose, the new instance cannot start before the older one has ended."""
+    task, ti = make_task(instance_id="chosen", terminate_grace=HOUR), Ti()
+    task.start(ti)
+    hub.slow = True
+    with pytest.raises(InstanceExists):
+        task.run(ti.cleared())
+    assert hub.graces == [("chosen", HOUR)]
 
 
 def test_what_has_cleaned_up_starts_from_its_beginning_after_a_clear(
