@@ -20,6 +20,7 @@ from airflow_provider_taskhub.client.starting import Starter
 from airflow_provider_taskhub.client.suspension import SUSPENDED_WITHIN, resume_children, suspend_children
 from airflow_provider_taskhub.client.termination import (
     FIRST_PAUSE,
+    LONGEST_CLEAN_UP_PAUSE,
     LONGEST_PAUSE,
     children_left,
     nothing_runs,
@@ -304,7 +305,8 @@ class InstanceHandle:
         :param wait: True: return only when the instance has ended, none of its activities can begin any more, and the
             workers have confirmed that none of its activities with an activity record runs. An activity without a
             record that has begun may still run; its worker ends it soon. If the instance waited for an activity, this
-            takes two seconds more. With ``recurse`` the call waits for all children in the same way.
+            takes two seconds more. With ``grace`` the call may see the end 10 seconds late, because it reads the
+            instance more and more seldom. With ``recurse`` the call waits for all children in the same way.
         :param recurse: True: also terminate every child that has not ended, and the children of these children.
             Children that were started with the tag for fire and forget always continue.
         :param grace: time for the clean-up of the instance, and of each child; None: no clean-up. It is rounded up to
@@ -337,9 +339,10 @@ class InstanceHandle:
                 await child.terminate(reason, wait=wait, grace=grace, timeout=deadline.left(), progress=progress)
         if not wait:
             return row
-        ended = await _end_of(self, row.execution_id, deadline.left())
+        longest = LONGEST_PAUSE if grace is None else LONGEST_CLEAN_UP_PAUSE
+        ended = await _end_of(self, row.execution_id, deadline.left(), longest)
         children = recurse and ended.status is Status.TERMINATED
-        await nothing_runs(self, deadline, progress or (lambda child: None), recurse=children)
+        await nothing_runs(self, deadline, progress or (lambda child: None), recurse=children, longest=longest)
         return ended
 
     async def suspend(

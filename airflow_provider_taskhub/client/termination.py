@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 """Shortest and longest pause between two readings of a row, in seconds. The pause grows during a wait."""
+LONGEST_CLEAN_UP_PAUSE = 10.0
+"""The longest pause, in seconds, while an instance may clean up. Airflow may wait for hundreds of instances at once."""
 CHILDREN_AT_ONCE = 16
 """The largest number of children whose rows are read at the same time."""
 CHILD_APPEARS = 30.0
@@ -98,7 +100,12 @@ async def _children(
 
 
 async def nothing_runs(
-    instance: InstanceHandle, deadline: Deadline, progress: Callable[[str], None], *, recurse: bool
+    instance: InstanceHandle,
+    deadline: Deadline,
+    progress: Callable[[str], None],
+    *,
+    recurse: bool,
+    longest: float = LONGEST_PAUSE,
 ) -> None:
     """Wait until nothing of an ended instance runs any more, and no activity of it can begin.
 
@@ -109,9 +116,10 @@ async def nothing_runs(
     :param deadline: the time until which to wait.
     :param progress: called with the id of each child before the wait for that child begins.
     :param recurse: True: if the instance was terminated, wait for its children too, and for the children of these.
+    :param longest: the longest pause between two readings of a child's row, in seconds.
     :raises TimeoutError: if something still runs at the deadline.
     """
-    ended = [one async for one in _family(instance, deadline, progress, recurse=recurse)]
+    ended = [one async for one in _family(instance, deadline, progress, longest, recurse=recurse)]
     if any(open_calls for _, open_calls in ended):
         await instance.hub.clock.sleep(deadline.shorten(BEGINS_WITHIN.total_seconds()))
         deadline.check(f"instance {instance.id!r} has ended, but one of its activities may still begin")
@@ -129,7 +137,7 @@ async def _activities_end(instance: InstanceHandle, deadline: Deadline) -> None:
 
 
 async def _family(
-    instance: InstanceHandle, deadline: Deadline, progress: Callable[[str], None], *, recurse: bool
+    instance: InstanceHandle, deadline: Deadline, progress: Callable[[str], None], longest: float, *, recurse: bool
 ) -> AsyncIterator[tuple[InstanceHandle, bool]]:
     """Yield an ended instance, and all its children as they end, and also the children of these children.
 
@@ -147,8 +155,8 @@ async def _family(
         row = await _child_row(child, deadline)
         if row is None or not (event.execution_id is None or same_start(row.execution_id, event.execution_id)):
             continue
-        row = await child.wait(timeout=deadline.left())
-        async for one in _family(child, deadline, progress, recurse=row.status is Status.TERMINATED):
+        row = await child.wait(timeout=deadline.left(), longest=longest)
+        async for one in _family(child, deadline, progress, longest, recurse=row.status is Status.TERMINATED):
             yield one
 
 
