@@ -12,7 +12,7 @@ from airflow_provider_taskhub.cli.options import AsJson, HubName, settings_of, w
 from airflow_provider_taskhub.cli.output import as_json, console, table, time_text
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.codec import Timestamp
-from airflow_provider_taskhub.hub.model import Failover, Member
+from airflow_provider_taskhub.hub.model import MOST_LEFT, Failover, Member
 
 app = typer.Typer(no_args_is_help=True, help="Show the workers that were lost.")
 
@@ -25,13 +25,14 @@ class Loss:
     :param alive: whether it is alive again.
     :param noticed: how the others have noticed it.
     :param partitions: the partitions that were taken from it, and whose owner was not lost again since.
-    :param taken_by: full names of the workers that have taken them.
-    :param first: when the first one was taken.
-    :param last: when the last one was taken.
-    :param after: seconds from its last sign of life until the last one was taken.
+    :param taken_by: full names of the workers that have taken them, or else the attempts.
+    :param first: when the first one was taken; None: none was taken.
+    :param last: when the last one was taken; None: none was taken.
+    :param after: seconds from its last sign of life until the last one was taken; None: none was taken.
     :param messages: how many messages were due in the queues of these partitions then, as far as the workers that have
         taken them have counted; None: none has.
-    :param instances: for how many instances these messages are.
+    :param instances: for how many instances these messages are; None: as for ``messages``.
+    :param more: whether the count of one of the partitions has ended at its largest number: it had perhaps more.
     :param attempts: how many of its attempts of activities the workers that run now have taken over.
     """
 
@@ -45,6 +46,7 @@ class Loss:
     after: float | None
     messages: int | None
     instances: int | None
+    more: bool
     attempts: int
 
 
@@ -59,35 +61,35 @@ def show(hub: HubName = None, json: AsJson = False) -> None:
     how many messages, instances and attempts this concerned.
 
     A partition keeps only its last failover, so older losses of the same partitions are not shown. A handover, a stop
-    and a release are no failovers. The newest loss comes first. Times are those of the clock of the worker that has
-    taken the partition.
+    and a release are no failovers. The newest loss comes first, and losses without a time come last. Times are those of
+    the clock of the worker that has taken the partition.
 
     `after`: seconds from the last sign of life of the lost worker, as the worker that took the partition has seen it,
     until the last of its partitions was taken. A worker whose lease had expired may be alive again: it was cut off from
     the store, or stood still.
 
     `messages` and `instances`: what was due in the queues of these partitions when they were taken, and for how many
-    instances. The owner counts a message when it receives it, so the numbers grow for some seconds, at most to 10,000
-    messages in a partition. Instances that only wait, for example for an activity, do not count.
+    instances. The owner counts a message when it receives it, so the numbers grow at first: for some seconds on SQLite,
+    for up to a minute on Azure. At most 10,000 messages are counted in a partition: `10000+` says that there were
+    perhaps more. Instances that only wait, for example for an activity, do not count.
 
     `attempts`: attempts of activities with a record that were taken over, so that the next attempt began. The numbers
-    are those of the workers that run now. A lost worker without partitions is listed for its attempts alone.
+    are those of the workers that run now. A worker from which only attempts were taken over, because it owned no
+    partition or because these have been lost again since, has no time.
 
     Example: taskhub failover show --json
     """
 
     async def work(client: Client) -> list[Loss]:
-        lost = defaultdict[tuple[str, bool], list[tuple[int, Failover]]](list)
+        lost = defaultdict[str, list[tuple[int, Failover]]](list)
         for state in await client.admin.partitions():
             if state.failover is not None:
-                lost[state.failover.lost, state.failover.proven].append((state.partition, state.failover))
-        proven = {worker for worker, proven in lost if proven}
-        members = await client.admin.workers()
-        without = {worker for member in members for worker in member.taken_over} - {worker for worker, _ in lost}
-        if without or any(worker not in proven for worker, _ in lost):
-            members = await client.admin.workers(prove=True)
-        losses = [_loss(worker, members, taken, proven=proven) for (worker, proven), taken in lost.items()]
-        return losses + [_loss(worker, members, (), proven=False) for worker in sorted(without)]
+                lost[state.failover.lost].append((state.partition, state.failover))
+        # Only a worker whose lease has expired may be alive again. To find that out takes some seconds.
+        expired = any(not any(one.proven for _, one in taken) for taken in lost.values())
+        members = await client.admin.workers(prove=expired)
+        without = {worker for member in members if member.alive for worker in member.taken_over} - {*lost}
+        return [_loss(worker, members, lost.get(worker, ())) for worker in [*lost, *sorted(without)]]
 
     name = settings_of(hub=hub).hub
     found = sorted(with_client(hub, work), key=lambda one: (one.last is not None, one.last), reverse=True)
@@ -104,7 +106,7 @@ def show(hub: HubName = None, json: AsJson = False) -> None:
                 ", ".join(one.taken_by),
                 time_text(one.first),
                 "-" if one.after is None else f"{one.after:g} s",
-                "-" if one.messages is None else f"{one.messages} of {one.instances} instances",
+                _counted(one),
                 str(one.attempts),
             )
             for one in found
@@ -113,20 +115,26 @@ def show(hub: HubName = None, json: AsJson = False) -> None:
         table(f"workers of {name} that were lost", heads, rows)
 
 
-def _loss(worker: str, members: Sequence[Member], taken: Sequence[tuple[int, Failover]], *, proven: bool) -> Loss:
+def _counted(one: Loss) -> str:
+    if one.messages is None:
+        return "-"
+    return f"{one.messages}{'+' if one.more else ''} of {one.instances} instance{'' if one.instances == 1 else 's'}"
+
+
+def _loss(worker: str, members: Sequence[Member], taken: Sequence[tuple[int, Failover]]) -> Loss:
     """Return what is known of a lost worker.
 
     :param members: the workers of the hub.
     :param taken: the partitions that were taken from it, and how; empty: only attempts of it were taken over.
-    :param proven: whether its death was proven.
     """
     failovers = [one for _, one in taken]
-    takers = [member for member in members if worker in member.taken_over]
+    proven = any(one.proven for one in failovers)
+    takers = [member for member in members if member.alive and worker in member.taken_over]
     counted = [(one.messages, one.instances or 0) for one in failovers if one.messages is not None]
     return Loss(
         worker=worker,
         alive=not proven and any(member.worker == worker and member.alive for member in members),
-        noticed="proven dead" if proven else "lease expired" if taken else "records not renewed",
+        noticed="proven dead" if proven else "lease expired" if taken else "attempts taken over",
         partitions=[partition for partition, _ in taken],
         taken_by=sorted({one.taken_by for one in failovers} or {member.worker for member in takers}),
         first=min((one.at for one in failovers), default=None),
@@ -134,5 +142,6 @@ def _loss(worker: str, members: Sequence[Member], taken: Sequence[tuple[int, Fai
         after=max((one.silent for one in failovers), default=None),
         messages=sum(messages for messages, _ in counted) if counted else None,
         instances=sum(instances for _, instances in counted) if counted else None,
+        more=any(messages >= MOST_LEFT for messages, _ in counted),
         attempts=sum(member.taken_over[worker] for member in takers),
     )

@@ -18,7 +18,15 @@ from airflow_provider_taskhub.client.connection import Connection
 from airflow_provider_taskhub.client.families import descendants
 from airflow_provider_taskhub.client.starting import Starter
 from airflow_provider_taskhub.client.suspension import SUSPENDED_WITHIN, resume_children, suspend_children
-from airflow_provider_taskhub.client.termination import FIRST_PAUSE, LONGEST_PAUSE, children_left, nothing_runs
+from airflow_provider_taskhub.client.termination import (
+    FIRST_PAUSE,
+    LONGEST_CLEAN_UP_PAUSE,
+    LONGEST_PAUSE,
+    children_left,
+    nothing_runs,
+    something_runs,
+    was_asked_to_clean_up,
+)
 from airflow_provider_taskhub.client.watching import Watches
 from airflow_provider_taskhub.clock import Deadline
 from airflow_provider_taskhub.concurrency import gather_bounded
@@ -297,7 +305,8 @@ class InstanceHandle:
         :param wait: True: return only when the instance has ended, none of its activities can begin any more, and the
             workers have confirmed that none of its activities with an activity record runs. An activity without a
             record that has begun may still run; its worker ends it soon. If the instance waited for an activity, this
-            takes two seconds more. With ``recurse`` the call waits for all children in the same way.
+            takes two seconds more. With ``grace`` the call may see the end 10 seconds late, because it reads the
+            instance more and more seldom. With ``recurse`` the call waits for all children in the same way.
         :param recurse: True: also terminate every child that has not ended, and the children of these children.
             Children that were started with the tag for fire and forget always continue.
         :param grace: time for the clean-up of the instance, and of each child; None: no clean-up. It is rounded up to
@@ -330,9 +339,10 @@ class InstanceHandle:
                 await child.terminate(reason, wait=wait, grace=grace, timeout=deadline.left(), progress=progress)
         if not wait:
             return row
-        ended = await _end_of(self, row.execution_id, deadline.left())
+        longest = LONGEST_PAUSE if grace is None else LONGEST_CLEAN_UP_PAUSE
+        ended = await _end_of(self, row.execution_id, deadline.left(), longest)
         children = recurse and ended.status is Status.TERMINATED
-        await nothing_runs(self, deadline, progress or (lambda child: None), recurse=children)
+        await nothing_runs(self, deadline, progress or (lambda child: None), recurse=children, longest=longest)
         return ended
 
     async def suspend(
@@ -444,30 +454,24 @@ class InstanceHandle:
         return await self._existing()
 
     async def runs_on(self) -> bool:
-        """Return whether something of the instance runs: it has not ended, or it has failed, and activities of it or
-        of its children still run.
+        """Return whether something of the instance runs: it has not ended. Or it has failed, and activities of it or
+        of its children still run. Or it was terminated with its children, and one of these still cleans up.
 
         :raises InstanceNotFound: if there is no such instance.
         """
-        row = await self._existing()
-        if row.status is not Status.FAILED:
-            return not row.status.is_final
-        if await self._has_running_activities():
-            return True
-        for child in await children_left(self):
-            with suppress(InstanceNotFound):
-                if await child.runs_on():
-                    return True
-        return False
+        status = (await self._existing()).status
+        if status in (Status.FAILED, Status.TERMINATED):
+            return await something_runs(self, status)
+        return not status.is_final
 
     async def _has_running_activities(self) -> bool:
         return any(record.runs for record in await self.activities())
 
     async def _end_of_termination(self) -> None:
         """Wait until nothing of a terminated instance runs. Its children may still be about to end, and their answers
-        would let the rewound instance fail again."""
+        would let the rewound instance fail again. An instance that could clean up is refused anyway, at once."""
         row = await self._existing()
-        if row.status is Status.TERMINATED:
+        if row.status is Status.TERMINATED and not await was_asked_to_clean_up(self):
             deadline = Deadline(self.hub.clock, TERMINATION_ENDS)
             try:
                 await nothing_runs(self, deadline, lambda child: None, recurse=True)

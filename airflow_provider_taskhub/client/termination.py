@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from airflow_provider_taskhub.clock import Deadline
@@ -20,6 +21,7 @@ from airflow_provider_taskhub.engine.events import (
     TaskScheduled,
 )
 from airflow_provider_taskhub.engine.identity import generation_of, same_start
+from airflow_provider_taskhub.errors import InstanceNotFound
 from airflow_provider_taskhub.hub.model import BEGINS_WITHIN, InstanceState, RecordState
 from airflow_provider_taskhub.tags import FIRE_AND_FORGET
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 """Shortest and longest pause between two readings of a row, in seconds. The pause grows during a wait."""
+LONGEST_CLEAN_UP_PAUSE = 10.0
+"""The longest pause, in seconds, while an instance may clean up. Airflow may wait for hundreds of instances at once."""
 CHILDREN_AT_ONCE = 16
 """The largest number of children whose rows are read at the same time."""
 CHILD_APPEARS = 30.0
@@ -37,6 +41,50 @@ CHILD_APPEARS = 30.0
 async def children_left(instance: InstanceHandle) -> list[InstanceHandle]:
     """Return the children of an instance that failed or was terminated which run, or have failed too."""
     history, _ = await instance.readable_history()
+    return await _children(instance, history, lambda status: status is Status.FAILED or not status.is_final)
+
+
+async def something_runs(instance: InstanceHandle, status: Status) -> bool:
+    """Return whether something of an instance that failed or was terminated runs.
+
+    After a failure, activities and children go on. After a termination, the children that were terminated with the
+    instance may still clean up, and their children.
+
+    :param status: the instance's status.
+    """
+    if status is Status.FAILED:
+        if any(record.runs for record in await instance.activities()):
+            return True
+        left = await children_left(instance)
+    else:
+        history, _ = await instance.readable_history()
+        if not _ends_children(history):
+            return False
+        left = await _children(instance, history, lambda status: status is not Status.COMPLETED)
+    for child in left:
+        with suppress(InstanceNotFound):
+            if await child.runs_on():
+                return True
+    return False
+
+
+async def was_asked_to_clean_up(instance: InstanceHandle) -> bool:
+    """Return whether somebody has asked the instance to end and has given time for a clean-up."""
+    history, _ = await instance.readable_history()
+    return grace.found(history) is not None
+
+
+def _ends_children(history: Sequence[HistoryEvent]) -> bool:
+    """Return whether the instance of this history was terminated with its children."""
+    request = grace.found(history)
+    terminated = any(event.taskhub_recurse for event in history if isinstance(event, ExecutionTerminated))
+    return terminated or (request is not None and request.recurse)
+
+
+async def _children(
+    instance: InstanceHandle, history: Sequence[HistoryEvent], wanted: Callable[[Status], bool]
+) -> list[InstanceHandle]:
+    """Return the children of an instance whose status is wanted, without those for fire and forget."""
     created = [
         event
         for event in history
@@ -47,14 +95,17 @@ async def children_left(instance: InstanceHandle) -> list[InstanceHandle]:
     return [
         instance.other(row.instance_id)
         for event, row in zip(created, rows, strict=True)
-        if row is not None
-        and same_start(row.execution_id, event.taskhub_action_id)
-        and (row.status is Status.FAILED or not row.status.is_final)
+        if row is not None and same_start(row.execution_id, event.taskhub_action_id) and wanted(row.status)
     ]
 
 
 async def nothing_runs(
-    instance: InstanceHandle, deadline: Deadline, progress: Callable[[str], None], *, recurse: bool
+    instance: InstanceHandle,
+    deadline: Deadline,
+    progress: Callable[[str], None],
+    *,
+    recurse: bool,
+    longest: float = LONGEST_PAUSE,
 ) -> None:
     """Wait until nothing of an ended instance runs any more, and no activity of it can begin.
 
@@ -65,9 +116,10 @@ async def nothing_runs(
     :param deadline: the time until which to wait.
     :param progress: called with the id of each child before the wait for that child begins.
     :param recurse: True: if the instance was terminated, wait for its children too, and for the children of these.
+    :param longest: the longest pause between two readings of a child's row, in seconds.
     :raises TimeoutError: if something still runs at the deadline.
     """
-    ended = [one async for one in _family(instance, deadline, progress, recurse=recurse)]
+    ended = [one async for one in _family(instance, deadline, progress, longest, recurse=recurse)]
     if any(open_calls for _, open_calls in ended):
         await instance.hub.clock.sleep(deadline.shorten(BEGINS_WITHIN.total_seconds()))
         deadline.check(f"instance {instance.id!r} has ended, but one of its activities may still begin")
@@ -85,7 +137,7 @@ async def _activities_end(instance: InstanceHandle, deadline: Deadline) -> None:
 
 
 async def _family(
-    instance: InstanceHandle, deadline: Deadline, progress: Callable[[str], None], *, recurse: bool
+    instance: InstanceHandle, deadline: Deadline, progress: Callable[[str], None], longest: float, *, recurse: bool
 ) -> AsyncIterator[tuple[InstanceHandle, bool]]:
     """Yield an ended instance, and all its children as they end, and also the children of these children.
 
@@ -95,18 +147,16 @@ async def _family(
     """
     history, unreadable = await instance.readable_history()
     yield instance, bool(unreadable) or _may_have_open_calls(history)
-    request = grace.found(history)
-    terminated = any(event.taskhub_recurse for event in history if isinstance(event, ExecutionTerminated))
-    if not (recurse and (terminated or (request is not None and request.recurse))):
+    if not (recurse and _ends_children(history)):
         return
-    for event in children.unfinished(history, cancelled=request is not None):
+    for event in children.unfinished(history, cancelled=grace.found(history) is not None):
         progress(event.instance_id)
         child = instance.other(event.instance_id)
         row = await _child_row(child, deadline)
         if row is None or not (event.execution_id is None or same_start(row.execution_id, event.execution_id)):
             continue
-        row = await child.wait(timeout=deadline.left())
-        async for one in _family(child, deadline, progress, recurse=row.status is Status.TERMINATED):
+        row = await child.wait(timeout=deadline.left(), longest=longest)
+        async for one in _family(child, deadline, progress, longest, recurse=row.status is Status.TERMINATED):
             yield one
 
 

@@ -66,6 +66,7 @@ class Wait:
         request is about any run.
     :param started_by: the owner tag that the instance had when the wait began: it names the start, and a rewind keeps
         it; None: it had none, or the request is about any start.
+    :param grace: seconds for the clean-up of the instance, for which the task waits when a time limit has ended it.
     """
 
     instance_id: str
@@ -74,6 +75,7 @@ class Wait:
     owner: str | None
     execution_id: str | None = None
     started_by: str | None = None
+    grace: float = 0.0
 
 
 class NotYet(Exception):
@@ -206,7 +208,8 @@ class ActingOperator(TextRendering, BaseOperator):  # type: ignore[misc]  # Airf
         if event is not None:
             return self.execute_complete(context, event, **kwargs)
         self.log.info("a triggerer now waits for instance %s: one must run (airflow triggerer)", wait.instance_id)
-        self.defer(trigger=trigger, method_name="execute_complete", kwargs=kwargs, timeout=deferral_timeout(until))
+        timeout = deferral_timeout(until, duration(wait.grace))
+        self.defer(trigger=trigger, method_name="execute_complete", kwargs=kwargs, timeout=timeout)
         raise AssertionError("defer() raises")
 
     def _event_here(self, trigger: TaskHubTrigger) -> dict[str, Any] | None:
@@ -237,7 +240,7 @@ class WaitingOperator(ActingOperator):
         """Run a trigger in this worker if ``deferrable`` is False, and return the content of its event.
 
         :raises AirflowTaskTimeout: if ``execution_timeout`` is over. If the trigger may end the instance, the instance
-            is terminated first.
+            is terminated first, and the task waits for its clean-up.
         """
         if self.deferrable:
             return None
@@ -248,7 +251,7 @@ class WaitingOperator(ActingOperator):
         except AirflowTaskTimeout:  # Airflow raises this error at the timeout, whatever code is running
             if trigger.owner is not None:
                 hook = TaskHubHook(self.taskhub_conn_id)
-                terminate(hook, trigger.instance_id, trigger.owner, EXECUTION_TIMEOUT, self.log)
+                terminate(hook, trigger.instance_id, trigger.owner, EXECUTION_TIMEOUT, self.log, wait=True)
             raise AirflowTaskTimeout(f"instance {trigger.instance_id}: {OVERDUE}; {self._late()}") from None
 
 

@@ -23,6 +23,7 @@ from airflow_provider_taskhub.operators.acting import (
     source,
 )
 from airflow_provider_taskhub.triggers.arguments import check_event_data, evaluated
+from airflow_provider_taskhub.triggers.grace import grace_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -148,6 +149,8 @@ class TaskHubTerminateOperator(_Reasoned):
         False: the task succeeds when the request is stored.
     :param recurse: True: also terminate the children that have not ended, and their children.
     :param missing_ok: True: succeed if there is no such instance, for example in a teardown task. False: fail.
+    :param clean_up: True: an instance that was started with ``terminate_grace`` has this time for its clean-up. False:
+        the instance ends at once, and a clean-up that runs already is cut off.
     :param deferrable: True: a wait longer than a few seconds goes on in the triggerer, without a worker slot. False: it
         goes on in the Airflow worker, and needs no triggerer. None: the environment variable
         ``AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE`` if it is set, else True.
@@ -158,12 +161,13 @@ class TaskHubTerminateOperator(_Reasoned):
     :raises InputError: while the DAG file is parsed, if an argument cannot be right.
     """
 
-    def __init__(self, *, recurse: bool = True, missing_ok: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *, recurse: bool = True, missing_ok: bool = False, clean_up: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.recurse = recurse
         self.missing_ok = missing_ok
-        check_flag(self._where(), "recurse", recurse)
-        check_flag(self._where(), "missing_ok", missing_ok)
+        self.clean_up = clean_up
+        for name in ("recurse", "missing_ok", "clean_up"):
+            check_flag(self._where(), name, getattr(self, name))
 
     async def _act(self, client: Client, context: Context) -> str | None:
         from airflow_provider_taskhub.engine.events import Status
@@ -216,7 +220,12 @@ class TaskHubTerminateOperator(_Reasoned):
         why = self._why(context)
         try:
             state = await client.terminate(
-                self.instance_id, why, wait=self.wait, recurse=self.recurse, timeout=WORKER_WAIT if self.wait else None
+                self.instance_id,
+                why,
+                wait=self.wait,
+                recurse=self.recurse,
+                grace=grace_of(state) if self.clean_up else None,
+                timeout=WORKER_WAIT if self.wait else None,
             )
         except TimeoutError as error:
             self.log.info("%s", error)

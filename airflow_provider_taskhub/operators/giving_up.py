@@ -10,6 +10,8 @@ from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE
 from airflow_provider_taskhub.triggers.reactions import FoundInstance, found
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from airflow_provider_taskhub.client import Client
     from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
     from airflow_provider_taskhub.triggers.start_or_attach import StartRequest
@@ -53,7 +55,9 @@ def end_overdue(hook: TaskHubHook, request: StartRequest, generation: int | None
     return f"{named(request.orchestrator, instance_id)}: {OVERDUE}; {result}"
 
 
-def terminate(hook: TaskHubHook, instance_id: str, owner: str, why: str, log: Any, *, wait: bool = False) -> None:
+def terminate(
+    hook: TaskHubHook, instance_id: str, owner: str, why: str, log: Any, *, wait: bool = False, clean_up: bool = True
+) -> timedelta | None:
     """Terminate the instance if it has not ended and has this owner tag.
 
     :param hook: opens the client of the hub.
@@ -62,11 +66,13 @@ def terminate(hook: TaskHubHook, instance_id: str, owner: str, why: str, log: An
     :param why: the reason of the termination.
     :param log: the task's logger. An error of the hub is written there.
     :param wait: True: wait for its end, but not longer than :data:`_CONFIRM` seconds and the time for its clean-up.
+    :param clean_up: False: do not wait if the instance may clean up.
+    :returns: the time for its clean-up; None: it has none, or it was not terminated.
     """
 
     async def use(client: Client) -> str:
         async with within:
-            return await terminate_owned(client, instance_id, owner, why, within=within, wait=wait)
+            return await terminate_owned(client, instance_id, owner, why, within=within, wait=wait, clean_up=clean_up)
 
     within = Confirmation(_CONFIRM if wait else None)
     try:
@@ -75,3 +81,4 @@ def terminate(hook: TaskHubHook, instance_id: str, owner: str, why: str, log: An
         log.warning("instance %s: %s", instance_id, within)
     except Exception as error:
         log.error("instance %s could not be terminated: %s", instance_id, error)
+    return within.grace

@@ -23,6 +23,7 @@ from airflow_provider_taskhub.operators.acting import (
     source,
 )
 from airflow_provider_taskhub.tags import OWNER_TAG
+from airflow_provider_taskhub.triggers.grace import grace_of, seconds_of
 from airflow_provider_taskhub.triggers.outcome import log_failure, reason, retryable
 from airflow_provider_taskhub.triggers.worker_reasons import needs_whole_output
 
@@ -110,6 +111,7 @@ class TaskHubRewindOperator(WaitingOperator):
             orchestrator=state.name or "",
             owner=owner,
             started_by=(state.tags or {}).get(OWNER_TAG),
+            grace=seconds_of(grace_of(state)),
         )
 
     async def _rewind(self, client: Client, context: Context, state: InstanceState | None) -> InstanceState:

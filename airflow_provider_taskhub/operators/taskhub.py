@@ -70,6 +70,8 @@ __all__ = ["TaskHubOperator"]
 
 COUNTER_KEY = "taskhub"
 """Key under which Airflow's ``task_state_store`` keeps the task's generation, a counter that a clear raises."""
+OVERDUE_KEY = "taskhub_overdue"
+"""Key of the XCom of a try whose time is over, and which has deferred again until its instance has cleaned up."""
 
 
 class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflow is not followed by mypy
@@ -385,19 +387,25 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
         """Resume the task as Airflow does. If the deferral timed out, first terminate the instance.
 
         A deferral times out if no triggerer was running at the trigger's deadline. If the trigger has started the task,
-        Airflow's time limit is also the trigger's deadline, so either may come first.
+        Airflow's time limit is also the trigger's deadline, so either may come first. If the instance may clean up, the
+        task then waits for this in the triggerer, without a worker slot.
         """
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except TaskDeferralTimeout as error:
             ti = context["ti"]
             index = identity.UNMAPPED if ti.map_index is None else ti.map_index
-            instance_id, owner = (
-                ti.xcom_pull(task_ids=self.task_id, key=key, map_indexes=index) for key in (INSTANCE_KEY, OWNER_KEY)
+            instance_id, owner, overdue = (
+                ti.xcom_pull(task_ids=self.task_id, key=key, map_indexes=index)
+                for key in (INSTANCE_KEY, OWNER_KEY, OVERDUE_KEY)
             )
             if instance_id:
                 # without the XCom, the trigger has started the instance, and the owner is this try
-                self._terminate(instance_id, owner or str(ti.id), EXECUTION_TIMEOUT, wait=True)
+                owner = owner or str(ti.id)
+                grace = self._terminate(instance_id, owner, EXECUTION_TIMEOUT, wait=True, clean_up=False)
+                if grace is not None and not overdue:  # once: perhaps no triggerer runs
+                    ti.xcom_push(key=OVERDUE_KEY, value=True)
+                    return self._wait(context, instance_id, owner, self._now(), grace)
             raise AirflowTaskTimeout(f"{self._named(instance_id)}: {OVERDUE}") from error
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage:
@@ -432,12 +440,25 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
 
     def _deadline(self) -> Timestamp | None:
         """Return the time by which this try must end, counted from now; None: there is no time limit."""
+        return self._now() + self.execution_timeout if self.execution_timeout else None
+
+    def _now(self) -> Timestamp:
         from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 
-        return SYSTEM_CLOCK.utc_now() + self.execution_timeout if self.execution_timeout else None
+        return SYSTEM_CLOCK.utc_now()
 
-    def _wait(self, context: Context, instance_id: str, owner: str, deadline: Timestamp | None) -> Any:
-        """Defer the task until the instance has ended. With ``deferrable=False``, wait here and return the output."""
+    def _wait(
+        self,
+        context: Context,
+        instance_id: str,
+        owner: str,
+        deadline: Timestamp | None,
+        grace: timedelta | None = None,
+    ) -> Any:
+        """Defer the task until the instance has ended. With ``deferrable=False``, wait here and return the output.
+
+        :param grace: the time for the clean-up of the instance; None: what the operator gives.
+        """
         text = deadline.text() if deadline else None
         if not self.deferrable:
             self.log.info("this Airflow worker waits for instance %s, because deferrable is False", instance_id)
@@ -457,7 +478,7 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
             trigger=self._trigger(instance_id, owner, text),
             method_name="execute_complete",
             kwargs={"waits_for": [instance_id, owner], "deadline": text},
-            timeout=deferral_timeout(deadline, self.terminate_grace),
+            timeout=deferral_timeout(deadline, grace or self.terminate_grace),
         )
         raise AssertionError("defer() raises")
 
@@ -538,8 +559,8 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
             return
         self._terminate(instance_id, owner, "from Airflow: no worker came in time")
 
-    def _terminate(self, instance_id: str, owner: str, why: str, *, wait: bool = False) -> None:
-        terminate(self._hook(), instance_id, owner, why, self.log, wait=wait)
+    def _terminate(self, instance_id: str, owner: str, why: str, **how: bool) -> timedelta | None:
+        return terminate(self._hook(), instance_id, owner, why, self.log, **how)
 
     def _named(self, instance_id: str | None) -> str:
         return named(self.orchestrator, instance_id)

@@ -39,6 +39,11 @@ def grace_of(state: InstanceState | None) -> timedelta | None:
     return timedelta(seconds=int(text))
 
 
+def seconds_of(grace: timedelta | None) -> float:
+    """Return the time for a clean-up in seconds; 0: there is none."""
+    return 0.0 if grace is None else grace.total_seconds()
+
+
 class Confirmation:
     """Limits how long Airflow waits for the end of a terminated instance: a fixed time, and the time of its clean-up.
 
@@ -50,6 +55,8 @@ class Confirmation:
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds
         self._timeout: asyncio.Timeout | None = None
+        self.grace: timedelta | None = None
+        """The time for the clean-up; None: there is none, or the instance was not terminated."""
 
     async def __aenter__(self) -> Confirmation:
         self._timeout = asyncio.timeout(self._seconds)
@@ -63,10 +70,10 @@ class Confirmation:
     def add(self, grace: timedelta | None) -> None:
         """Wait longer, by the time for a clean-up. Call it in the ``with`` block."""
         assert self._timeout is not None
-        due = self._timeout.when()
-        if grace is not None and due is not None and self._seconds is not None:
-            self._seconds += grace.total_seconds()
-            self._timeout.reschedule(due + grace.total_seconds())
+        self.grace, due = grace, self._timeout.when()
+        if due is not None and self._seconds is not None:
+            self._seconds += seconds_of(grace)
+            self._timeout.reschedule(due + seconds_of(grace))
 
     def __str__(self) -> str:
         """Return what to tell when the time is over."""

@@ -71,6 +71,7 @@ async def terminate_owned(
     *,
     within: Confirmation,
     wait: bool = True,
+    clean_up: bool = True,
     waiter: str | None = None,
 ) -> str:
     """Terminate an instance that has not ended. If it was started with a time for its clean-up, it gets this time.
@@ -83,6 +84,7 @@ async def terminate_owned(
     :param why: the reason of the termination.
     :param within: the caller's limit of this call. The time for the clean-up is added to it.
     :param wait: True: wait until nothing of the instance runs any more.
+    :param clean_up: False: do not wait if the instance may clean up.
     :param waiter: the id of the task instance whose try asks for the termination. If the watch row names another one,
         the instance is not terminated. None: do not read the watch row.
     :returns: a sentence about the result, for the task's log and its error.
@@ -97,6 +99,7 @@ async def terminate_owned(
         if watch is not None and watch.waiter not in ("", waiter):
             return "another task, or another try of this task, waits for the instance: it is not terminated"
     within.add(grace := grace_of(state))
+    wait = wait and (clean_up or grace is None)
     await client.terminate(instance_id, why, wait=wait, grace=grace)
     if not wait:
         return "a termination is requested" + ("" if grace is None else f"; the instance may clean up for {grace}")

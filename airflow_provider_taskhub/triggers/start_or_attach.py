@@ -10,7 +10,6 @@ instance. If the instance has failed, or Airflow has terminated it, the generati
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,7 @@ from airflow_provider_taskhub.errors import (
 )
 from airflow_provider_taskhub.hooks.identity import GENERATION_TAG, MAX_TRIES_TAG, TaskIdentity
 from airflow_provider_taskhub.tags import OWNER_TAG, WATCH_TAG
-from airflow_provider_taskhub.triggers.grace import grace_of
+from airflow_provider_taskhub.triggers.grace import Confirmation, grace_of
 from airflow_provider_taskhub.triggers.reactions import (
     REACTIONS,
     STARTS,
@@ -197,14 +196,15 @@ async def _launched(
 ) -> Launched:
     """Do what :func:`_react` does, again if another client was faster."""
     obstacle: str | None = None
+    waited = set[str | None]()
     for _ in range(_TRIES - 1):
         try:
-            return await _react(client, request, generation, notes, obstacle, absent=absent, goes_on=goes_on)
+            return await _react(client, request, generation, notes, obstacle, waited, absent=absent, goes_on=goes_on)
         except _CannotRewind as error:
             obstacle = str(error)
         except (InstanceExists, InstanceNotFound, Conflict):
             absent = False
-    return await _react(client, request, generation, notes, obstacle, goes_on=goes_on)
+    return await _react(client, request, generation, notes, obstacle, waited, goes_on=goes_on)
 
 
 async def _goes_on(client: Client, request: StartRequest, generation: int, notes: list[str]) -> bool:
@@ -273,6 +273,7 @@ async def _react(
     generation: int,
     notes: list[str],
     obstacle: str | None,
+    waited: set[str | None],
     *,
     absent: bool = False,
     goes_on: bool = False,
@@ -280,6 +281,7 @@ async def _react(
     """Read the instance, decide, and carry the decision out.
 
     :param obstacle: why the instance cannot be rewound, if an earlier call found that; else None.
+    :param waited: execution ids of the runs for whose end an earlier call has waited already. This call adds its own.
     :param absent: as :func:`launch` takes it. If an instance has appeared since, its start is refused here.
     :param goes_on: True: the task was cleared, and its instance goes on.
     :raises _CannotRewind: the instance that this call wanted to rewind cannot be rewound.
@@ -303,7 +305,9 @@ async def _react(
             f"instance id {instance_id!r} belongs to another run or program, whose instance is "
             f"{state.status if state else 'starting'}: give an id that contains '{{{{ run_id }}}}', or omit instance_id"
         )
-    if reaction in STARTS and state is not None and await client.instance(instance_id).runs_on():
+    replaced = state is not None and reaction in STARTS and state.execution_id not in waited
+    if state is not None and replaced and await client.instance(instance_id).runs_on():
+        waited.add(state.execution_id)
         notes.append(await _terminate(client, state))
     starts, watched = reaction in STARTS, True
     if not request.waits:
@@ -417,17 +421,19 @@ async def _terminate(client: Client, state: InstanceState) -> str:
     """Terminate the instance that an earlier generation of the task has started.
 
     Each clear of the task begins a new generation. This function waits until the instance, its children and its
-    activities have ended, but at most :data:`TERMINATE_DEADLINE` seconds and the time for its clean-up.
+    activities have ended, but at most :data:`TERMINATE_DEADLINE` seconds and, if a worker is alive, the time for its
+    clean-up.
 
     :param state: the state of the instance.
     :returns: a line for the log, which says whether they have ended.
     """
-    instance_id, grace = state.instance_id, grace_of(state)
-    seconds = TERMINATE_DEADLINE + (grace.total_seconds() if grace is not None else 0.0)
+    instance_id, grace, within = state.instance_id, grace_of(state), Confirmation(TERMINATE_DEADLINE)
     try:
-        async with asyncio.timeout(seconds):
+        async with within:
+            if grace is not None and any(member.alive for member in await client.admin.workers()):
+                within.add(grace)
             why = "from Airflow: the task was cleared and runs again"
             await client.terminate(instance_id, why, wait=True, grace=grace)
     except TimeoutError:
-        return f"instance {instance_id} was asked to end, but has not ended within {seconds:g} s"
+        return f"instance {instance_id}: {within}"
     return f"instance {instance_id} was still running: it is terminated"

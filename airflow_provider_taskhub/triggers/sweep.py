@@ -30,7 +30,7 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import AccessDenied
 from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers.airflow_tasks import States, Tasks, key, why_nobody_waits
-from airflow_provider_taskhub.triggers.grace import grace_of
+from airflow_provider_taskhub.triggers.grace import grace_of, seconds_of
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.client import Client
@@ -237,8 +237,7 @@ class Sweep:
             await client.watches.remove(watch)  # the instance was never started, or another task started it again
             return
         grace = grace_of(state)
-        again = AGAIN + (grace.total_seconds() if grace is not None else 0.0)
-        if sighting.terminated is None or now - sighting.terminated >= again:
+        if sighting.terminated is None or now - sighting.terminated >= AGAIN + seconds_of(grace):
             sighting.terminated = now
             log.warning("unwatched_instance_terminated", instance=watch.instance_id, reason=sighting.why)
             await client.terminate(watch.instance_id, f"from Airflow: {sighting.why}", grace=grace)

@@ -24,6 +24,8 @@ from airflow_provider_taskhub.operators.control import (
     TaskHubTerminateOperator,
 )
 from airflow_provider_taskhub.operators.repair import TaskHubPurgeOperator, TaskHubRewindOperator
+from airflow_provider_taskhub.tags import GRACE_TAG
+from airflow_provider_taskhub.triggers.deferral import BACKSTOP
 from tests.airflow.conftest import Task, Ti
 from tests.airflow.fake import FakeClient, FakeHub
 
@@ -84,6 +86,7 @@ def test_an_id_that_is_empty_after_rendering_fails_before_anything_is_sent(
         (TaskHubTerminateOperator, {"wait": "yes"}, "wait is 'yes': give True or False"),
         (TaskHubTerminateOperator, {"missing_ok": 1}, "missing_ok is 1"),
         (TaskHubTerminateOperator, {"recurse": None}, "recurse is None"),
+        (TaskHubTerminateOperator, {"clean_up": None}, "clean_up is None"),
         (TaskHubSuspendOperator, {"reason": 5}, "reason is 5: give a text"),
         (TaskHubRewindOperator, {"wait_for_completion": "no"}, "wait_for_completion is 'no'"),
         (TaskHubPurgeOperator, {"older_than": timedelta(1)}, "give either instance_id, or one or more of older_than"),
@@ -322,6 +325,17 @@ def test_an_instance_that_has_ended_can_be_neither_suspended_nor_resumed(hub: Fa
 # rewind
 
 
+@pytest.mark.parametrize("clean_up", [True, False])
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_terminate_gives_the_time_with_which_the_instance_was_started(
+    hub: FakeHub, wait: bool, clean_up: bool
+) -> None:
+    """A teardown task must not cut a clean-up off that runs already."""
+    hub.put("i", Status.RUNNING, tags={GRACE_TAG: "3600"})
+    task(TaskHubTerminateOperator, wait=wait, clean_up=clean_up).run(Ti())
+    assert hub.graces == [("i", timedelta(hours=1) if clean_up else None)]
+
+
 def failed(hub: FakeHub, **tags: str) -> None:
     hub.put("i", Status.RUNNING, tags=tags)
     hub.fail("i", "41 rows rejected")
@@ -334,6 +348,19 @@ def test_a_rewind_waits_and_returns_the_output(hub: FakeHub) -> None:
     assert hub.reasons == [("rewind", f"from Airflow: disk is repaired ({WHO})")]
     assert (trigger.owner, trigger.end_from_trigger) == ("o", True)
     assert (ti.xcoms["instance_id"], ti.xcoms["taskhub_owner"]) == ("i", "o"), "so that the triggerer may end the task"
+    hub.end("i", {"url": "x"})
+    assert one.finish(ti, status="Completed") == {"url": "x"}
+
+
+@pytest.mark.parametrize(("seconds", "longer"), [("3600", timedelta(hours=1)), (None, timedelta(0))])
+def test_the_time_of_the_clean_up_is_added_to_airflow_s_own_limit_of_its_deferral(
+    hub: FakeHub, seconds: str | None, longer: timedelta
+) -> None:
+    """Its trigger waits so long for the clean-up when ``execution_timeout`` is over."""
+    failed(hub, **{"taskhub.owner": "o"} | ({} if seconds is None else {GRACE_TAG: seconds}))
+    one, ti = task(TaskHubRewindOperator, execution_timeout=timedelta(minutes=1)), Ti()
+    timeout = one.start(ti).timeout
+    assert timedelta(0) <= timedelta(minutes=1) + BACKSTOP + longer - timeout < timedelta(minutes=1)
     hub.end("i", {"url": "x"})
     assert one.finish(ti, status="Completed") == {"url": "x"}
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowException, AirflowTaskTimeout
+from airflow.sdk.exceptions import AirflowException, AirflowTaskTimeout, TaskDeferred
 
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.errors import InvalidStateError
+from airflow_provider_taskhub.errors import InstanceExists, InvalidStateError
 from airflow_provider_taskhub.hub.model import StartPolicy
 from airflow_provider_taskhub.tags import GRACE_TAG
 from airflow_provider_taskhub.triggers.deferral import BACKSTOP, deferral_timeout
@@ -22,7 +21,7 @@ from airflow_provider_taskhub.triggers.sweep import AGAIN, EVERY, SETTLE
 from airflow_provider_taskhub.triggers.taskhub import CONFIRM_DEADLINE
 from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from tests.airflow.conftest import Ti
-from tests.airflow.fake import FakeClient, FakeHub
+from tests.airflow.fake import FakeClient, FakeHub, member
 from tests.airflow.test_start_trigger import Airflow, event_of
 from tests.airflow.test_sweep import FakeAirflow, sweep, watched
 from tests.airflow.test_trigger import fired, killed, waiting
@@ -129,12 +128,60 @@ def test_airflow_s_own_limit_of_the_deferral_leaves_time_for_it(
     assert asked == [HOUR]
 
 
-def test_a_worker_whose_deferral_timed_out_gives_it(make_task: Any, hub: FakeHub, asked: Any) -> None:
+def timed_out(task: Any, ti: Ti) -> Any:
+    """Resume the task as Airflow does when its deferral has timed out."""
+    return task.operator.resume_execution("__fail__", {"error": "Trigger timeout"}, task.context(ti))
+
+
+@pytest.mark.parametrize("by_trigger", [False, True])
+def test_a_task_whose_deferral_timed_out_waits_for_the_clean_up_in_the_triggerer(
+    make_task: Any, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, by_trigger: bool
+) -> None:
+    """It holds no worker slot for this time. If a trigger has started the task, Airflow's limit has no time for it."""
+    hub.slow = True
+    task, ti = make_task(execution_timeout=timedelta(minutes=30), terminate_grace=HOUR), Ti()
+    instance_id = task.start(ti).trigger.instance_id
+    if by_trigger:
+        del ti.xcoms["taskhub_owner"]
+    with pytest.raises(TaskDeferred) as deferred:
+        timed_out(task, ti)
+    assert hub.graces == [(instance_id, HOUR)], "it begins at once"
+    assert deferred.value.timeout == BACKSTOP + HOUR
+    trigger = deferred.value.trigger
+    assert (trigger.instance_id, trigger.owner) == (instance_id, str(ti.id))
+    hub.slow = False
+
+    async def ends() -> Any:
+        monkeypatch.setattr(trigger, "clock", VirtualClock(asyncio.get_running_loop()))
+        trigger.deadline = trigger.clock.utc_now().text()
+        cleans_up(monkeypatch, 3000)
+        return await fired(trigger)
+
+    event = run(ends())
+    assert event["message"].endswith("nothing of it runs")
+    task.deferred = deferred.value
+    with pytest.raises(AirflowTaskTimeout, match="nothing of it runs"):
+        task.finish(ti, **event)
+
+
+def test_without_a_triggerer_the_task_fails_when_its_second_deferral_has_timed_out(
+    make_task: Any, hub: FakeHub
+) -> None:
+    hub.slow = True
     task, ti = make_task(execution_timeout=timedelta(minutes=30), terminate_grace=HOUR), Ti()
     task.start(ti)
+    with pytest.raises(TaskDeferred):
+        timed_out(task, ti)
     with pytest.raises(AirflowTaskTimeout):
-        task.operator.resume_execution("__fail__", {"error": "Trigger timeout"}, task.context(ti))
-    assert asked() == [HOUR]
+        timed_out(task, ti)
+
+
+def test_a_task_whose_instance_has_ended_is_not_deferred_again(make_task: Any, hub: FakeHub) -> None:
+    task, ti = make_task(execution_timeout=timedelta(minutes=30), terminate_grace=HOUR), Ti()
+    hub.end(task.start(ti).trigger.instance_id, "from Airflow: execution timeout", status=Status.TERMINATED)
+    with pytest.raises(AirflowTaskTimeout):
+        timed_out(task, ti)
+    assert hub.graces == []
 
 
 @pytest.mark.parametrize("reason", ["timeout", "no_worker"])
@@ -222,6 +269,34 @@ def test_the_next_run_of_a_cleared_task_waits_for_the_clean_up(
     run(scenario())
 
 
+def test_without_a_worker_the_next_run_of_a_cleared_task_does_not_wait_for_a_clean_up(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the older instance runs then."""
+
+    async def scenario() -> None:
+        hub.put("i", Status.RUNNING, tags=TAGS)
+        hub.workers = (member(alive=False),)
+        cleans_up(monkeypatch, 1e6)
+        client: Any = FakeClient(hub)
+        assert "has not ended within 60 s" in await _terminate(client, hub.instances["i"])
+        assert asyncio.get_running_loop().time() == pytest.approx(TERMINATE_DEADLINE)
+
+    run(scenario())
+
+
+def test_the_next_run_of_a_cleared_task_waits_only_once(
+    make_task: Any, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an id that the user chose, the new instance cannot start before the older one has ended."""
+    task, ti = make_task(instance_id="chosen", terminate_grace=HOUR), Ti()
+    task.start(ti)
+    hub.slow = True
+    with pytest.raises(InstanceExists):
+        task.run(ti.cleared())
+    assert hub.graces == [("chosen", HOUR)]
+
+
 def test_what_has_cleaned_up_starts_from_its_beginning_after_a_clear(
     make_task: Any, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,9 +313,10 @@ def test_the_time_of_the_start_counts_after_a_change_of_the_dag(make_task: Any, 
     ti = Ti()
     make_task(terminate_grace=HOUR).start(ti)
     later = make_task(execution_timeout=timedelta(minutes=30))
-    with pytest.raises(AirflowTaskTimeout):
-        later.operator.resume_execution("__fail__", {"error": "Trigger timeout"}, later.context(replace(ti)))
+    with pytest.raises(TaskDeferred) as deferred:
+        timed_out(later, ti)
     assert asked() == [HOUR]
+    assert deferred.value.timeout == BACKSTOP + HOUR
 
 
 def test_an_instance_without_it_ends_at_once(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, asked: Any) -> None:

@@ -244,9 +244,17 @@ def test_a_rewind_ends_its_instance_at_the_time_limit(hub: FakeHub, monkeypatch)
 
     monkeypatch.setattr(acting, "wait_in_worker", alarm)
     failed(hub)
+    terminate, waited = FakeClient.terminate, list[bool]()
+
+    async def noted(client: FakeClient, *given: Any, wait: bool = False, **named: Any) -> Any:
+        waited.append(wait)
+        return await terminate(client, *given, wait=wait, **named)
+
+    monkeypatch.setattr(FakeClient, "terminate", noted)
     with pytest.raises(AirflowTaskTimeout, match="instance i: the time limit is over; the instance is rewound"):
         task(TaskHubRewindOperator, execution_timeout=timedelta(hours=1), **SOON).run(Ti())
     assert hub.terminated == [("i", "from Airflow: execution timeout")]
+    assert waited == [True], "a retry must not meet the clean-up"
 
 
 def test_an_operator_without_an_own_instance_ends_nothing_at_the_time_limit(hub: FakeHub) -> None:

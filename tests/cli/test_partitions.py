@@ -260,14 +260,17 @@ def test_lost_workers_are_listed_with_who_has_taken_what(tmp_path: Path, monkeyp
     assert [line.split()[0] for line in lines[-2:]] == ["one@host/3", "old@host/1"]
     assert lines[-1].split("2026-01-01T00:01:00Z")[1].split() == ["4.2", "s", "-", "0"]
     assert lines[-2].split("0.3 s")[1].split() == ["9", "of", "5", "instances", "0"]
+    proved = list[bool]()
 
     async def workers(self: HubAdmin, *, prove: bool = False) -> list[Member]:
+        proved.append(prove)
         rest: dict[str, Any] = {"roles": (), "apps": {}, "orchestrators": (), "activities": (), "started": START}
         took = [{"one@host/3": 4, "old@host/1": 1}, {"one@host/3": 2, "only@runs/activities": 5}]
         return [
             Member(worker="old@host/1", alive=prove, **rest),
             Member(worker="two@host/2", taken_over=took[0], **rest),
             Member(worker="three@host/4", taken_over=took[1], **rest),
+            Member(worker="gone@host/5", taken_over={"long@gone/1": 9, "one@host/3": 9}, alive=False, **rest),
         ]
 
     monkeypatch.setattr(HubAdmin, "workers", workers)
@@ -279,9 +282,26 @@ def test_lost_workers_are_listed_with_who_has_taken_what(tmp_path: Path, monkeyp
         ("only@runs/activities", False, 5),
     ]
     last = losses[-1]
-    assert (last["noticed"], last["taken_by"]) == ("records not renewed", ["three@host/4"])
+    assert (last["noticed"], last["taken_by"]) == ("attempts taken over", ["three@host/4"])
     assert (last["partitions"], last["first"], last["after"], last["messages"]) == ([], None, None, None)
-    assert re.search(r"only@runs/activities +records not renewed +- +three@host/4 +- +- +5$", show(), re.M)
+    assert re.search(r"only@runs/activities +attempts taken over +- +three@host/4 +- +- +5$", show(), re.M)
+    assert proved == [True] * 3
+
+    # one worker, of which one death was proven and one lease had expired, is one row with its attempts
+    asyncio.run(take(0, "one@host/3", "two@host/2", 9, 4.2, proven=False, messages=10_000, instances=1))
+    proved.clear()
+    losses = json.loads(show("--json"))
+    assert proved == [False], "only a worker whose lease had expired may be alive again"
+    assert [(loss["worker"], loss["noticed"], loss["partitions"], loss["attempts"]) for loss in losses] == [
+        ("one@host/3", "proven dead", [0, 1, 3], 6),
+        ("old@host/1", "attempts taken over", [], 1),
+        ("only@runs/activities", "attempts taken over", [], 5),
+    ]
+    assert (losses[0]["messages"], losses[0]["more"]) == (10_009, True)
+    assert re.search(r"10009\+ of 6 instances", show())
+    asyncio.run(take(1, "one@host/3", "two@host/2", 9, 4.2, proven=True))
+    asyncio.run(take(3, "one@host/3", "two@host/2", 9, 4.2, proven=True, messages=0, instances=0))
+    assert re.search(r"10000\+ of 1 instance +6", show())
 
 
 def test_a_name_that_no_worker_has_is_said_to_be_waited_for() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,8 @@ from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.hub.partitions.incarnation import Incarnation
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE, LeaseTimes
-from airflow_provider_taskhub.storage.faults import unsent
+from airflow_provider_taskhub.storage.faults import Call, Fault, refused, unsent
+from airflow_provider_taskhub.workers.activities import responses
 from airflow_provider_taskhub.workers.peers import Peers
 from tests.simulation.crash import go_through
 from tests.simulation.lives import DEATHS, Kind
@@ -151,6 +153,41 @@ async def _counted() -> None:
 @pytest.mark.rows("D105")
 def test_a_failover_tells_how_many_messages_instances_and_attempts_it_concerned() -> None:
     simulate(_counted)
+
+
+async def _own_attempt() -> None:
+    """The store takes no outcome for so long that the worker gives the attempt up. Later it begins the next one."""
+    ran, refuses = list[int](), True
+    app = App("outcomes")
+
+    @app.activity(record=True)
+    async def work(number: int) -> None:
+        ran.append(number)
+        await asyncio.sleep(1.0)
+
+    @app.orchestrator
+    async def waits(ctx: OrchestrationContext, number: int) -> None:
+        await ctx.call_activity(work, number)
+
+    def plan(call: Call) -> Fault | None:
+        return refused() if ran and refuses and call.kind == "unit" else None
+
+    async with World(app, place=WHOLE, partitions=1) as world:
+        one = await world.join("one")
+        one.plan = plan
+        await world.client.start("waits", 1, instance_id="i")
+        await world.clock.sleep(20.0)
+        refuses = False
+        await world.wait("i")
+        assert {entry["before"] for entry in world.said("activity_taken_over")} == {str(one.me)}
+        await world.clock.sleep(2 * EMBEDDED_LEASE.renew.total_seconds())
+        (member,) = await world.client.admin.workers()
+        assert member.taken_over == {}
+
+
+def test_a_worker_that_takes_its_own_attempt_over_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses, "OUTCOMES", replace(responses.OUTCOMES, within=5.0))
+    simulate(_own_attempt)
 
 
 async def _idle() -> None:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.client.handle import InstanceHandle
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import EventRaised, ExecutionTerminated, Status, TimerFired
 from airflow_provider_taskhub.errors import InvalidStateError
 from airflow_provider_taskhub.hub.formats.history_rows import row_key
+from airflow_provider_taskhub.hub.model import InstanceState
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.hub.queues.reader import decode_message
 from airflow_provider_taskhub.workers.orchestrations.stuck_instances import quarantine_stuck
@@ -162,6 +164,33 @@ def test_children_clean_up_too_and_the_terminate_waits_for_them(workers: int) ->
         await is_terminated(world, "child", "its parent 'parent' was terminated: late")
 
     play(clusters, drive, workers=workers)
+
+
+@pytest.mark.parametrize("orchestrator", ["one", "alone"])
+def test_who_waits_for_a_clean_up_reads_the_instance_seldom(orchestrator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """500 tasks that are marked at once would else send 500 requests a second until all have cleaned up."""
+    clusters = Clusters(closing=40, record=True)
+
+    @clusters.app.orchestrator
+    async def alone(ctx: OrchestrationContext) -> None:
+        await ctx.call_sub_orchestrator("one", instance_id="child")
+
+    reads, get = list[str](), InstanceHandle.get
+
+    async def counted(instance: InstanceHandle, **given: Any) -> InstanceState | None:
+        reads.append(instance.id)
+        return await get(instance, **given)
+
+    async def drive(world: World) -> None:
+        await world.client.start(orchestrator, instance_id="a")
+        await begun(world, clusters, f"work {'a' if orchestrator == 'one' else 'child'}")
+        monkeypatch.setattr(InstanceHandle, "get", counted)
+        await world.client.terminate("a", "late", grace=MINUTE, wait=True)
+        assert clusters.noted[-1].startswith("close")
+        assert clusters.noted[-1].endswith("ends")
+        assert len(reads) < 35, "a pause of 1 s makes at least 45"
+
+    play(clusters, drive)
 
 
 def test_a_terminate_without_time_ends_a_clean_up_and_that_of_the_children() -> None:

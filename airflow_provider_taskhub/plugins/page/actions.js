@@ -12,7 +12,7 @@ const ACTIONS = {
     says: (task) => ["Nothing begins before somebody resumes the instance. Running activities continue.", task && "The Airflow task goes on waiting, and its time limits go on."] },
   resume: { name: "Resume…", button: "Resume", fields: [REASON], says: () => ["The instance goes on, with everything that arrived while it was suspended."] },
   terminate: { name: "Terminate…", button: "Terminate", danger: true, fields: [REASON],
-    says: (task, status) => status === "Failed" ? ["The activities of the failed instance that still run end now."] : ["The instance and its children end now, and so do their activities.",
+    says: (task, status) => status === "Failed" ? ["The activities of the failed instance that still run end now."] : ["The instance and its children end now, and so do their activities. Nothing is cleaned up, and a clean-up that runs already is cut off.",
       task && "The Airflow task that waits for it fails. If the task has retries left, a retry starts the instance again: to end it for good, mark the task failed in Airflow."] },
   repair: { name: "Repair…", button: "Repair", fields: [REASON],
     says: () => ["Airflow clears the task, and what has failed after it, in your name. When the task runs, the instance goes on from before its failure: what failed runs again, what completed does not. The DAG run goes on too.",

@@ -7,7 +7,7 @@ import { ask, el, instanceHref, send } from "./page.js";
 const KEPT = "taskhub.batch";
 const SHOWN = 10;
 const ORDERS = {
-  terminate: { name: "Terminate", done: "terminated", danger: true, says: "Each instance and its children end now, and so do their activities. An Airflow task that waits for one of them fails, and its retries start the instance again: to end them for good, mark the tasks failed in Airflow." },
+  terminate: { name: "Terminate", done: "terminated", danger: true, says: "Each instance and its children end now, and so do their activities. Nothing is cleaned up, and a clean-up that runs already is cut off. An Airflow task that waits for one of them fails, and its retries start the instance again: to end them for good, mark the tasks failed in Airflow." },
   suspend: { name: "Suspend", done: "suspended", says: "The orchestrators do not run before somebody resumes them. Running activities continue, and time limits of Airflow's tasks go on." },
   resume: { name: "Resume", done: "resumed", says: "The instances go on, with everything that arrived while they were suspended." },
   repair: { name: "Repair", done: "repaired", says: "Airflow clears the task of each instance, and what has failed after it, in your name. When the task runs, the instance goes on from before its failure: what failed runs again, what completed does not. The DAG runs go on too." },

@@ -316,7 +316,8 @@ class RecordedActivities:
                 continue  # another worker has claimed this attempt first: read its record
             if silent is not None:
                 before = records.decode(silent).worker
-                self._taken_over(before)
+                if before != str(self._me):  # it had lost the attempt, and is not lost itself
+                    self._taken_over(before)
                 log.warning(
                     "activity_taken_over",
                     activity=event.name,
