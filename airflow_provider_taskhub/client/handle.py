@@ -41,7 +41,7 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.identity import check_instance_id, same_start
 from airflow_provider_taskhub.engine.validation import check_column, check_event, check_text, grace_seconds
-from airflow_provider_taskhub.errors import Conflict, InstanceNotFound, InvalidStateError, NotFound
+from airflow_provider_taskhub.errors import Conflict, InstanceExists, InstanceNotFound, InvalidStateError, NotFound
 from airflow_provider_taskhub.hub import logs
 from airflow_provider_taskhub.hub.formats.instance_rows import ended
 from airflow_provider_taskhub.hub.formats.keys import escape
@@ -57,6 +57,7 @@ from airflow_provider_taskhub.hub.history.salvage import salvage
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, Member, StartPolicy
 from airflow_provider_taskhub.hub.partitions.operations import this_user
+from airflow_provider_taskhub.hub.refusals import refused
 from airflow_provider_taskhub.hub.rewind import rewind
 from airflow_provider_taskhub.hub.waiting.reasons import Why
 from airflow_provider_taskhub.lineage import Lineage
@@ -260,7 +261,7 @@ class InstanceHandle:
         check_event(name, "raise_event")
         row = await self._existing()
         if row.status.is_final:
-            raise InvalidStateError(f"instance {self.id!r} has ended ({row.status}): it takes no events")
+            raise refused(row, "it takes no events")
         text = codec.dumps(data, what=f"data of event {name!r}")
         # Before the first checkpoint of an instance, a .NET worker accepts only events that have the execution id.
         execution_id = row.execution_id if row.status is Status.PENDING else None
@@ -497,6 +498,9 @@ class InstanceHandle:
             await Watches(self._connection).release_ended(self.id, FINAL)
             if row.status is Status.PENDING and row.restarts and row.completed is None:
                 policy = StartPolicy.ATTACH  # puts the start message again: the first restart was perhaps interrupted
+            elif not row.status.is_final:
+                error = refused(row, "it cannot be restarted before its end, only started as another one with a new id")
+                raise InstanceExists(str(error))
         return await Starter(self.hub).begin(row.name, row.input, into, row.version, tags, None, policy)
 
     async def purge(self, *, recurse: bool = False) -> bool:
@@ -515,10 +519,8 @@ class InstanceHandle:
         found = await descendants(self.hub, self.id, row.root if row is not None else None)
         for one in (*(() if row is None else (row,)), *found):
             if not one.status.is_final:
-                of = "" if one is row else f", which belongs to {self.id!r},"
-                raise InvalidStateError(
-                    f"instance {one.instance_id!r}{of} is {one.status}: terminate it first, then purge"
-                )
+                of = "" if one is row else f"it belongs to {self.id!r}: "
+                raise refused(one, f"{of}terminate it first, then purge it")
         purged = await gather_bounded(
             lambda one: purge_instance(self.other(one.instance_id)), found, limit=PURGED_AT_ONCE
         )
@@ -538,7 +540,7 @@ async def purge_instance(instance: InstanceHandle, *, unread: timedelta = timede
         if row is None:
             return False
         if not row.status.is_final:
-            raise InvalidStateError(f"instance {instance.id!r} is {row.status}: terminate it first, then purge it")
+            raise refused(row, "terminate it first, then purge it")
         age = hub.clock.utc_now() - row.completed if row.completed is not None else timedelta(0)
         try:
             await purge(hub.store, hub.names, row, watched=age >= unread)
@@ -556,7 +558,7 @@ async def _send_suspension(
     :param what: "suspended" or "resumed", for the error text.
     """
     if row.status.is_final:
-        raise InvalidStateError(f"instance {row.instance_id!r} has ended ({row.status}): it cannot be {what}")
+        raise refused(row, f"it cannot be {what}")
     named = replace(event, taskhub_execution_id=row.execution_id)
     await hub.send(hub.message_to(named, OrchestrationInstance(instance_id=row.instance_id)))
     return row

@@ -41,6 +41,7 @@ from airflow_provider_taskhub.hub.history.load import HistoryRows, decoded, load
 from airflow_provider_taskhub.hub.history.rewind_plan import Rewinding
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import BEGINS_WITHIN, InstanceState
+from airflow_provider_taskhub.hub.refusals import refused
 from airflow_provider_taskhub.storage.primitives import RowOperation, RowVerb, Transact
 
 TRIES = 5
@@ -120,18 +121,14 @@ async def _once(hub: Hub, instance_id: str, order: _Order) -> list[RunningChild]
     past = await decoded(hub.store, hub.names, rows.committed)
     terminated = Status.TERMINATED in order.statuses
     if row.status is Status.TERMINATED and grace.found(past) is not None:
-        raise InvalidStateError(
-            f"instance {instance_id!r} was asked to end with time for a clean-up, so it cannot be rewound: restart it"
-        )
+        raise refused(row, "it was asked to end with time for a clean-up, so it cannot be rewound")
     sentinel, rewinding = rows.sentinel, rules.plan(past, terminated=terminated)
     rewindable = rewinding is not None or rules.is_rewound(past, row.status, statuses=order.statuses)
     if sentinel is None or not same_start(sentinel.execution_id, row.execution_id) or not rewindable:
         # If the history belongs to another run than the row, an earlier start of this id has failed, and a new start
         # has replaced it. The new start must not be rewound.
         also = " or terminated" if terminated else ""
-        raise InvalidStateError(
-            f"instance {instance_id!r} is {row.status}: only a failed{also} instance can be rewound"
-        )
+        raise refused(row, f"only a failed{also} instance can be rewound")
     target = OrchestrationInstance(instance_id=instance_id, execution_id=sentinel.execution_id)
     calls = rules.open_calls(past)
     attempts = await rewound_calls.last_attempts(hub, target, calls.values())

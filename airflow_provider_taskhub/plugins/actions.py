@@ -20,6 +20,7 @@ from airflow_provider_taskhub.errors import InstanceNotFound, InvalidStateError
 from airflow_provider_taskhub.hooks.identity import TaskIds
 from airflow_provider_taskhub.hooks.masking import masked
 from airflow_provider_taskhub.hub.model import InstanceState
+from airflow_provider_taskhub.hub.refusals import refused
 from airflow_provider_taskhub.plugins import access, audit, orders
 from airflow_provider_taskhub.plugins.clearing import Sender, clear
 from airflow_provider_taskhub.plugins.index import Row
@@ -85,7 +86,7 @@ async def _terminate(instance: "InstanceHandle", order: Termination, reason: str
     runs = await instance.runs_on()
     before = await instance.terminate(reason, recurse=order.children)
     if not runs:
-        raise InvalidStateError(f"instance {instance.id!r} has ended ({before.status}): there is nothing to terminate")
+        raise refused(before, "there is nothing to terminate")
     return instance.id
 
 

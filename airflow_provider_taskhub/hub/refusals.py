@@ -1,0 +1,36 @@
+"""Tells why an instance does not take a command: its state, since when it is in it, and which commands it takes."""
+
+from __future__ import annotations
+
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.errors import InvalidStateError
+from airflow_provider_taskhub.hub.model import InstanceState
+
+_OPEN = "terminate, suspend, raise-event"
+_TAKES = {
+    Status.PENDING: _OPEN,
+    Status.RUNNING: _OPEN,
+    Status.SUSPENDED: "resume, terminate, raise-event",
+    Status.FAILED: "rewind, restart, terminate (for what still runs of it), purge",
+}
+_ENDED = "restart, purge"
+
+
+def refused(row: InstanceState, what: str) -> InvalidStateError:
+    """Return the error for a command that an instance does not take in its state.
+
+    :param row: the instance.
+    :param what: what it does not take, as the rest of a sentence: ``it cannot be suspended``.
+    """
+    since = _since(row)
+    time = "" if since is None else f" since {since.text()[:19].replace('T', ' ')} UTC"
+    takes = _TAKES.get(row.status, _ENDED)
+    return InvalidStateError(f"instance {row.instance_id!r} is {row.status}{time}: {what}. It takes: {takes}")
+
+
+def _since(row: InstanceState) -> Timestamp | None:
+    """Return since when an instance is in its state, as far as its row says; of a running one, when it was started."""
+    if row.status.is_final:
+        return row.ended
+    return row.suspended_at if row.status is Status.SUSPENDED else row.created
