@@ -162,7 +162,7 @@ class _Termination(_Wait):
 
 
 def _with_end(why: Why, grace: timedelta) -> Why:
-    """Return a reason that also says when the wait ends by itself, if the clean-up waits for its code."""
+    """Return the reason. If no worker has the code for the clean-up, its text also says when the wait ends."""
     if why.reason not in _NO_CODE:
         return why
     end = f"without its code, the instance ends {grace.total_seconds():g} s after a worker has got the request"

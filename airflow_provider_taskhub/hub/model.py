@@ -675,7 +675,7 @@ class Ownership:
 
 
 MOST_LEFT = 10_000
-"""The most messages of a failover that are counted. So the memory for the count has a bound."""
+"""At most so many messages of a failover are counted in each partition, so that the count needs little memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _CONFIRM = 10.0
 """Seconds for which the Airflow worker waits until a terminated instance has ended, beside the time for its clean-up.
-Short, because the task holds a worker slot during this time."""
+The time is short, because the task holds a worker slot in it."""
 
 
 def named(orchestrator: str, instance_id: str | None) -> str:

@@ -49,7 +49,7 @@ class Confirmation:
 
     Use it as an asynchronous context manager, which raises ``TimeoutError`` at the end of the time.
 
-    :param seconds: the fixed time; None: no limit.
+    :param seconds: the fixed time in seconds; None: there is no limit.
     """
 
     def __init__(self, seconds: float | None) -> None:

@@ -22,13 +22,14 @@ from airflow_provider_taskhub.engine.pending_waits import AwaitedEvent, Awaits
 from airflow_provider_taskhub.errors import AccessDenied, HubError, InputError, Throttled, Unavailable
 from airflow_provider_taskhub.hooks.outputs import MAX_OUTPUT_BYTES
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook, settings_without_connection
-from airflow_provider_taskhub.hub.model import Member, RecordState
-from airflow_provider_taskhub.hub.waiting.reasons import unreadable_history
+from airflow_provider_taskhub.hub.model import InstanceState, Member, RecordState
+from airflow_provider_taskhub.hub.waiting.reasons import Reason, Why, unreadable_history
 from airflow_provider_taskhub.hub.watches import Watch
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.triggers import shared_client
 from airflow_provider_taskhub.triggers.settling import SETTLE
 from airflow_provider_taskhub.triggers.task_end import LARGEST_OUTPUT
+from airflow_provider_taskhub.triggers.task_log import ProgressLog
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 from airflow_provider_taskhub.triggers.watcher import IN_TURN, SOON, WatchedInstance, Watcher
 from airflow_provider_taskhub.virtual_time import VirtualClock, run
@@ -1090,3 +1091,15 @@ def test_a_wait_that_ends_while_reasons_are_read_does_not_disturb_the_others(hub
         assert waits["stays"].whys == (why,)
 
     play(scenario)
+
+
+def test_a_number_that_changes_is_no_new_line_of_progress() -> None:
+    state, log = InstanceState(instance_id="i", execution_id="e", name="o", status=Status.RUNNING), ProgressLog()
+
+    def lines(more: str, now: float, text: str = "activity 'load'") -> list[str]:
+        return [*log.lines(state, (), (Why(reason=Reason.ACTIVITIES, text=text, more=more),), now)]
+
+    assert lines("1 call waits", 0.0) == []
+    assert lines("2 calls wait", 1000.0) == ["progress of o: awaits activity 'load'; 2 calls wait"]
+    assert lines("3 calls wait", 2000.0) == []
+    assert lines("3 calls wait", 3000.0, "activity 'save'") == ["progress of o: awaits activity 'save'; 3 calls wait"]

@@ -702,6 +702,9 @@ def test_what_waits_for_a_slot_says_so_and_how_many_calls_wait() -> None:
             await world.clock.sleep(30)
             waiting = await admin.waiting_for_slots(await admin.workers())
             assert waiting["other", "plain"] == 65, "those that run are not counted"
+            peeks = world.store.requests["queue.peek"]
+            await admin.waiting_instances()
+            assert world.store.requests["queue.peek"] == peeks, "a count of instances needs no numbers of calls"
 
     simulate(main)
 

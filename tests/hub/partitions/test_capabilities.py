@@ -230,3 +230,17 @@ def test_workers_that_divide_a_limit_by_different_tags_are_named() -> None:
     )
     for ordered in ((), ("activity clean",)):
         assert different_limits(members, {"activity clean": "1 for each tenant"}, ordered=ordered) == [said]
+
+
+def test_a_worker_is_named_for_the_limits_of_its_own_activities_only() -> None:
+    names = {"clean": "database", "count": "licence"}
+    old = worker(
+        "old",
+        activities=("clean", "count"),
+        limits={"activity database": "1", "activity licence": "2"},
+        limit_names=names,
+    )
+    new = worker("new", activities=("count",))
+    assert different_limits([old, new], {}) == [
+        WITHOUT.format("licence", "new@host/1 (orders 3)", "2 on old@host/1 (orders 3)")
+    ]
