@@ -149,7 +149,7 @@ async def _family(
     yield instance, bool(unreadable) or _may_have_open_calls(history)
     if not (recurse and _ends_children(history)):
         return
-    for event in children.unfinished(history, cancelled=grace.found(history) is not None):
+    for event in children.unfinished(history, cancelled=True):
         progress(event.instance_id)
         child = instance.other(event.instance_id)
         row = await _child_row(child, deadline)

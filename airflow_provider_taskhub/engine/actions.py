@@ -78,8 +78,7 @@ class Action:
         a child that gets its default id.
     :param run: execution id of the instance that receives an event, if that instance is a child which the sender still
         awaits; else None.
-    :param request: the request to end that the sender passes on to the child which it cancels; None: the child ends at
-        once.
+    :param request: the request to end because of which the sender cancels its child; None: the sender's code does it.
     """
 
     kind: EventType
@@ -267,10 +266,12 @@ def because(parent: str, reason: str | None) -> str:
 
 def _child_termination(action: Action, scope: Scope, name: str) -> Outbound:
     request, parent = action.request, scope.instance.instance_id
+    cleans_up = request is not None and request.grace > 0
     event = ExecutionTerminated(
         timestamp=scope.time,
         input=f"its parent {parent!r} has cancelled it" if request is None else because(parent, request.reason),
-        taskhub_grace=request.grace if request is not None else None,
+        taskhub_grace=request.grace if request is not None and cleans_up else None,
+        taskhub_cancels=None if cleans_up else int(action.input or 0),
         taskhub_execution_id=action.run,
         taskhub_recurse=True,
         taskhub_child=action.name.removeprefix(f"{CANCEL} "),

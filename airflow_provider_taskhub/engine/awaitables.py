@@ -16,11 +16,12 @@ from airflow_provider_taskhub.codec import Timestamp, decode, loads
 from airflow_provider_taskhub.engine.actions import TIMER, Action, CallSite
 from airflow_provider_taskhub.engine.events import EventType, FailureDetails, TimerCreated
 from airflow_provider_taskhub.engine.no_event_loop import user_line
+from airflow_provider_taskhub.engine.parent_response import TERMINATED
 from airflow_provider_taskhub.engine.recorded import retry_role
 from airflow_provider_taskhub.engine.retry import RetryDecision, RetryPolicy, decide_retry
 from airflow_provider_taskhub.engine.tasks import CancellableTask, Group, Revocable, Task
 from airflow_provider_taskhub.engine.wait_changes import WaitRecorder
-from airflow_provider_taskhub.errors import InputError, TaskFailedError
+from airflow_provider_taskhub.errors import InputError, TaskCancelledError, TaskFailedError
 
 LONGEST_TIMER = timedelta(days=6)
 """A longer timer is made of several TimerCreated events, because Azure queues hide a message for at most 7 days. Stored
@@ -57,11 +58,13 @@ class Engine(Protocol):
         :param waiter: the task that gets the answer; None: no task waits for an answer.
         """
 
-    def cancel(self, action: Action, where: CallSite) -> None:
-        """Ask that an activity ends, or does not begin, or terminate a child.
+    def cancel(self, action: Action, where: CallSite) -> bool:
+        """Ask that an activity ends, or does not begin, or that a child ends.
 
         :param action: the call, which has no answer yet.
         :param where: line of user code that cancels it.
+        :returns: whether an answer says that the call has ended. No answer comes from a child that cleans up because
+            its parent is to end.
         """
 
     def recorded_decision(self, number: int) -> tuple[RetryDecision, Timestamp]:
@@ -137,14 +140,19 @@ class Attempts(Group[Any], CancellableTask[Any]):
         """Whether the call is that of a child."""
         return self._action.kind is EventType.SubOrchestrationInstanceCreated
 
-    def cancel(self) -> None:
-        """Ask that the activity ends, or does not begin; or terminate the child, and the children of the child.
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the code, or the end of the instance, has cancelled the call."""
+        return self._cancelled
 
-        What has failed and waits for its retry is not tried again. Awaiting the task of an activity then waits until
-        the end is confirmed: no attempt of the activity runs or begins any more, on any worker. It raises
-        :class:`TaskCancelledError`; or it gives the result, if the activity has finished first. Code that does not need
-        to know this goes on without awaiting the task. The task of a child has failed with :class:`TaskCancelledError`
-        at once.
+    def cancel(self) -> None:
+        """Ask that the activity ends, or does not begin; or that the child ends, and the children of the child.
+
+        What has failed and waits for its retry is not tried again. Awaiting the task then waits until the end is
+        confirmed: no attempt of the activity runs or begins any more, on any worker. Of a child, no code runs any more,
+        and the end of each of its activities and children is confirmed. The await raises :class:`TaskCancelledError`;
+        or it gives the result, if the activity or child has finished first. Code that does not need to know this goes
+        on without awaiting the task.
         """
         self.use()
         if self._done or self._cancelled:
@@ -154,8 +162,7 @@ class Attempts(Group[Any], CancellableTask[Any]):
             super().cancel()
             self._pause.cancel()
             return
-        self._engine.cancel(self._action, user_line() or CallSite.of(sys._getframe(1)))
-        if self.is_child:
+        if not self._engine.cancel(self._action, user_line() or CallSite.of(sys._getframe(1))):
             super().cancel()
 
     def answered(self, result: str | None) -> None:
@@ -171,7 +178,8 @@ class Attempts(Group[Any], CancellableTask[Any]):
     def failed(self, error: TaskFailedError, *, recorded: bool) -> None:
         if self._cancelled:
             self._seen = True
-            self.fail(error)
+            ended = self.is_child and error.details is not None and error.details.error_type == TERMINATED
+            self.fail(TaskCancelledError("the task was cancelled by the orchestrator") if ended else error)
             return
         if self._rewinds != self._engine.rewinds:  # somebody has rewound the instance: the retry policy begins anew
             self._rewinds, self._attempt, self._first = self._engine.rewinds, 0, self._engine.rewound_at

@@ -56,7 +56,7 @@ def awaited(history: Iterable[HistoryEvent], *, cancelled: bool = False) -> tupl
     Children with the fire-and-forget tag are not included, because the orchestrator does not wait for their end.
 
     :param history: the events of the current generation.
-    :param cancelled: whether the children that were cancelled are returned, too.
+    :param cancelled: whether the children that were cancelled and have not ended are returned, too.
     """
     waiting: dict[int, SubOrchestrationInstanceCreated] = {}
     for event in history:
@@ -76,7 +76,7 @@ def unfinished(history: Iterable[HistoryEvent], *, cancelled: bool = False) -> t
     Children with the fire-and-forget tag are not included.
 
     :param history: the events since the last ``continue_as_new``.
-    :param cancelled: whether the children that were cancelled are returned, too.
+    :param cancelled: whether the children that were cancelled and have not ended are returned, too.
     """
     history = tuple(history)
     return (*_earlier(history), *map(_child, awaited(history, cancelled=cancelled)))
@@ -112,7 +112,7 @@ def terminations(history: Iterable[HistoryEvent], instance_id: str, time: Timest
         reason = None if request is None else request.reason
         found = tuple(map(_child, awaited(history)))
     else:
-        reason, found = terminated.input, unfinished(history, cancelled=request is not None)
+        reason, found = terminated.input, unfinished(history, cancelled=True)
     return [_termination(child, because(instance_id, reason), time) for child in found]
 
 
@@ -130,7 +130,7 @@ def requests(history: Iterable[HistoryEvent], instance_id: str, time: Timestamp)
     if request is None or not request.recurse:
         return []
     why = because(instance_id, request.reason)
-    return [_termination(child, why, time, seconds=request.grace) for child in _earlier(history)]
+    return [_termination(child, why, time, seconds=request.grace or None) for child in _earlier(history)]
 
 
 def _termination(child: Child, reason: str, time: Timestamp, *, seconds: int | None = None) -> Outbound:
@@ -152,17 +152,19 @@ def _earlier(history: Iterable[HistoryEvent]) -> list[Child]:
 
 
 def reports_end(history: Iterable[HistoryEvent]) -> bool:
-    """Return whether an instance sends its outcome to its parent: False if the parent itself has terminated the child.
+    """Return whether an instance sends its outcome to its parent: False if the child was terminated with its parent.
 
-    A parent that has not ended yet would treat such an outcome as a failure of the child.
+    A parent that has not ended yet would treat such an outcome as a failure of the child. The parent's code waits for
+    the end of a child that it has cancelled.
 
     :param history: the events of the child.
     """
     history = tuple(history)
-    if any(isinstance(event, ExecutionTerminated) and event.taskhub_child is not None for event in history):
+    ends = [event for event in history if isinstance(event, ExecutionTerminated)]
+    if any(event.taskhub_child is not None and event.taskhub_cancels is None for event in ends):
         return False
     request = grace.found(history)
-    return request is None or request.child is None
+    return request is None or request.child is None or request.call is not None
 
 
 def _child(created: SubOrchestrationInstanceCreated) -> Child:

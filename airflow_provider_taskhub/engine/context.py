@@ -464,8 +464,8 @@ class OrchestrationContext:
 
         Activities, children, timers, waits for events and branches are cancelled, whether the block ends normally, with
         an error or with a limit of :meth:`timeout` around it. The block then waits until no attempt of its activities
-        runs any more, on any worker. What has finished keeps its result. Blocks can be nested: a task belongs to the
-        innermost one.
+        runs any more, on any worker, and its children have ended in the same way. What has finished keeps its result.
+        Blocks can be nested: a task belongs to the innermost one.
         """
         return self._generation.scope(CallSite.of(sys._getframe(1)))
 

@@ -237,6 +237,8 @@ class ExecutionTerminated(HistoryEvent):
     :param taskhub_recurse: whether the instance's children are terminated too.
     :param taskhub_child: name of the instance's orchestrator if the instance's parent sent this message; else None.
     :param taskhub_grace: seconds for a clean-up by the instance's code; None: the instance ends at once.
+    :param taskhub_cancels: number of the call of the parent's code with which the instance was started, if that code
+        has cancelled the call. The instance then tells its parent when it has ended; None: another terminate.
     """
 
     event_type = EventType.ExecutionTerminated
@@ -246,6 +248,7 @@ class ExecutionTerminated(HistoryEvent):
     taskhub_recurse: bool | None = None
     taskhub_child: str | None = None
     taskhub_grace: int | None = None
+    taskhub_cancels: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

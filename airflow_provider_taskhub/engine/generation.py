@@ -334,11 +334,12 @@ class Generation:
             cancel_scope.started(waiter)
             self._forgotten.watch(waiter, _KINDS[action.kind], action.name, action.where)
 
-    def cancel(self, action: Action, where: CallSite) -> None:
-        """Ask that an activity ends, or does not begin, or terminate a child.
+    def cancel(self, action: Action, where: CallSite) -> bool:
+        """Ask that an activity ends, or does not begin, or that a child ends.
 
         :param action: the call, which has no answer yet.
         :param where: line of user code that cancels it.
+        :returns: whether an answer says that the call has ended.
         """
         is_child = action.kind is EventType.SubOrchestrationInstanceCreated
         child = action.instance_id or default_child_id(self.instance, action.number)
@@ -355,6 +356,7 @@ class Generation:
             ),
             None,
         )
+        return not (is_child and self._is_ending)
 
     def recorded_decision(self, number: int) -> tuple[RetryDecision, Timestamp]:
         """Return the decision about a retry as the history has it, and when the timer of this decision fires.
@@ -506,12 +508,11 @@ class Generation:
             match task:
                 case _ if id(task) in kept:
                     pass
-                case Attempts() if task.is_child:
-                    if self._request is not None and self._request.recurse:
-                        task.cancel()
                 case Attempts():
-                    task.cancel()
-                    cancelled.append(task)
+                    if not task.is_child or (self._request is not None and self._request.recurse):
+                        task.cancel()
+                    if task.is_cancelled:  # a child that is to clean up, too, is not awaited: it is done
+                        cancelled.append(task)
                 case Timer() if task.is_of_code:
                     task.cancel()
                 case EventWait():

@@ -1,9 +1,10 @@
-"""Terminates that leave an instance time to clean up.
+"""Terminates that do not end an instance at once: it has time to clean up, or its parent waits for the end.
 
-The message is an ExecutionTerminated with ``TaskHubGrace``. So whatever must end an instance without its code (it has
-not begun, its history is damaged, its code blocks the worker) finds a terminate as any other, and a worker of another
-system ends the instance at once. In the history of an instance that still cleans up, an ExecutionTerminated would
-mislead readers. So the history has the request as an EventRaised with the name :data:`.validation.TERMINATE_EVENT`.
+The message is an ExecutionTerminated with ``TaskHubGrace`` or ``TaskHubCancels``. So whatever must end an instance
+without its code (it has not begun, its history is damaged, its code blocks the worker) finds a terminate as any other,
+and a worker of another system ends the instance at once. In the history of an instance that goes on, an
+ExecutionTerminated would mislead readers. So the history has the request as an EventRaised with the name
+:data:`.validation.TERMINATE_EVENT`.
 """
 
 from __future__ import annotations
@@ -21,30 +22,36 @@ ROLE = "grace"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request to end an instance after its clean-up.
+    """A request to end an instance, but not at once.
 
     :param reason: why the instance is to end. This text becomes its output.
-    :param grace: seconds for the clean-up.
+    :param grace: seconds for the clean-up; 0: there is none.
     :param recurse: whether the instance's children are terminated too, with the same time.
     :param child: name of the instance's orchestrator if the instance's parent has sent the request; else None.
+    :param call: number of the call of the parent that its code has cancelled. No code of the instance runs any more
+        then, and it ends when all that it has called has ended (:mod:`.stopping`); None: it cleans up.
     """
 
     reason: str | None
     grace: int
     recurse: bool = False
     child: str | None = None
+    call: int | None = None
 
 
 def as_stored(event: HistoryEvent) -> HistoryEvent:
-    """Return the event that the history has for an event that has arrived: for a terminate with time for a clean-up an
-    EventRaised, else the event itself."""
-    if not isinstance(event, ExecutionTerminated) or not _is_valid(event.taskhub_grace):
+    """Return the event that the history has for an event that has arrived: for a terminate that does not end
+    the instance at once an EventRaised, else the event itself."""
+    if not isinstance(event, ExecutionTerminated):
+        return event
+    if not _is_valid(event.taskhub_grace, event.taskhub_cancels):
         return event
     told = {
         "reason": event.input,
         "grace": event.taskhub_grace,
         "recurse": bool(event.taskhub_recurse),
         "child": event.taskhub_child,
+        "call": event.taskhub_cancels,
     }
     return EventRaised(
         timestamp=event.timestamp,
@@ -61,12 +68,12 @@ def request_of(event: HistoryEvent) -> Request | None:
         return None
     try:
         told = json.loads(event.input or "")
-        grace, reason, child = told["grace"], told.get("reason"), told.get("child")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        grace, call, reason, child = (told.get(name) for name in ("grace", "call", "reason", "child"))
+    except (ValueError, AttributeError, RecursionError):
         return None
-    if not _is_valid(grace) or not isinstance(reason, str | None) or not isinstance(child, str | None):
+    if not _is_valid(grace, call) or not isinstance(reason, str | None) or not isinstance(child, str | None):
         return None
-    return Request(reason=reason, grace=grace, recurse=told.get("recurse") is True, child=child)
+    return Request(reason=reason, grace=grace or 0, recurse=told.get("recurse") is True, child=child, call=call)
 
 
 def found(history: Iterable[HistoryEvent]) -> Request | None:
@@ -74,5 +81,7 @@ def found(history: Iterable[HistoryEvent]) -> Request | None:
     return next((request for event in history if (request := request_of(event)) is not None), None)
 
 
-def _is_valid(grace: object) -> bool:
-    return isinstance(grace, int) and not isinstance(grace, bool) and 0 < grace <= LONGEST_GRACE.total_seconds()
+def _is_valid(grace: object, call: object) -> bool:
+    if grace is None:
+        return type(call) is int
+    return call is None and type(grace) is int and 0 < grace <= LONGEST_GRACE.total_seconds()

@@ -27,7 +27,7 @@ class Happening(StrEnum):
     SUSPENDED = "suspended"
     RESUMED = "resumed"
     TERMINATED = "terminated"
-    ASKED_TO_END = "asked to end"  # terminated, with time for a clean-up
+    ASKED_TO_END = "asked to end"  # terminated with time for a clean-up, or cancelled by its parent
     OVERDUE = "overdue"  # the time for the clean-up is over
     REWOUND = "rewound"
     RETURNED = "returned"  # the orchestrator function has returned
@@ -45,7 +45,7 @@ class Reaction(StrEnum):
     SUSPEND = "suspend"
     RESUME = "resume"  # resume, and give the held events to the orchestrator
     TERMINATE = "terminate"
-    INTERRUPT = "interrupt"  # cancel what is open, then raise TerminationRequested in the orchestrator
+    INTERRUPT = "interrupt"  # cancel what is open, then raise TerminationRequested in the orchestrator, or end
     INTERRUPT_AFTER = "interrupt after the resume"  # the same, after the resume that follows at once
     NOTE = "note"  # store the event; the orchestrator does not get it
     CARRY = "carry"  # give the event to the orchestrator after continue_as_new

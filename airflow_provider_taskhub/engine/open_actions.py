@@ -96,7 +96,7 @@ class OpenActions:
 
     @property
     def waits(self) -> bool:
-        """Whether a task waits for an answer. A cancelled child and a cancelled timer do not."""
+        """Whether a task waits for an answer. A cancelled timer does not."""
         return any(not (isinstance(entry.waiter, Task) and entry.waiter._done) for entry in self._open.values())
 
     def run_of(self, number: int) -> str | None:

@@ -7,6 +7,7 @@ from airflow_provider_taskhub.engine.episode import Outbound
 from airflow_provider_taskhub.engine.events import (
     ExecutionCompleted,
     ExecutionStarted,
+    ExecutionTerminated,
     FailureDetails,
     HistoryEvent,
     OrchestrationInstance,
@@ -16,6 +17,9 @@ from airflow_provider_taskhub.engine.events import (
     SubOrchestrationInstanceFailed,
 )
 from airflow_provider_taskhub.tags import FIRE_AND_FORGET
+
+TERMINATED = "Terminated"
+"""The type of the failure with which a child answers that was terminated, or that its parent has cancelled."""
 
 
 def response(
@@ -72,5 +76,21 @@ def refusal(started: ExecutionStarted, parent: ParentInstance, text: str, time: 
     return Outbound(event=event, target=parent.instance)
 
 
+def start_of_cancelled(
+    event: ExecutionTerminated, instance: OrchestrationInstance, sender: OrchestrationInstance | None, time: Timestamp
+) -> ExecutionStarted:
+    """Return a start for a child that is terminated before it begins, as far as the message of its parent tells.
+
+    :param event: the message.
+    :param instance: the child, with the execution id of the run.
+    :param sender: the parent; None: it is unknown.
+    :param time: timestamp of the start.
+    """
+    parent = None
+    if event.taskhub_cancels is not None and sender is not None:
+        parent = ParentInstance(name="", instance=sender, task_schedule_id=event.taskhub_cancels)
+    return ExecutionStarted(timestamp=time, instance=instance, name=event.taskhub_child or "", parent=parent)
+
+
 def _terminated(completed: ExecutionCompleted) -> FailureDetails:
-    return FailureDetails(error_type="Terminated", error_message=completed.result or "nobody has given a reason")
+    return FailureDetails(error_type=TERMINATED, error_message=completed.result or "nobody has given a reason")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine import grace
 from airflow_provider_taskhub.engine.events import (
+    EventRaised,
     EventType,
     ExecutionCompleted,
     ExecutionResumed,
@@ -56,6 +58,7 @@ class Past:
     :ivar last_number: the highest number of an action in the history; -1 if there is no action.
     :ivar completed: whether the history has a completion event.
     :ivar status: final status if ``completed``; else PENDING.
+    :ivar request: the request to end the instance that counts; None: there is none.
     :ivar size: estimate of the memory that the live instance uses, in bytes.
     """
 
@@ -66,6 +69,7 @@ class Past:
         self.last_number = -1
         self.completed = False
         self.status = Status.PENDING
+        self.request: grace.Request | None = None
         self.size = _LIVE
         self.extend(events)
 
@@ -74,6 +78,7 @@ class Past:
         self.events.clear()
         self.episodes, self.size = 0, _LIVE
         self.last_number = -1
+        self.request = None
 
     def extend(self, events: Iterable[HistoryEvent]) -> None:
         """Append events to the history.
@@ -92,6 +97,8 @@ class Past:
                 self.time = max(self.time, event.timestamp)
             elif isinstance(event, _FAILURES):
                 self.size += _size_of(event.failure)
+            elif isinstance(event, EventRaised):
+                self.request = self.request or grace.request_of(event)
             elif isinstance(event, ExecutionCompleted):
                 self.completed = True
                 self.status = event.status

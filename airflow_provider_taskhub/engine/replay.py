@@ -15,7 +15,8 @@ from dataclasses import replace
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine import children as family
-from airflow_provider_taskhub.engine import grace
+from airflow_provider_taskhub.engine import grace, stopping
+from airflow_provider_taskhub.engine.actions import Scope
 from airflow_provider_taskhub.engine.episode import Episode, Outbound
 from airflow_provider_taskhub.engine.events import (
     EventSent,
@@ -40,7 +41,7 @@ from airflow_provider_taskhub.engine.identity import next_execution_id
 from airflow_provider_taskhub.engine.no_event_loop import without_event_loop
 from airflow_provider_taskhub.engine.parent_response import response as response_of
 from airflow_provider_taskhub.engine.past import Past
-from airflow_provider_taskhub.engine.pending_waits import NOTHING
+from airflow_provider_taskhub.engine.pending_waits import NOTHING, Awaits
 from airflow_provider_taskhub.engine.recorded import Recorded
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.replay_safe_logger import Log
@@ -143,6 +144,9 @@ class Execution:
         if self._past.completed:
             return self._unchanged([(event, f"the orchestration is {self._past.status} already") for event in new])
         new = _start_first([*map(grace.as_stored, new)])
+        request = self._past.request or grace.found(new)
+        if request is not None and request.call is not None:
+            return self._stop(new, request, now=now)
         generation = self._load(new)
         loaded = self._instance
         times = [event.fire_at for event in new if isinstance(event, TimerFired) and generation.answers(event)]
@@ -244,6 +248,45 @@ class Execution:
             awaits=NOTHING if completed is not None else generation.awaits(),
         )
 
+    def _stop(self, new: Sequence[HistoryEvent], request: grace.Request, *, now: Timestamp) -> Episode:
+        """Go on with the end of the instance, because the code of its parent has cancelled it.
+
+        :param new: new events.
+        :param request: the request of the parent, in the history or in ``new``.
+        """
+        if any(isinstance(event, ExecutionTerminated) for event in new):
+            return self.terminate(new, now=now)
+        self.close()
+        events, stale = stopping.taken(self._past.events, new, request)
+        if not events:
+            return self._unchanged(stale)
+        loaded = self._instance
+        started, self._instance = self._start(new)
+        scope = Scope(instance=self._instance, started=started, time=max(now, self._past.time))
+        scope = replace(scope, rewinds=Recorded(self._past.events).rewinds)
+        history: list[HistoryEvent] = [OrchestratorStarted(timestamp=scope.time)]
+        history += [replace(event, is_played=True) for event in events]
+        whole = [*self._past.events, *history]
+        decided = stopping.cancels(whole, scope, request, self._past.last_number + 1)
+        history += [event for event, _ in decided]
+        outbound = [message for _, message in decided if message is not None]
+        if self._past.request is None:
+            outbound += family.requests(whole, self._instance.instance_id, scope.time)
+        left = stopping.open_calls(whole)
+        completed = None
+        if not left:
+            number = max(self._past.last_number, *(event.event_id for event in history)) + 1
+            completed = ExecutionCompleted(
+                timestamp=scope.time, event_id=number, status=Status.TERMINATED, result=request.reason
+            )
+            response = response_of(started, self._instance, completed)
+            history.append(completed)
+            outbound += [response] if response is not None else []
+        history.append(OrchestratorCompleted(timestamp=scope.time))
+        return self._without_code(
+            loaded, history, outbound, completed=completed, awaits=stopping.awaits(left.values()), stale=stale
+        )
+
     def ends(self, event: HistoryEvent) -> bool:
         """Return whether an event ends the instance without its code: a terminate, or the end of the time for clean-up.
 
@@ -278,7 +321,7 @@ class Execution:
         :raises InputError: neither the history nor ``new`` has an ExecutionStarted event.
         """
         told = next((event.input for event in new if isinstance(event, ExecutionTerminated)), None)
-        request = grace.found([*self._past.events, *also])
+        request = self._past.request or grace.found(also)
         reason = told if told is not None or request is None else request.reason
         return self._end(new, Status.TERMINATED, reason, None, now=now, also=also)
 
@@ -297,7 +340,6 @@ class Execution:
         new = _start_first(new)
         loaded = self._instance
         started, self._instance = self._start(new)
-        self._past.status = status
         time = max(now, self._past.time)
         completed = ExecutionCompleted(
             timestamp=time, event_id=self._past.last_number + 1, status=status, result=result, failure=failure
@@ -312,6 +354,19 @@ class Execution:
             response_of(started, self._instance, completed) if family.reports_end([*self._past.events, *new]) else None
         )
         outbound = [*([response] if response else []), *self._child_terminations(completed, [*also, *history])]
+        return self._without_code(loaded, history, outbound, completed=completed)
+
+    def _without_code(
+        self,
+        loaded: OrchestrationInstance,
+        history: Sequence[HistoryEvent],
+        outbound: Sequence[Outbound],
+        *,
+        completed: ExecutionCompleted | None,
+        awaits: Awaits = NOTHING,
+        stale: Sequence[tuple[HistoryEvent, str]] = (),
+    ) -> Episode:
+        """Return an episode in which no code ran, and append it to the history in memory."""
         first, number = len(self._past.events), self._past.episodes + 1
         self._past.extend(history)
         return Episode(
@@ -322,9 +377,11 @@ class Execution:
             first_ordinal=first,
             outbound=tuple(outbound),
             number=number,
-            status=status,
+            status=completed.status if completed is not None else Status.RUNNING,
             custom_status=self._custom_status,
             completed=completed,
+            awaits=awaits,
+            stale=tuple(stale),
         )
 
     def _child_terminations(
@@ -391,6 +448,8 @@ class Execution:
                         generation.begin()
                 elif isinstance(event, GenericEvent):
                     generation.note(event)
+                elif (request := grace.request_of(event)) is not None and request.call is not None:
+                    break  # no code runs after that
                 elif not isinstance(event, OrchestratorCompleted):
                     generation.receive(event)
         except NonDeterminismError as error:

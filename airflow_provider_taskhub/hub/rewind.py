@@ -120,8 +120,13 @@ async def _once(hub: Hub, instance_id: str, order: _Order) -> list[RunningChild]
     rows = await load_rows(hub.store, hub.names, instance_id)
     past = await decoded(hub.store, hub.names, rows.committed)
     terminated = Status.TERMINATED in order.statuses
-    if row.status is Status.TERMINATED and grace.found(past) is not None:
-        raise refused(row, "it was asked to end with time for a clean-up, so it cannot be rewound")
+    if row.status is Status.TERMINATED and (request := grace.found(past)) is not None:
+        why = (
+            "its parent has cancelled it"
+            if request.call is not None
+            else "it was asked to end with time for a clean-up"
+        )
+        raise refused(row, f"{why}, so it cannot be rewound")
     sentinel, rewinding = rows.sentinel, rules.plan(past, terminated=terminated)
     rewindable = rewinding is not None or rules.is_rewound(past, row.status, statuses=order.statuses)
     if sentinel is None or not same_start(sentinel.execution_id, row.execution_id) or not rewindable:
@@ -326,11 +331,12 @@ async def _children(
     """
     waits = False
     running: list[RunningChild] = []
-    for created in awaited(past):
+    wanted = awaited(past)
+    for created in awaited(past, cancelled=True):
         child = await _child(hub, created, parent)
         if child is None:
             continue
-        if child.status in (*order.statuses, Status.PENDING):
+        if created in wanted and child.status in (*order.statuses, Status.PENDING):
             with suppress(InvalidStateError):  # the child cannot be rewound: it has just been started, or runs again
                 running += await _rewind(hub, child.instance_id, order)
                 waits = True

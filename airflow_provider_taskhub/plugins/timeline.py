@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine import events, grace
 from airflow_provider_taskhub.engine.events import HistoryEvent
 from airflow_provider_taskhub.engine.failures import is_cancel
+from airflow_provider_taskhub.engine.parent_response import TERMINATED
 from airflow_provider_taskhub.engine.wait_changes import Waits
 from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
 
@@ -119,6 +120,8 @@ def _answer(history: Sequence[HistoryEvent], lanes: dict[int, TimelineLane]) -> 
                 cancelled[event.taskhub_cancels] = event.timestamp
             case events.TaskFailed() if is_cancel(event.failure):
                 ends[event.task_scheduled_id] = event.timestamp, "cancelled"
+            case events.SubOrchestrationInstanceFailed() if _is_end_of_cancelled(event, cancelled):
+                ends[event.task_scheduled_id] = event.timestamp, "cancelled"
             case events.TaskCompleted() | events.SubOrchestrationInstanceCompleted():
                 ends[event.task_scheduled_id] = event.timestamp, "completed"
             case events.TaskFailed() | events.SubOrchestrationInstanceFailed():
@@ -130,7 +133,7 @@ def _answer(history: Sequence[HistoryEvent], lanes: dict[int, TimelineLane]) -> 
                     ends.setdefault(number, (event.timestamp, "cancelled"))
     over = next((e.timestamp for e in history if isinstance(e, events.ExecutionCompleted)), None)
     for lane in lanes.values():
-        if lane.kind == "child" and lane.task_id in cancelled:  # no answer of a cancelled child comes
+        if lane.kind == "child" and lane.task_id in cancelled:  # no answer has come yet
             ends.setdefault(lane.task_id, (cancelled[lane.task_id], "cancelled"))
         time, state = ends.get(lane.task_id, (over, "cancelled" if over else "scheduled"))
         if lane.kind == "timer":
@@ -138,6 +141,12 @@ def _answer(history: Sequence[HistoryEvent], lanes: dict[int, TimelineLane]) -> 
         elif not lane.bars:
             bar = {"start": milliseconds(lane.begun), "end": milliseconds(time), "state": state, "worker": None}
             lane.bars.append(bar)
+
+
+def _is_end_of_cancelled(event: events.SubOrchestrationInstanceFailed, cancelled: Collection[int]) -> bool:
+    """Return whether a child has ended because the orchestrator has cancelled it."""
+    is_terminated = event.failure is not None and event.failure.error_type == TERMINATED
+    return is_terminated and event.task_scheduled_id in cancelled
 
 
 def _join_retries(history: Sequence[HistoryEvent], lanes: dict[int, TimelineLane]) -> None:
@@ -150,8 +159,11 @@ def _join_retries(history: Sequence[HistoryEvent], lanes: dict[int, TimelineLane
     lane_of: dict[int, int] = {}
     tries: dict[int, int] = {}
     failed: dict[tuple[str, str | None], list[int]] = {}
+    cancelled: set[int | None] = set()  # what was cancelled is not tried again
     for event in history:
-        if isinstance(event, events.TaskScheduled | events.SubOrchestrationInstanceCreated):
+        if isinstance(event, events.EventSent):
+            cancelled.add(event.taskhub_cancels)
+        elif isinstance(event, events.TaskScheduled | events.SubOrchestrationInstanceCreated):
             number = event.event_id
             key = asked[number] = event.name, event.input
             lane = lane_of[number] = failed[key].pop(0) if failed.get(key) else number
@@ -161,7 +173,7 @@ def _join_retries(history: Sequence[HistoryEvent], lanes: dict[int, TimelineLane
                 lanes[lane].bars.extend(bar | {"task": number, "try": tries[lane]} for bar in again)
         elif isinstance(event, events.TaskFailed | events.SubOrchestrationInstanceFailed):
             number = event.task_scheduled_id
-            if number in asked and not is_cancel(event.failure):
+            if number in asked and number not in cancelled:
                 failed.setdefault(asked[number], []).append(lane_of[number])
 
 
@@ -235,7 +247,7 @@ def _events(history: Sequence[HistoryEvent]) -> Iterator[dict[str, Any]]:
     for event in history:
         if isinstance(event, events.EventRaised):
             asked = grace.request_of(event) is not None
-            text = "asked to end after its clean-up" if asked else f"event {event.name}"
+            text = "asked to end" if asked else f"event {event.name}"
             yield {"time": milliseconds(event.timestamp), "kind": "event", "text": text}
         elif isinstance(event, events.ExecutionTerminated):
             yield {"time": milliseconds(event.timestamp), "kind": "lost", "text": "terminated"}

@@ -13,6 +13,7 @@ from airflow_provider_taskhub.plugins.timeline import timeline
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
 from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from tests.engine.play import played
+from tests.engine.test_cancel import ended
 from tests.hub.in_process_worker import house
 
 app = App("approvals", version="1")
@@ -113,7 +114,7 @@ def test_cancelled_calls_are_drawn_as_cancelled_and_the_next_call_is_no_retry() 
                 await task
             except TaskCancelledError:
                 continue
-        await ctx.call_activity("load", 1)
+        await ctx.when_all([ctx.call_activity("load", 1), ctx.call_sub_orchestrator("month", 1)])
 
     play, _ = played(work)
     load = play.outbound[0]
@@ -121,12 +122,15 @@ def test_cancelled_calls_are_drawn_as_cancelled_and_the_next_call_is_no_retry() 
     play.take(play.raised("stop"))
     play.wait(seconds=2)
     play.take(play.failed(load, "cancelled", error_type=TaskCancelledError.__name__))
+    play.wait(seconds=1)
+    play.take(ended(play, "month"))
     lanes = timeline(play.past, [], shown)["lanes"]
     start = lanes[0]["bars"][0]["start"]
     drawn = [(lane["kind"], bar["state"], seconds(bar["end"], start)) for lane in lanes for bar in lane["bars"]]
     assert drawn == [
         ("event", "ended", 5),
         ("activity", "cancelled", 7),
-        ("child", "cancelled", 7),
+        ("child", "cancelled", 8),
         ("activity", "scheduled", None),
+        ("child", "scheduled", None),
     ]

@@ -11,10 +11,19 @@ import pytest
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.children import awaited
 from airflow_provider_taskhub.engine.episode import Outbound
-from airflow_provider_taskhub.engine.events import EventSent, ExecutionStarted, ExecutionTerminated, Status, TimerFired
+from airflow_provider_taskhub.engine.events import (
+    EventSent,
+    ExecutionStarted,
+    ExecutionTerminated,
+    FailureDetails,
+    Status,
+    SubOrchestrationInstanceFailed,
+    TimerFired,
+)
 from airflow_provider_taskhub.engine.identity import run_name
+from airflow_provider_taskhub.engine.replay import run
 from airflow_provider_taskhub.engine.retry import RetryPolicy
-from airflow_provider_taskhub.errors import TaskCancelledError, TaskFailedError
+from airflow_provider_taskhub.errors import SubOrchestrationFailedError, TaskCancelledError, TaskFailedError
 from tests.engine.play import Play, played
 
 CANCELLED = {"error_type": TaskCancelledError.__name__, "is_non_retriable": True}
@@ -220,8 +229,22 @@ class Test_an_activity:
         assert "with the data 0, but the code decided it with the data 1" in str(other.output)
 
 
+def ended(play: Play, name: str, kind: str = "Terminated", text: str = "cancelled") -> SubOrchestrationInstanceFailed:
+    """The answer of a child that did not complete."""
+    start = sent(play, name).event
+    assert isinstance(start, ExecutionStarted)
+    assert start.parent is not None
+    return SubOrchestrationInstanceFailed(
+        timestamp=play.now,
+        task_scheduled_id=start.parent.task_schedule_id,
+        reason=text,
+        failure=FailureDetails(error_type=kind, error_message=text),
+        taskhub_action_id=start.instance.execution_id,
+    )
+
+
 class Test_a_child:
-    def test_it_is_terminated_and_its_task_fails_at_once(self) -> None:
+    def test_it_is_terminated_and_its_task_fails_when_it_says_that_nothing_of_it_runs(self) -> None:
         async def work(ctx: OrchestrationContext) -> Any:
             child = ctx.call_sub_orchestrator("month", instance_id="child")
             await ctx.wait_for_external_event("stop")
@@ -240,12 +263,33 @@ class Test_a_child:
         assert isinstance(message.event, ExecutionTerminated)
         assert run_name(message.event.taskhub_execution_id or "") == run_name(start.instance.execution_id or "")
         assert (message.event.taskhub_recurse, message.event.taskhub_child) == (True, "month")
+        assert (message.event.taskhub_cancels, message.event.taskhub_grace) == (0, None)
         assert message.event.input == "its parent 'play-1' has cancelled it"
-        assert play.last.awaits.children == ()
-        play.take(play.done(sent(play, "month"), 3))  # it had finished: nobody waits for that any more
+        assert play.last.awaits.children == ("month",)
         play.take(play.raised("end", 4))
+        assert play.last.status is Status.RUNNING
+        play.take(ended(play, "month"))
         assert play.last.output == '["the task was cancelled by the orchestrator",4]'
         assert said == []
+
+    def test_it_finishes_or_fails_first(self) -> None:
+        async def work(ctx: OrchestrationContext) -> Any:
+            child = ctx.call_sub_orchestrator("month")
+            child.cancel()
+            try:
+                return await child
+            except SubOrchestrationFailedError as error:
+                return str(error)
+
+        play, _ = played(work)
+        assert (
+            run(
+                play.registry, play.past, [play.done(sent(play, "month"), 3)], instance=play.instance, now=play.now
+            ).output
+            == "3"
+        )
+        play.take(ended(play, "month", "ValueError", "no disk"))
+        assert play.last.output == '"no disk"'
 
     def test_in_the_step_that_has_started_it(self) -> None:
         """The terminate names the run that the same step starts, also if the id is the default one."""
@@ -293,6 +337,8 @@ class Test_a_scope:
         assert play.last.status is Status.RUNNING
         play.take(play.failed(branch, **CANCELLED))
         play.take(play.failed(other, **CANCELLED))
+        assert play.last.status is Status.RUNNING
+        play.take(ended(play, "child"))
         assert play.last.output == "[1,0]"
         assert said == []
 
@@ -453,8 +499,8 @@ class Test_the_family:
         play.take(play.done(second, 2))
         assert play.last.output == "2"
 
-    def test_a_cancelled_child_is_awaited_by_nobody(self) -> None:
-        """Neither a terminate, a rewind nor the list of awaited children goes to it."""
+    def test_a_cancelled_child_is_needed_by_nobody(self) -> None:
+        """Neither a suspension, a rewind nor the list of awaited children goes to it."""
 
         async def work(ctx: OrchestrationContext) -> None:
             children = [ctx.call_sub_orchestrator("month", instance_id=name) for name in "ab"]
@@ -481,5 +527,7 @@ class Test_the_family:
         play, _ = played(work)
         play.wait(seconds=1)
         play.take(*[one.event for one in play.outbound if isinstance(one.event, TimerFired)])
+        assert play.last.status is Status.RUNNING
+        play.take(ended(play, "month"))
         assert play.last.status is Status.FAILED
         assert "waits for nothing that can come" in str(play.last.output)

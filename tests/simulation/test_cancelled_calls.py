@@ -554,3 +554,210 @@ def test_an_attempt_whose_record_comes_after_the_cancel_ends_after_its_first_hea
             await world.settle()
 
     simulate(main, limit=timedelta(hours=1))
+
+
+class Families(Loads):
+    """An app with a family of three generations: the parent cancels its child, and notes what has begun and ended by
+    the time of the confirmed end."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.left: list[tuple[int, int]] = []
+
+        @self.app.orchestrator
+        async def leaf(ctx: OrchestrationContext, number: int) -> None:
+            await ctx.call_activity("load", number)
+
+        @self.app.orchestrator
+        async def middle(ctx: OrchestrationContext, count: int) -> None:
+            tasks = [ctx.call_activity("load", number) for number in range(1, count)]
+            await ctx.when_all([ctx.call_sub_orchestrator("leaf", 0, instance_id="leaf"), *tasks])
+
+        @self.app.orchestrator
+        async def top(ctx: OrchestrationContext, count: int) -> str:
+            async with ctx.cancel_scope():
+                child = ctx.call_sub_orchestrator("middle", count, instance_id="middle")
+                await ctx.wait_for_external_event("stop")
+            self.left.append((len(self.begun), len(self.ended)))
+            try:
+                return str(await child)
+            except TaskCancelledError as error:
+                return str(error)
+
+    def check(self) -> None:
+        """When the parent went on, all that had begun had ended, and nothing has begun since."""
+        assert self.left[0] == (len(self.begun), len(self.begun))
+
+
+ENDED = '"the task was cancelled by the orchestrator"'
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.rows("D63")
+def test_the_end_of_a_cancelled_child_is_told_when_nothing_of_it_runs(kind: str, workers: int) -> None:
+    loads = Families(**KINDS[kind])
+
+    async def main() -> None:
+        async with World(loads.app, activities=2) as world:
+            for number in range(workers):
+                await world.join(f"w{number}")
+            await world.client.start("top", 7, instance_id="top")
+            await world.clock.sleep(5)
+            assert len(loads.begun) == 2 * workers
+            begun = world.clock.monotonic()
+            await world.client.raise_event("top", "stop")
+            assert (await world.wait("top")).output == ENDED
+            assert world.clock.monotonic() - begun < 3 * world.settings.lease_times.renew.total_seconds()
+            loads.check()
+            for name in ("middle", "leaf"):
+                row = await world.client.get(name)
+                assert row is not None
+                assert row.status is Status.TERMINATED
+            await world.settle()
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("side", [BEFORE, AFTER])
+def test_nothing_of_a_cancelled_child_runs_when_its_end_is_told_whenever_a_worker_dies(kind: str, side: str) -> None:
+    """A worker dies at each of its storage calls after the cancel."""
+
+    def play(point: int) -> bool:
+        loads = Families(**KINDS[kind])
+
+        async def main() -> bool:
+            async with World(loads.app, activities=2) as world:
+                one = await world.join("one")
+                await world.join("two")
+                await world.client.start("top", 5, instance_id="top")
+                await world.clock.sleep(5)
+                one.death = Death(point=one.calls + point, side=side)
+                await world.client.raise_event("top", "stop")
+                assert (await world.wait("top")).output == ENDED
+                assert len(loads.begun) == 4, "no call was run again"
+                loads.check()
+                died = one.dead
+                if not died:
+                    one.death = None
+                await world.settle()
+                return died
+
+        return bool(simulate(main, limit=timedelta(hours=1)))
+
+    deaths = [play(point) for point in range(1, 40, 4)]
+    assert sum(deaths) > 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cancelled_child_whose_executor_dies_is_not_run_again(kind: str) -> None:
+    """The worker that runs its activities dies, and no other one is there for a while."""
+    loads = Families(**KINDS[kind])
+
+    async def main() -> None:
+        async with World(loads.app) as world:
+            await world.join("orchestrates", roles=("orchestrator",))
+            runs = await world.join("runs", roles=("activity",))
+            await world.client.start("top", 3, instance_id="top")
+            await world.clock.sleep(5)
+            await runs.bury()
+            await world.client.raise_event("top", "stop")
+            await cancelled(world, "middle")
+            await world.clock.sleep(60)
+            assert loads.left == [], "nobody has confirmed that the activities have ended"
+            await world.join("other", roles=("activity",))
+            assert (await world.wait("top")).output == ENDED
+            assert len(loads.begun) == 3
+            loads.check()
+            await world.settle()
+
+    simulate(main, limit=timedelta(hours=1))
+
+
+def test_a_child_that_is_cancelled_before_it_begins_or_behind_another_run_answers_too() -> None:
+    """Its start waits: for the live run of its id, or for code that no worker has."""
+    app = App("family")
+
+    @app.orchestrator
+    async def leaf(ctx: OrchestrationContext) -> None:
+        await ctx.wait_for_external_event("never")
+
+    @app.orchestrator
+    async def top(ctx: OrchestrationContext) -> list[str]:
+        told = []
+        for name, instance_id in (("leaf", "busy"), ("missing", "other"), ("leaf", "third")):
+            child = ctx.call_sub_orchestrator(name, instance_id=instance_id)
+            if instance_id != "third":
+                await ctx.create_timer(timedelta(seconds=20))
+            child.cancel()
+            try:
+                await child
+            except TaskCancelledError as error:
+                told.append(str(error))
+        return told
+
+    async def main() -> None:
+        async with World(app) as world:
+            await world.join("one")
+            await world.client.start("leaf", instance_id="busy")
+            await world.clock.sleep(5)
+            await world.client.start("top", instance_id="top")
+            state = await world.wait("top", timedelta(minutes=10))
+            assert json.loads(state.output or "") == [json.loads(ENDED)] * 3
+            await world.client.terminate("busy")
+            await world.settle()
+
+    simulate(main, limit=timedelta(hours=1))
+
+
+@pytest.mark.parametrize("terminated", [False, True])
+def test_a_rewound_parent_gets_the_answer_of_a_child_that_it_has_cancelled(terminated: bool) -> None:
+    """The child ended after its parent, so its answer was lost. It is not started again."""
+    loads = Families(record=True)
+    broken = True
+
+    @loads.app.activity
+    async def publish() -> None:
+        if broken:
+            raise OSError("no disk")
+
+    @loads.app.orchestrator
+    async def goes_on(ctx: OrchestrationContext) -> str:
+        child = ctx.call_sub_orchestrator("middle", 2, instance_id="middle")
+        await ctx.wait_for_external_event("stop")
+        child.cancel()
+        if terminated:
+            await ctx.wait_for_external_event("go")
+        else:
+            await ctx.call_activity(publish)
+        try:
+            return str(await child)
+        except TaskCancelledError as error:
+            return str(error)
+
+    async def main() -> None:
+        nonlocal broken
+        async with World(loads.app) as world:
+            await world.join("one")
+            await world.client.start("goes_on", instance_id="top")
+            await world.clock.sleep(5)
+            await world.client.raise_event("top", "stop")
+            if terminated:
+                await world.client.terminate("top", "enough")
+            state = await world.wait("top")
+            assert state.status is (Status.TERMINATED if terminated else Status.FAILED)
+            await world.clock.sleep(60)
+            broken = False
+            await world.client.rewind("top", terminated=terminated)
+            await world.clock.sleep(30)
+            if terminated:
+                await world.client.raise_event("top", "go")
+            await world.clock.sleep(60)
+            row = await world.client.get("top")
+            assert row is not None
+            assert (row.status, row.output) == (Status.COMPLETED, ENDED)
+            assert len(loads.begun) == 2
+            await world.settle()
+
+    simulate(main, limit=timedelta(hours=1))

@@ -201,6 +201,7 @@ class _Plan:
             asked = self._asked[_number(self._past[at])]
             if isinstance(self._past[asked], SubOrchestrationInstanceCreated):
                 children.append(asked)
+                taken.update(self._cancels_of(asked))  # the code cancels it again
             else:
                 taken.add(asked)
         # A child whose cancel is undone was terminated all the same: the code starts it again.
@@ -247,6 +248,13 @@ class _Plan:
         for number, at in self._asked.items():
             if isinstance(self._past[at], TaskScheduled) and number not in self._answered and at not in self._kept:
                 yield at
+
+    def _cancels_of(self, at: int) -> Iterator[int]:
+        """Return the cancel of a call, if the code has cancelled it."""
+        number = self._past[at].event_id
+        for other in self._asked.values():
+            if isinstance(event := self._past[other], EventSent) and event.taskhub_cancels == number:
+                yield other
 
     def _with_answer(self, at: int) -> Iterator[int]:
         yield at

@@ -20,14 +20,16 @@ from secrets import token_hex
 import structlog
 
 from airflow_provider_taskhub.engine.events import (
+    ExecutionCompleted,
     ExecutionResumed,
     ExecutionStarted,
     ExecutionSuspended,
     ExecutionTerminated,
+    OrchestrationInstance,
     Status,
 )
 from airflow_provider_taskhub.engine.identity import same_start
-from airflow_provider_taskhub.engine.parent_response import refusal
+from airflow_provider_taskhub.engine.parent_response import refusal, response, start_of_cancelled
 from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError, UnknownOrchestrator
 from airflow_provider_taskhub.hub.admission.facts import Facts, Judged, Verdict, delay
 from airflow_provider_taskhub.hub.formats.instance_rows import changed, repair_row, suspension_row
@@ -233,11 +235,19 @@ class Settler:
         if not found.refuse:
             return
         hub, puts = self._hub, list[PutMessage]()
-        for held, judged, _ in found.refuse:
-            event = held.message.event
-            if isinstance(event, ExecutionStarted) and event.parent is not None:
-                answer = refusal(event, event.parent, judged.reason, hub.clock.utc_now())
-                puts.append(hub.message_to(answer.event, answer.target, sender=event.instance).put())
+        for held, judged, run in found.refuse:
+            event, now = held.message.event, hub.clock.utc_now()
+            answer = None
+            instance = OrchestrationInstance(instance_id=session.instance_id, execution_id=run)
+            if isinstance(event, ExecutionTerminated):
+                instance = replace(instance, execution_id=event.taskhub_execution_id or run)
+                start = start_of_cancelled(event, instance, held.envelope.sender, now)
+                ended = ExecutionCompleted(timestamp=now, status=Status.TERMINATED, result=event.input)
+                answer = response(start, instance, ended)
+            elif isinstance(event, ExecutionStarted) and event.parent is not None:
+                instance, answer = event.instance, refusal(event, event.parent, judged.reason, now)
+            if answer is not None:
+                puts.append(hub.message_to(answer.event, answer.target, sender=instance).put())
             level = logging.WARNING if isinstance(event, ExecutionStarted) else logging.INFO
             log.log(level, "child_refused", instance_id=session.instance_id, reason=judged.reason)
         write, stored = checkpoint.refused(

@@ -22,6 +22,7 @@ from airflow_provider_taskhub.engine.events import (
     OrchestrationInstance,
 )
 from airflow_provider_taskhub.engine.identity import run_name, same_start
+from airflow_provider_taskhub.engine.parent_response import start_of_cancelled
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.admission.facts import SUSPENSIONS, Facts, Incoming, Judged, RowFacts, Verdict
 from airflow_provider_taskhub.hub.admission.rules import SHORTEST, without_place
@@ -239,7 +240,7 @@ class Triage:
         if row is not None and same_start(row.execution_id, run):
             found.made = start_from_row(instance, row, now)
         elif event.taskhub_child is not None:
-            found.made = ExecutionStarted(timestamp=now, instance=instance, name=event.taskhub_child)
+            found.made = start_of_cancelled(event, instance, held.envelope.sender, now)
         else:
             raise Aborted("the instance row was changed while its batch was judged")
         found.process += [*(earlier for earlier, _ in found.record), held]
