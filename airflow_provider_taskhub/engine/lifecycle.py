@@ -202,6 +202,8 @@ class ActivityHappening(StrEnum):
     SILENT = "silent"  # the record has not changed for the time lease.take, or the worker is proven dead
     CANCEL = "cancel"  # the instance has ended and needs no outcome, or a rewind has undone the call
     CONFIRMED = "confirmed"  # the executor has said that no code of the attempt runs any more
+    UNWANTED = "unwanted"  # its worker is silent or proven dead, and no next attempt may begin
+    WANTED = "wanted"  # a rewind has opened the instance again, which waits for the answer to the call
 
 
 class ActivityReaction(StrEnum):
@@ -255,12 +257,14 @@ ACTIVITY: dict[ActivityState, dict[ActivityHappening, ActivityMove]] = {
         CRASHED=(_R.REQUEUE, _S.LOST),
         SILENT=(_R.REQUEUE, _S.LOST),
         CANCEL=(_R.ASK, _S.CANCELLING),
+        UNWANTED=(_R.CLOSE, _S.CANCELLED),
+        WANTED=(_R.REFRESH, _S.RUNNING),
     ),
     _S.CANCELLING: _row(
         _S.CANCELLING,
         CLAIMED=(_R.WAIT, _S.CANCELLING),
         BEAT=(_R.REFRESH, _S.CANCELLING),
-        # After each of the six happenings below, no code of the attempt runs any more. The outcome is not stored: an
+        # After each of the happenings below, no code of the attempt runs any more. The outcome is not stored: an
         # attempt is only cancelled when its instance has ended, and no rewind takes its outcome, or if its call was
         # cancelled.
         SUCCEEDED=(_R.CLOSE, _S.CANCELLED),
@@ -269,11 +273,17 @@ ACTIVITY: dict[ActivityState, dict[ActivityHappening, ActivityMove]] = {
         CRASHED=(_R.CLOSE, _S.CANCELLED),
         SILENT=(_R.CLOSE, _S.CANCELLED),
         CONFIRMED=(_R.CLOSE, _S.CANCELLED),
+        WANTED=(_R.REQUEUE, _S.LOST),
     ),
     _S.COMPLETED: _row(_S.COMPLETED, CLAIMED=(_R.REPEAT, _S.COMPLETED)),
     _S.FAILED: _row(_S.FAILED, CLAIMED=(_R.REPEAT, _S.FAILED)),
-    _S.CANCELLED: _row(_S.CANCELLED, CLAIMED=(_R.DROP, _S.CANCELLED)),
-    _S.LOST: _row(_S.LOST, CLAIMED=(_R.RUN_NEXT, _S.RUNNING), CANCEL=(_R.DROP, _S.CANCELLED)),
+    _S.CANCELLED: _row(_S.CANCELLED, CLAIMED=(_R.DROP, _S.CANCELLED), WANTED=(_R.REQUEUE, _S.LOST)),
+    _S.LOST: _row(
+        _S.LOST,
+        CLAIMED=(_R.RUN_NEXT, _S.RUNNING),
+        CANCEL=(_R.DROP, _S.CANCELLED),
+        WANTED=(_R.REQUEUE, _S.LOST),
+    ),
 }
 
 

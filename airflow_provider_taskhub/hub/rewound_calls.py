@@ -13,13 +13,13 @@ finds what the worker has written, and sends the work item again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from airflow_provider_taskhub.engine.events import (
     HistoryEvent,
     OrchestrationInstance,
     TaskScheduled,
 )
+from airflow_provider_taskhub.engine.lifecycle import ActivityHappening
 from airflow_provider_taskhub.errors import Conflict, NotFound
 from airflow_provider_taskhub.hub.history import activity_records as records
 from airflow_provider_taskhub.hub.history.rewind_plan import open_calls
@@ -93,7 +93,7 @@ async def _answer(hub: Hub, call: TaskScheduled, attempt: Found) -> None:
             case RecordState.UNKNOWN:
                 return  # a newer version of the package wrote the record
         ended = record.state in (RecordState.LOST, RecordState.CANCELLED)
-        changed = replace(record, state=RecordState.LOST) if ended else record
+        changed = records.moved(record, ActivityHappening.WANTED) if ended else record
         try:
             await hub.store.execute(records.update(hub.names, changed, row.etag))
         except (Conflict, NotFound):  # its worker has changed the record: read it again

@@ -24,6 +24,7 @@ from sphinx.application import Sphinx
 
 from airflow_provider_taskhub import settings as settings_module
 from airflow_provider_taskhub.cli.main import app as command_line
+from airflow_provider_taskhub.engine import lifecycle as tables
 from airflow_provider_taskhub.provider_info import get_provider_info
 from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE, PREFIX, LeaseTimes, Settings, SparkSettings
 
@@ -370,6 +371,40 @@ def _wrapped(text: str, width: int = 36) -> str:
     return "\\n".join(textwrap.wrap(text, width))
 
 
+# --- lifecycles -----------------------------------------------------------------------------------------------------
+
+
+def lifecycle() -> str:
+    """What an instance and an attempt do about what happens to them, in each of their states, and the words of that."""
+    return (
+        "## Instances\n\n" + _moves(tables.INSTANCE)
+        + "\n" + _words("what happens", tables.Happening) + "\n" + _words("reaction", tables.Reaction)
+        + "\n## Attempts of activities\n\n" + _moves(tables.ACTIVITY)
+        + "\n" + _words("what happens", tables.ActivityHappening) + "\n" + _words("reaction", tables.ActivityReaction)
+    )  # fmt: skip
+
+
+def _moves(table: Mapping[Any, Mapping[Any, Any]]) -> str:
+    """One row for each state and reaction, with all that the state answers with this reaction."""
+    rows = []
+    for state, moves in table.items():
+        groups: dict[Any, list[str]] = {}
+        for happening, move in moves.items():
+            groups.setdefault(move, []).append(str(happening))
+        for move, happenings in groups.items():
+            after = "" if move.state is state else f"`{move.state}`"
+            rows.append((f"`{state}`", ", ".join(happenings), str(move.reaction), after))
+    return _table(("state", "what happens", "reaction", "next state"), rows)
+
+
+def _words(head: str, words: type[Enum]) -> str:
+    """The words of an enumeration of the tables, each with the comment beside it."""
+    source = Path(tables.__file__).read_text(encoding="utf-8")
+    body = source.split(f"class {words.__name__}(")[1].split("\nclass ")[0]
+    told = dict(re.findall(r'^    \w+ = "(.+)"  # (.+)$', body, re.MULTILINE))
+    return _table((head, "meaning"), [(str(word), _sentence(told[str(word)])) for word in words if str(word) in told])
+
+
 # --- Sphinx -------------------------------------------------------------------------------------------------------
 
 PAGES = {
@@ -378,6 +413,7 @@ PAGES = {
     "connection": connection,
     "metrics-and-events": metrics_and_events,
     "house": house,
+    "lifecycle": lifecycle,
     "rooms": rooms,
 }
 

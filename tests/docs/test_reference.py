@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from airflow_provider_taskhub.cli.output import Exit
+from airflow_provider_taskhub.engine.lifecycle import ACTIVITY, INSTANCE
 from airflow_provider_taskhub.settings import LeaseTimes, Settings, SparkSettings
 from airflow_provider_taskhub.workers.orchestrations.watchdog import STATUS as STUCK_STATUS
 from tests.docs.blocks import ROOT
@@ -79,6 +80,23 @@ def test_every_metric_is_in_the_reference() -> None:
     }
     assert len(named) > 15
     assert named - set(reference.metrics()) == set()
+
+
+def test_every_move_of_the_lifecycles_is_in_the_reference() -> None:
+    page, text = (ROOT / "docs/reference/lifecycles.md").read_text(encoding="utf-8"), reference.lifecycle()
+    assert "{include} _generated/lifecycle.md" in page
+    assert reference.PAGES["lifecycle"] is reference.lifecycle
+    told = {
+        (state, happening): (reaction, after.strip("`") or state)
+        for state, happenings, reaction, after in re.findall(r"^\| `(.+?)` \| (.+?) \| (.+?) \| (.*?) \|$", text, re.M)
+        for happening in happenings.split(", ")
+    }
+    assert told == {
+        (str(state), str(happening)): (str(move.reaction), str(move.state))
+        for table in (INSTANCE, ACTIVITY)
+        for state, row in table.items()
+        for happening, move in row.items()
+    }
 
 
 def test_every_exit_code_is_in_the_reference() -> None:

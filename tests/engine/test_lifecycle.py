@@ -101,7 +101,8 @@ def test_every_reaction_of_an_activity(state: ActivityState, happening: Activity
     move = react_activity(state, happening)
     if move.reaction in (AR.IGNORE, AR.REFRESH, AR.WAIT, AR.REPEAT):
         assert move.state is state
-    if state.is_final and state is not A.LOST and happening is not AH.CLAIMED:
+    rewound = state in (A.LOST, A.CANCELLED) and happening is AH.WANTED
+    if state.is_final and state is not A.LOST and happening is not AH.CLAIMED and not rewound:
         assert move.reaction is AR.IGNORE, "a final attempt accepts nothing further"
     if move.reaction is AR.REPORT:
         assert move.state in (A.COMPLETED, A.FAILED)
@@ -132,6 +133,9 @@ def test_every_reaction_of_an_activity(state: ActivityState, happening: Activity
         (A.FAILED, AH.CLAIMED, AR.REPEAT, A.FAILED),
         (A.CANCELLED, AH.CLAIMED, AR.DROP, A.CANCELLED),
         (A.LOST, AH.CLAIMED, AR.RUN_NEXT, A.RUNNING),
+        (A.RUNNING, AH.UNWANTED, AR.CLOSE, A.CANCELLED),
+        (A.CANCELLING, AH.WANTED, AR.REQUEUE, A.LOST),
+        (A.CANCELLED, AH.WANTED, AR.REQUEUE, A.LOST),
     ],
 )
 @pytest.mark.rows("D56", "D63")
@@ -159,6 +163,7 @@ def test_an_attempt_that_runs_ends_by_its_executor_or_with_it() -> None:
         (A.RUNNING, AH.SUCCEEDED): A.COMPLETED,
         (A.RUNNING, AH.FAILED): A.FAILED,
         (A.RUNNING, AH.TIMED_OUT): A.FAILED,
+        (A.RUNNING, AH.UNWANTED): A.CANCELLED,
         **{
             (A.CANCELLING, happening): A.CANCELLED
             for happening in (AH.SUCCEEDED, AH.FAILED, AH.TIMED_OUT, AH.CRASHED, AH.SILENT, AH.CONFIRMED)
@@ -202,6 +207,8 @@ def test_an_attempt_has_an_event_for_each_part_of_its_life_but_for_a_pause_and_a
         "failover": (A.RUNNING, {AH.CRASHED, AH.SILENT}, A.LOST),
         "kill": (A.RUNNING, {AH.CANCEL}, A.CANCELLING),
         "killed": (A.CANCELLING, {AH.CONFIRMED}, A.CANCELLED),
+        "lost with its instance": (A.RUNNING, {AH.UNWANTED}, A.CANCELLED),
+        "undone kill": (A.CANCELLING, {AH.WANTED}, A.LOST),
         "success": (A.RUNNING, {AH.SUCCEEDED}, A.COMPLETED),
         "failure": (A.RUNNING, {AH.FAILED}, A.FAILED),
     }

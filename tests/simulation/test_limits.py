@@ -262,7 +262,8 @@ def test_a_duplicate_of_a_call_does_not_free_the_place_under_it() -> None:
         async with World(Gate().app) as world:
             hub, limit, other = world.client.hub, _seen_by(world, "w@h/1"), _seen_by(world, "x@h/1")
             lost = replace(_record(0), state=RecordState.LOST)
-            await hub.store.execute(records.claim(hub.names, lost, supersede=None))
+            (etag,) = await hub.store.execute(records.claim(hub.names, _record(0), supersede=None))
+            await hub.store.execute(records.update(hub.names, lost, etag))
             assert await limit.take(_record(0, attempt=2))
             await hub.store.execute(records.claim(hub.names, _record(0, attempt=2), supersede=None))
             assert await other.take(_record(0)), "the duplicate has not read the records"

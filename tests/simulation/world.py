@@ -66,6 +66,7 @@ from airflow_provider_taskhub.workers.backend import POLLS_MISSED, Backend, memb
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.executors.pause import Pause
 from airflow_provider_taskhub.workers.peers import Peers
+from tests.simulation.moves import Moves
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -227,9 +228,12 @@ class Done:
 class Tape(FaultyStore):
     """Records what is really done, in order."""
 
-    def __init__(self, inner: Store, machine: str, done: list[Done]) -> None:
+    def __init__(self, inner: Store, machine: str, done: list[Done], moves: Moves) -> None:
         super().__init__(inner, lambda call: None)
-        self._machine, self._done = machine, done
+        self._machine, self._done, self._moves = machine, done, moves
+
+    def describe(self) -> str:
+        return self._inner.describe()
 
     async def _through(self, kind: str, what: object, do: Callable[[], Awaitable[T]]) -> T:
         return await do()
@@ -237,12 +241,15 @@ class Tape(FaultyStore):
     async def execute(self, operation: Operation) -> Result:
         result = await self._inner.execute(operation)
         self._done.append(Done(machine=self._machine, operation=operation))
+        self._moves.note(operation, result)
         return result
 
     async def commit(self, unit: Unit) -> Results:
         results = await self._inner.commit(unit)
         done = [operation for step in unit.steps for operation in step.operations]
         self._done.extend(Done(machine=self._machine, operation=operation) for operation in done)
+        for operation, result in zip(done, (one for step in results for one in step), strict=True):
+            self._moves.note(operation, result)
         return results
 
 
@@ -346,7 +353,7 @@ class Machine:
         if isinstance(store, SqliteStore):
             store = store.held_by(str(self.me))
         self.store = Network(
-            Tape(store, name, world.tape),
+            Tape(store, name, world.tape, world.moves),
             self._plan,
             clock=self.clock,
             crash=self._crash,
@@ -516,6 +523,7 @@ class World:
         self.clock = VirtualClock()
         self.store: Store = place.open(self.clock)
         self.tape: list[Done] = []
+        self.moves = Moves()
         self.machines: list[Machine] = []
         self.steps = 0
         self.backwards: int | None = None
@@ -529,7 +537,8 @@ class World:
         structlog.configure(processors=[structlog.processors.format_exc_info, capture])
         self.logs = capture.entries
         await self.store.__aenter__()
-        self.client = await Client.over(self.store, self.settings, create=True, clock=self.clock)
+        taped = Tape(self.store, "", [], self.moves)
+        self.client = await Client.over(taped, self.settings, create=True, clock=self.clock)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -540,6 +549,7 @@ class World:
             await administration.delete_hub(self.store, self.client.hub.names)
         await self.store.__aexit__(None, None, None)
         structlog.configure(**self._configured)
+        assert error[0] is not None or not self.moves.strange, self.moves.strange
 
     async def join(self, name: str, **options: Any) -> Machine:
         """A worker starts. Two that live at the same time must not have one identity."""

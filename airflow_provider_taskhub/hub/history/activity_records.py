@@ -227,6 +227,12 @@ def _record(names: HubNames, entity: Entity) -> tuple[ActivityRecord, Entity]:
     return record, entity
 
 
+def moved(record: ActivityRecord, happening: ActivityHappening) -> ActivityRecord:
+    """Return the record of an attempt to which something has happened, in the state that the table of
+    :mod:`~airflow_provider_taskhub.engine.lifecycle` gives."""
+    return replace(record, state=RecordState(react_activity(ActivityState(record.state), happening).state))
+
+
 def claim(names: HubNames, record: ActivityRecord, *, supersede: Entity | None) -> Transact:
     """Return the transaction that inserts the row of an attempt, and so claims the attempt for a worker.
 
@@ -326,7 +332,7 @@ async def ask_to_stop(store: Store, names: HubNames, found: tuple[ActivityRecord
         if react_activity(ActivityState(record.state), ActivityHappening.CANCEL).reaction is not ActivityReaction.ASK:
             return
         try:
-            await store.execute(update(names, replace(record, state=RecordState.CANCELLING), entity.etag))
+            await store.execute(update(names, moved(record, ActivityHappening.CANCEL), entity.etag))
             return
         except (Conflict, NotFound):  # a heartbeat has changed the record meanwhile: read it and try again
             found = await newest(store, names, record)

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from airflow_provider_taskhub.engine.lifecycle import ActivityHappening
 from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError, Unavailable
 from airflow_provider_taskhub.hub.history import activity_records as records
 from airflow_provider_taskhub.hub.hub import Hub
@@ -157,7 +158,8 @@ class RecordedAttempt:
         """
         if self.record.state is RecordState.CANCELLING:
             return False
-        self.record = replace(self.record, state=RecordState.LOST, ended=self._hub.clock.utc_now(), message=why[:500])
+        lost = records.moved(self.record, ActivityHappening.CRASHED)
+        self.record = replace(lost, ended=self._hub.clock.utc_now(), message=why[:500])
         try:
             await self._write()
             return True
@@ -182,7 +184,7 @@ class RecordedAttempt:
             raise Conflict(f"attempt {record.attempt} of {record.name!r} was taken over, or has ended")
         self._etag = found[1].etag
         if found[0].state is RecordState.CANCELLING and record.state is not RecordState.CANCELLING:
-            self.record = replace(record, state=RecordState.CANCELLING)
+            self.record = records.moved(record, ActivityHappening.CANCEL)
             with suppress(StorageError):
                 await self._renew()  # no other worker runs the attempt, so its code may go on and see the cancel
                 self._go_on()
@@ -209,7 +211,7 @@ class RecordedAttempt:
                 self._answered.set()
                 outage.over()
                 if not fate_checked and await _in_time(fate_of(hub, self._held)) in (Fate.ENDED, Fate.CANCELLED):
-                    self.record = replace(self.record, state=RecordState.CANCELLING)
+                    self.record = records.moved(self.record, ActivityHappening.CANCEL)
                     await self._write()
                     raise Superseded("the instance of the activity has ended, or has cancelled the call")
                 fate_checked = True

@@ -251,7 +251,7 @@ class RecordedActivities:
                         await self._take_back_cancel(*last)
                         continue
                     with suppress(Conflict):  # if the record has changed, its worker is alive: read again
-                        await self._close(held, event, *last)
+                        await self._close(held, event, *last, ActivityHappening.SILENT)
                         return None
                     continue
                 case ActivityReaction.WAIT:
@@ -283,7 +283,7 @@ class RecordedActivities:
                     # No next attempt marks the record of the dead worker.
                     await self._end_sessions(held, _left_sessions(found))
                     with suppress(Conflict):
-                        await self._close(held, event, *last)
+                        await self._close(held, event, *last, ActivityHappening.UNWANTED)
                         return None
                     continue
                 if permit.fate is Fate.CANCELLED and not await self._take_away(held, event, definition, last):
@@ -352,7 +352,8 @@ class RecordedActivities:
         """
         claim = self._new_record(held, event, definition, last[0] if last else None)
         now = self._hub.clock.utc_now()
-        return await self._write_claim(replace(claim, state=RecordState.CANCELLED, ended=now), None) is not None
+        taken = react_activity(ActivityState.QUEUED, ActivityHappening.CANCEL).state
+        return await self._write_claim(replace(claim, state=RecordState(taken), ended=now), None) is not None
 
     async def _refuse(self, held: Delivery, event: TaskScheduled, fate: Fate, left_sessions: tuple[str, ...]) -> None:
         """Settle a work item whose activity may not begin. If no next attempt will end what dead workers have left
@@ -442,7 +443,7 @@ class RecordedActivities:
             action_id=action,
             attempt=number,
             name=event.name,
-            state=RecordState.RUNNING,
+            state=RecordState(react_activity(ActivityState.QUEUED, ActivityHappening.CLAIMED).state),
             worker=str(self._me),
             executor="",
             claimed=self._hub.clock.utc_now(),
@@ -469,7 +470,7 @@ class RecordedActivities:
             await self._take_back_cancel(*found)
             reaction = ActivityReaction.REQUEUE
         if reaction is ActivityReaction.CLOSE:
-            await self._close(held, event, *found)
+            await self._close(held, event, *found, ActivityHappening.CONFIRMED)
         elif held.gone:
             self._work_items.reader.release([held])
         else:
@@ -480,16 +481,24 @@ class RecordedActivities:
 
         If another worker or client has changed the record, nothing is written.
         """
-        ended = replace(record, state=RecordState.LOST, ended=self._hub.clock.utc_now())
+        ended = replace(records.moved(record, ActivityHappening.WANTED), ended=self._hub.clock.utc_now())
         with suppress(Conflict):
             await self._hub.store.execute(records.update(self._hub.names, ended, entity.etag))
 
-    async def _close(self, held: Delivery, event: TaskScheduled, record: ActivityRecord, entity: Entity) -> None:
+    async def _close(
+        self,
+        held: Delivery,
+        event: TaskScheduled,
+        record: ActivityRecord,
+        entity: Entity,
+        happening: ActivityHappening,
+    ) -> None:
         """Record that an attempt is cancelled, and settle its work item.
 
+        :param happening: why nothing of the attempt runs any more.
         :raises Conflict: if another worker or client has changed the record.
         """
-        ended = replace(record, state=RecordState.CANCELLED, ended=self._hub.clock.utc_now())
+        ended = replace(records.moved(record, happening), ended=self._hub.clock.utc_now())
         await self._hub.store.execute(records.update(self._hub.names, ended, entity.etag))
         await self._settle_cancelled(held, event, "cancelled")
 
@@ -512,8 +521,7 @@ class RecordedActivities:
             return
         ok = outcome.failure is None
         ended = replace(
-            attempt.record,
-            state=RecordState.COMPLETED if ok else RecordState.FAILED,
+            records.moved(attempt.record, ActivityHappening.SUCCEEDED if ok else ActivityHappening.FAILED),
             ended=self._hub.clock.utc_now(),
             progress=1.0 if ok and attempt.record.progress is not None else attempt.record.progress,
             result=outcome.result,
