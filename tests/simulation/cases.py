@@ -11,6 +11,7 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +25,9 @@ from airflow_provider_taskhub.app import (
     OrchestrationError,
     RetryPolicy,
     Task,
+    TaskCancelledError,
     TaskFailedError,
+    TerminationRequested,
 )
 from airflow_provider_taskhub.engine.tasks import CancellableTask
 from airflow_provider_taskhub.errors import TaskHubError, Unavailable
@@ -54,7 +57,7 @@ class OneThing(Strict):
 class Step(OneThing):
     """A step of a program."""
 
-    KINDS = ("call", "timer", "event", "child", "all", "any", "branch", "again", "say", "fail")
+    KINDS = ("call", "timer", "event", "child", "all", "any", "branch", "again", "say", "fail", "tidy")
 
     call: str | None = None
     """Call an activity. Its value is this name."""
@@ -66,7 +69,7 @@ class Step(OneThing):
     """Run a program as a child, whose id is ``<parent>.<program>``."""
     all: list[Step] | None = None
     any: list[Step] | None = None
-    """The value is that of the first one. The others are cancelled if they are timers, events or branches."""
+    """The value is that of the first one. The others are cancelled."""
     branch: list[Step] | None = None
     """A branch with its own steps."""
     again: list[Step] | None = None
@@ -75,7 +78,12 @@ class Step(OneThing):
     """Set the custom status."""
     fail: str | None = None
     """Raise an error with this text."""
+    tidy: list[Step] | None = None
+    """These steps, which the steps ``clean`` follow if the instance is asked to end meanwhile."""
 
+    clean: list[Step] = Field(default_factory=list)
+    waits: bool = False
+    """With ``any``: whether the code waits for the end of the others that it has cancelled."""
     seconds: float = 1.0
     """How long the activity takes."""
     kind: str = "plain"
@@ -138,6 +146,8 @@ class Command(OneThing):
 
     recurse: bool = False
     """Suspend or resume the children too."""
+    grace: float | None = None
+    """Terminate with so many seconds for a clean-up."""
     id: str | None = None
     count: int = 1
     """Start so many instances: ``<id>-1`` and so on."""
@@ -244,6 +254,12 @@ async def _carry_out(ctx: OrchestrationContext, steps: list[Step], values: list[
             ctx.set_custom_status(step.say)
         elif step.fail is not None:
             raise ValueError(step.fail)
+        elif step.tidy is not None:
+            try:
+                await _carry_out(ctx, step.tidy, values)
+            except TerminationRequested:
+                await _carry_out(ctx, step.clean, values)
+                raise
         else:
             values.append(await _value(ctx, step))
     return values
@@ -272,6 +288,9 @@ async def _awaited(ctx: OrchestrationContext, step: Step) -> Any:
         for task in tasks:
             if isinstance(task, CancellableTask):
                 task.cancel()
+        for task in tasks if step.waits else ():
+            with suppress(TaskCancelledError):
+                await task
     return "due" if value is None else value
 
 
@@ -372,7 +391,8 @@ async def _carried_out(world: World, command: Command) -> None:
         case Command(resume=str(instance_id)):
             await client.resume(instance_id, recurse=command.recurse)
         case Command(terminate=str(instance_id)):
-            await client.terminate(instance_id, "stopped", wait=True, timeout=timedelta(minutes=10))
+            grace = None if command.grace is None else timedelta(seconds=command.grace)
+            await client.terminate(instance_id, "stopped", wait=True, grace=grace, timeout=timedelta(minutes=10))
         case Command(rewind=str(instance_id)):
             await client.rewind(instance_id)
         case Command(restart=str(instance_id)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -97,10 +98,21 @@ def test_each_change_of_an_instance_takes_a_message_from_its_queue() -> None:
     assert works == {"Activities"}
 
 
+SOON = timedelta(seconds=1)
+
+
+async def _unconfirmed(asked: Awaitable[object]) -> None:
+    """A suspension of a family waits until each instance is suspended. No worker lives."""
+    with pytest.raises(TimeoutError):
+        await asked
+
+
 ASKED: dict[str, Callable[[Client], Awaitable[object]]] = {
     "raise_event": lambda client: client.raise_event("open", "go", 1),
     "suspend": lambda client: client.suspend("open"),
+    "suspend the family": lambda client: _unconfirmed(client.suspend("open", recurse=True, timeout=SOON)),
     "resume": lambda client: client.resume("open"),
+    "terminate with grace": lambda client: client.terminate("open", "soon", grace=timedelta(minutes=1)),
     "terminate": lambda client: client.terminate("open", "enough"),
     "start": lambda client: client.start("chain", 1, instance_id="new"),
     "restart": lambda client: client.instance("done").restart(),
@@ -108,6 +120,7 @@ ASKED: dict[str, Callable[[Client], Awaitable[object]]] = {
     "purge": lambda client: client.purge("done"),
 }
 """Every request of a client that is about one instance."""
+MESSAGES = ("raise_event", "suspend", "suspend the family", "resume", "terminate with grace", "terminate")
 
 
 @pytest.mark.rows("D02", "D03")
@@ -149,16 +162,16 @@ def test_a_request_is_only_a_message_but_for_starts_rewinds_and_purges() -> None
                 asked[name] = (await hub.queued() - messages, await stored(hub, "open") == before)
             await hub.join("next")
             state = await hub.wait("open")
-            assert (state.status, state.output) == (Status.TERMINATED, "enough"), "the messages do it"
+            assert (state.status, state.output) == (Status.TERMINATED, "soon"), "the messages do it, in their order"
             return write, asked
 
     write, asked = simulate(play)
     assert write == {"start", "restart", "rewind", "purge"}
-    assert asked == dict.fromkeys(("raise_event", "suspend", "resume", "terminate"), (1, True))
+    assert asked == dict.fromkeys(MESSAGES, (1, True))
 
 
 @pytest.mark.rows("D03")
-@pytest.mark.parametrize("name", ["raise_event", "suspend", "resume", "terminate"])
+@pytest.mark.parametrize("name", MESSAGES)
 def test_a_request_that_fails_leaves_the_instance_as_it_was(name: str) -> None:
     async def play() -> tuple[bool, int, str | None]:
         async with world(partitions=1) as hub:
