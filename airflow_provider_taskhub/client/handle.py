@@ -50,14 +50,14 @@ from airflow_provider_taskhub.hub.history import failed_attempt as blame
 from airflow_provider_taskhub.hub.history import pages
 from airflow_provider_taskhub.hub.history.failed_attempt import FailedAttempt
 from airflow_provider_taskhub.hub.history.lineage import lineage_of_family
-from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, load
+from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, load, request_to_end
 from airflow_provider_taskhub.hub.history.pages import ChildPage, HistoryPage
 from airflow_provider_taskhub.hub.history.purge import purge
 from airflow_provider_taskhub.hub.history.salvage import salvage
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, Member, StartPolicy
 from airflow_provider_taskhub.hub.partitions.operations import this_user
-from airflow_provider_taskhub.hub.refusals import refused
+from airflow_provider_taskhub.hub.refusals import refused, refused_at_its_end
 from airflow_provider_taskhub.hub.rewind import rewind
 from airflow_provider_taskhub.hub.waiting.reasons import Why
 from airflow_provider_taskhub.lineage import Lineage
@@ -370,9 +370,9 @@ class InstanceHandle:
         :param recurse: True: also suspend every child that has not ended, and the children of these children, except
             those that were started with the tag for fire and forget. The call returns when all of them are suspended.
         :param timeout: with ``recurse``, the longest time that the call may take; None: no limit.
-        :returns: the state before the suspension.
+        :returns: the state before the suspension. A suspended instance stays so, with its reason and its time.
         :raises InstanceNotFound: if there is no such instance.
-        :raises InvalidStateError: if the instance has ended.
+        :raises InvalidStateError: if the instance has ended, or cleans up after a terminate.
         :raises InputError: if the reason or ``by`` cannot be stored.
         :raises TimeoutError: with ``recurse``, if an instance is not suspended after ``timeout``. What was requested
             until then stays requested. The call can be repeated.
@@ -385,7 +385,13 @@ class InstanceHandle:
             reason=reason,
             taskhub_by=suspended_by,
         )
-        state = await _send_suspension(self.hub, await self._existing(), event, "suspended")
+        row = await self._existing()
+        if row.status is Status.RUNNING:
+            instance = OrchestrationInstance(instance_id=self.id, execution_id=row.execution_id)
+            request = await request_to_end(self.hub.store, self.hub.names, instance)
+            if request is not None:
+                raise refused_at_its_end(row, request)
+        state = await _send_suspension(self.hub, row, event, "suspended")
 
         async def suspend(child: InstanceHandle) -> None:
             with suppress(InstanceNotFound, InvalidStateError):  # it has ended, or was purged

@@ -173,6 +173,8 @@ class Generation:
             return f"{event.event_type.name} is not an event that a message brings"
         if happening is Happening.ASKED_TO_END and self._request is not None:
             return "the orchestration was asked to end before, and the first request counts"
+        if happening is Happening.SUSPENDED and self._request is not None:
+            return "the orchestration cleans up after a terminate, and cannot be suspended"
         reaction, status = react_instance(self.status, happening)
         if reaction is Reaction.DISCARD:
             is_start = happening is Happening.STARTED

@@ -33,7 +33,7 @@ class Request:
     """
 
     reason: str | None
-    grace: int
+    grace: int = 0
     recurse: bool = False
     child: str | None = None
     call: int | None = None

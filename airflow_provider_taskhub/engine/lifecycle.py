@@ -122,7 +122,7 @@ INSTANCE: dict[Status, dict[Happening, Move]] = {
         Happening.STARTED: Move(Reaction.DISCARD, Status.SUSPENDED),
         Happening.ANSWERED: Move(Reaction.HOLD, Status.SUSPENDED),
         Happening.RAISED: Move(Reaction.HOLD, Status.SUSPENDED),
-        Happening.SUSPENDED: Move(Reaction.NOTE, Status.SUSPENDED),
+        Happening.SUSPENDED: Move(Reaction.DISCARD, Status.SUSPENDED),
         Happening.RESUMED: Move(Reaction.RESUME, Status.RUNNING),
         Happening.TERMINATED: Move(Reaction.TERMINATE, Status.TERMINATED),
         Happening.ASKED_TO_END: Move(Reaction.INTERRUPT_AFTER, Status.SUSPENDED),  # a resume follows at once

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.engine import grace
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import InvalidStateError
 from airflow_provider_taskhub.hub.model import InstanceState
@@ -34,3 +35,13 @@ def _since(row: InstanceState) -> Timestamp | None:
     if row.status.is_final:
         return row.ended
     return row.suspended_at if row.status is Status.SUSPENDED else row.created
+
+
+def refused_at_its_end(row: InstanceState, request: grace.Request) -> InvalidStateError:
+    """Return the error for the suspension of an instance that ends.
+
+    :param request: the request to end the instance.
+    """
+    why = "it cleans up after a terminate" if request.call is None else "its parent has cancelled it, and it ends"
+    what = f"{why}, so it cannot be suspended. It takes: terminate, which ends it at once"
+    return InvalidStateError(f"instance {row.instance_id!r} is {row.status}: {what}")

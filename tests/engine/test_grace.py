@@ -376,12 +376,16 @@ class Test_the_deadline:
         episode = execution.terminate([late], now=play.now)
         assert (episode.status, episode.output) == (Status.TERMINATED, "too late")
 
-    def test_ends_it_while_it_is_suspended(self) -> None:
+    def test_runs_on_because_no_suspension_is_taken(self) -> None:
+        """The clean-up would lose its time, and nobody would learn that it has not ended."""
         play, _ = in_work()
         play.take(asked(play))
-        play.take(play.failed(sent(play, "work"), "cancelled", **CANCELLED))
         play.take(ExecutionSuspended(timestamp=play.now))
-        play.take(deadline(play))
+        ((_, why),) = play.last.stale
+        assert why == "the orchestration cleans up after a terminate, and cannot be suspended"
+        assert (play.last.history, play.last.status) == ((), Status.RUNNING)
+        play.take(play.failed(sent(play, "work"), "cancelled", **CANCELLED))
+        play.take(ExecutionSuspended(timestamp=play.now), play.done(sent(play, "close")))
         ended(play)
 
     def test_no_other_timer_ends_it(self) -> None:
@@ -493,7 +497,6 @@ class Test_a_suspended_instance:
         play, _ = in_work()
         play.take(asked(play))
         play.take(play.failed(sent(play, "work"), "cancelled", **CANCELLED))
-        play.take(ExecutionSuspended(timestamp=play.now))
         play.take(ExecutionResumed(timestamp=play.now))
         assert cancels(play) == ["cancel work"]
         play.take(play.done(sent(play, "close")))

@@ -224,6 +224,63 @@ def test_a_suspended_instance_is_resumed() -> None:
     play(clusters, drive)
 
 
+def test_an_instance_that_cleans_up_is_not_suspended() -> None:
+    """Who asks for it is told. A suspension that was on its way when the clean-up began is named in the log."""
+    clusters = Clusters(record=True, closing=20)
+
+    async def drive(world: World) -> None:
+        await world.client.start("one", instance_id="a")
+        await begun(world, clusters, "work a")
+        await world.client.terminate("a", "late", grace=MINUTE)
+        await world.client.suspend("a")
+        await begun(world, clusters, "close a")
+        why = "is Running: it cleans up after a terminate, so it cannot be suspended. It takes: terminate"
+        with pytest.raises(InvalidStateError, match=why):
+            await world.client.suspend("a", recurse=True)
+        await is_terminated(world, "a")
+        assert clusters.noted[-1] == "close a ends"
+        (said,) = world.said("event_discarded")
+        assert (said["event_type"], "cleans up after a terminate" in said["reason"]) == ("ExecutionSuspended", True)
+
+    play(clusters, drive)
+
+
+def test_a_child_that_its_parent_has_cancelled_is_not_suspended() -> None:
+    app = App("family")
+
+    @app.activity(record=True)
+    async def work() -> None:
+        try:
+            await asyncio.sleep(1e6)
+        except asyncio.CancelledError:
+            await asyncio.sleep(8)
+            raise
+
+    @app.orchestrator
+    async def child(ctx: OrchestrationContext) -> None:
+        await ctx.call_activity(work)
+
+    @app.orchestrator
+    async def parent(ctx: OrchestrationContext) -> None:
+        async with ctx.cancel_scope():
+            ctx.call_sub_orchestrator(child, instance_id="child")
+            await ctx.create_timer(timedelta(seconds=5))
+
+    async def main() -> None:
+        async with World(app) as world:
+            await world.join("one")
+            await world.client.start("parent", instance_id="parent")
+            await world.clock.sleep(7)
+            why = "is Running: its parent has cancelled it, and it ends, so it cannot be suspended"
+            with pytest.raises(InvalidStateError, match=why):
+                await world.client.suspend("child")
+            assert (await world.wait("parent")).status is Status.COMPLETED
+            await is_terminated(world, "child", "its parent 'parent' has cancelled it")
+            await world.settle()
+
+    simulate(main)
+
+
 def test_an_instance_that_has_not_begun_ends_at_once() -> None:
     clusters = Clusters()
 

@@ -202,6 +202,65 @@ def test_a_running_instance_that_is_resumed_goes_on() -> None:
 
 
 @pytest.mark.rows("K46")
+@pytest.mark.parametrize("begun", [True, False], ids=["begun", "not begun"])
+def test_a_second_suspension_changes_nothing_of_the_first_one(begun: bool) -> None:
+    """Neither the reason, the time, who asked for it, the row nor the history."""
+
+    async def seen(world: World) -> Any:
+        await world.clock.sleep(2.0)
+        writes = [done.operation for done in world.tape if isinstance(done.operation, Transact)]
+        written = [one for one in writes if one.table == world.client.hub.names.instances]
+        handle = world.client.instance("one")
+        return await handle.get(), await handle.history() if begun else (), len(written)
+
+    async def drive(world: World) -> Any:
+        due = None if begun else START + timedelta(hours=1)
+        await world.client.start("counter", [], instance_id="one", start_at=due)
+        await world.clock.sleep(1.0)
+        await world.client.suspend("one", "first", by="ann")
+        first = await seen(world)
+        await world.client.suspend("one", "second", by="bob")
+        assert await seen(world) == first
+        row, *_ = first
+        assert (row.output, row.suspended_by, row.is_held) == ("first", "ann", True)
+        await world.client.resume("one")
+        await world.client.suspend("one", "third", by="bob")
+        await world.clock.sleep(2.0)
+        row = await world.client.get("one")
+        assert row is not None
+        assert (row.output, row.suspended_by, row.is_held) == ("third", "bob", True)
+
+    play(drive)
+
+
+def test_a_resume_that_comes_back_after_a_second_suspension_is_stale() -> None:
+    """The second suspension changes nothing, but the instance remembers its time, also with the next worker."""
+
+    async def drive(world: World) -> Any:
+        (first,) = world.machines
+        other = await Client.over(world.store, world.settings, clock=world.clock)
+        await world.client.start("counter", [], instance_id="one")
+        await world.clock.sleep(2.0)
+        await world.client.suspend("one", "first")
+        await world.clock.sleep(2.0)
+        first.death = Death(point="history", count=first.points["before-history"] + 1)
+        await world.client.resume("one", "older")
+        await first.died.wait()
+        await world.clock.sleep(1.0)
+        second = await world.join("second")
+        await other.suspend("one", "newer")
+        await world.clock.sleep(6.0)
+        assert await world.queued() == 1, "the resume comes back only when its visibility is over"
+        await second.stop()
+        await world.join("third")
+        await world.clock.sleep(30.0)
+        assert await world.queued() == 0
+        row = await world.client.get("one")
+        return None if row is None else (row.status, row.output)
+
+    assert play(drive, lease=SLOW_VISIBILITY) == (Status.SUSPENDED, "first")
+
+
 def test_an_instance_that_is_suspended_before_it_began_begins_and_is_held() -> None:
     async def drive(world: World) -> Any:
         await world.client.start("chain", 2, instance_id="one")

@@ -41,6 +41,7 @@ from airflow_provider_taskhub.storage.primitives import (
     DeleteMessage,
     Entity,
     EtagOf,
+    Property,
     PutBlob,
     PutMessage,
     RowOperation,
@@ -515,6 +516,13 @@ def recorded(
     return Transact(table=names.history, rows=(row,)), after
 
 
+def steered(names: HubNames, instance_id: str, stored: Stored) -> Transact:
+    """Build the write that stores in the sentinel the stamp of a suspension that changes nothing. So an older resume
+    that comes later changes nothing either."""
+    assert stored.suspension_stamp is not None
+    return _merged(names, instance_id, stored, {"TaskHubSteered": stored.suspension_stamp.text()})
+
+
 def refused(names: HubNames, instance_id: str, stored: Stored, runs: Iterable[str]) -> tuple[Transact, Stored]:
     """Build the write that stores in the sentinel the names of runs that never begin, as if these runs had ended.
 
@@ -522,9 +530,13 @@ def refused(names: HubNames, instance_id: str, stored: Stored, runs: Iterable[st
     :returns: the write, and what is stored after the write. The caller adds the sentinel's new ETag.
     """
     ended = tuple(dict.fromkeys((*stored.ended, *runs)))[-MAX_ENDED:]
-    entity = Entity(partition_key=escape(instance_id), row_key=SENTINEL, properties={"TaskHubEnded": ",".join(ended)})
+    return _merged(names, instance_id, stored, {"TaskHubEnded": ",".join(ended)}), replace(stored, ended=ended)
+
+
+def _merged(names: HubNames, instance_id: str, stored: Stored, properties: Mapping[str, Property]) -> Transact:
+    entity = Entity(partition_key=escape(instance_id), row_key=SENTINEL, properties=properties)
     row = RowOperation(verb=RowVerb.MERGE, entity=entity, etag=stored.sentinel_etag)
-    return Transact(table=names.history, rows=(row,)), replace(stored, ended=ended)
+    return Transact(table=names.history, rows=(row,))
 
 
 def _deletions(episode: Episode, stored: Stored, committed: int) -> list[tuple[RowOperation, ...]]:

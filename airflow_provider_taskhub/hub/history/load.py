@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.concurrency import gather_bounded
-from airflow_provider_taskhub.engine.events import HistoryEvent
+from airflow_provider_taskhub.engine import grace
+from airflow_provider_taskhub.engine.events import EventRaised, EventType, HistoryEvent, OrchestrationInstance
 from airflow_provider_taskhub.engine.pending_waits import Awaits
+from airflow_provider_taskhub.engine.validation import TERMINATE_EVENT
 from airflow_provider_taskhub.errors import Conflict, InputError, StorageError
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.formats.history_rows import (
@@ -28,7 +31,7 @@ from airflow_provider_taskhub.hub.formats.keys import escape
 from airflow_provider_taskhub.hub.formats.payload_spill import blob_columns, restore
 from airflow_provider_taskhub.hub.formats.waits_column import encode_awaits
 from airflow_provider_taskhub.hub.model import HubNames
-from airflow_provider_taskhub.storage.primitives import Compare, Entity, RowOperation, RowVerb, Store, Transact
+from airflow_provider_taskhub.storage.primitives import And, Compare, Entity, RowOperation, RowVerb, Store, Transact
 
 PARALLEL = 16
 """How many blobs of one history are read at the same time."""
@@ -314,3 +317,24 @@ async def payload(store: Store, names: HubNames, name: str) -> str:
     if text is None:
         raise InputError(f"blob {name!r} is gone")
     return text
+
+
+async def request_to_end(store: Store, names: HubNames, instance: OrchestrationInstance) -> grace.Request | None:
+    """Return the request because of which an instance ends, without reading its whole history; None: there is none.
+
+    :param instance: the instance, with the execution id of its generation.
+    """
+    event = EventType.EventRaised.name
+    own = (
+        Compare("PartitionKey", "eq", escape(instance.instance_id)),
+        Compare("EventType", "eq", event),
+        Compare("Name", "eq", TERMINATE_EVENT),
+    )
+    async for entity in store.rows(names.history, And(own), select=("ExecutionId", "Input")):
+        columns = entity.properties
+        if columns.get("ExecutionId") != instance.execution_id:
+            continue  # an earlier, longer generation has left this row
+        text = columns.get("Input")
+        raised = EventRaised(timestamp=Timestamp(0), name=TERMINATE_EVENT, input=text if isinstance(text, str) else "")
+        return grace.request_of(raised) or grace.Request(reason=None)  # a long text is in a blob
+    return None

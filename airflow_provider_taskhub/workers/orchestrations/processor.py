@@ -43,7 +43,7 @@ from airflow_provider_taskhub.errors import (
     TaskHubError,
     UnknownOrchestrator,
 )
-from airflow_provider_taskhub.hub.admission.facts import Facts, RowFacts, newest, scheduling_id
+from airflow_provider_taskhub.hub.admission.facts import SUSPENSIONS, Facts, RowFacts, newest, scheduling_id
 from airflow_provider_taskhub.hub.formats.history_rows import MAX_CONSUMED
 from airflow_provider_taskhub.hub.formats.instance_rows import last_cancel
 from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, Loaded
@@ -437,6 +437,8 @@ class Orchestrations:
             if live.past:  # an event that comes twice can mean that the last checkpoint was cut off
                 await self._settler.repair(session, live, batch)
                 live.past = ()
+            if any(isinstance(held.message.event, SUSPENSIONS) for held in batch):
+                await self._settler.steer(session, live)
             await self._settler.delete(session, batch)
             self._keep(session, live)
             return

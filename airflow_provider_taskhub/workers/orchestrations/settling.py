@@ -207,7 +207,10 @@ class Settler:
             if before is None or before.etag != live.stored.sentinel_etag:
                 raise Aborted("another owner has committed since the history was loaded")
         suspension = None
-        if isinstance(event, ExecutionSuspended):
+        known = live.stored.suspension
+        if isinstance(event, ExecutionSuspended) and known is not None and same_start(known.run, run):
+            suspension = known  # the first one counts
+        elif isinstance(event, ExecutionSuspended):
             suspension = Suspension(run=run, reason=event.reason or "", by=event.taskhub_by or "", at=event.timestamp)
         write, stored = checkpoint.recorded(
             hub.names,
@@ -256,6 +259,14 @@ class Settler:
         outbound = Step(name="outbound", operations=tuple(puts))
         await self._write_sentinel(session, live, stored, outbound, Step(name="sentinel", operations=(write,)))
 
+    async def steer(self, session: Session[LoadedInstance], live: LoadedInstance) -> None:
+        """Store the stamp of a suspension that the engine has dropped, before its message is deleted.
+
+        :raises Aborted: if another worker has written the sentinel since the history was loaded.
+        """
+        write = checkpoint.steered(self._hub.names, session.instance_id, live.stored)
+        await self._write_sentinel(session, live, live.stored, Step(name="sentinel", operations=(write,)))
+
     async def _write_sentinel(
         self, session: Session[LoadedInstance], live: LoadedInstance, stored: checkpoint.Stored, *steps: Step
     ) -> None:
@@ -281,6 +292,8 @@ class Settler:
         assert isinstance(event, ExecutionSuspended | ExecutionResumed)
         row = await hub.instance(session.instance_id)
         if row is None or row.status is not Status.PENDING:
+            return
+        if row.is_held and isinstance(event, ExecutionSuspended):
             return
         entity, blobs = suspension_row(
             event,
