@@ -28,7 +28,7 @@ class Moves:
         assert isinstance(result, tuple)
         for row, etag in zip(operation.rows, result, strict=True):
             key, told = (row.entity.partition_key, row.entity.row_key), row.entity.properties.get("State")
-            if not isinstance(told, str) or told not in tuple(ActivityState):
+            if row.verb is RowVerb.DELETE or told not in tuple(ActivityState):
                 continue
             state = self._states[*key, etag] = ActivityState(told)
             before = (
