@@ -761,3 +761,33 @@ def test_a_rewound_parent_gets_the_answer_of_a_child_that_it_has_cancelled(termi
             await world.settle()
 
     simulate(main, limit=timedelta(hours=1))
+
+
+def test_a_rewind_cancels_a_child_again_that_it_starts_again() -> None:
+    """The parent failed with the end of the child that it has cancelled. Its code decides the same after the rewind."""
+    loads = Families(record=True)
+
+    @loads.app.orchestrator
+    async def gives_up(ctx: OrchestrationContext) -> None:
+        child = ctx.call_sub_orchestrator("middle", 2, instance_id="middle")
+        await ctx.wait_for_external_event("stop")
+        child.cancel()
+        await child
+
+    async def main() -> None:
+        async with World(loads.app) as world:
+            await world.join("one")
+            await world.client.start("gives_up", instance_id="top")
+            await world.clock.sleep(5)
+            await world.client.raise_event("top", "stop")
+            assert (await world.wait("top")).status is Status.FAILED
+            await world.client.rewind("top")
+            await world.clock.sleep(120)
+            for name, status in (("top", Status.FAILED), ("middle", Status.TERMINATED), ("leaf", Status.TERMINATED)):
+                row = await world.client.get(name)
+                assert row is not None
+                assert row.status is status, name
+            assert len(loads.begun) == len(loads.ended)
+            await world.settle()
+
+    simulate(main, limit=timedelta(hours=1))
