@@ -925,13 +925,22 @@ def test_a_retry_attaches_to_what_runs_also_if_the_hub_takes_no_new_start(make_t
     assert (len(hub.instances), hub.watched.keys()) == (1, watched.keys())
 
 
-def test_the_watch_row_of_another_task_stays_if_the_hub_does_not_take_a_start(make_task, hub) -> None:
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_the_watch_row_of_another_task_stays_if_the_hub_does_not_take_a_start(
+    make_task, hub, monkeypatch, when
+) -> None:
     other = Watch(
         instance_id="mine", deployment="here", dag_id="other", run_id="r", task_id="t", map_index=-1, owner="o",
         generation=1, waiter="o",
     )  # fmt: skip
-    hub.watched["mine"] = other
-    hub.full = IntakeFull("full")
+
+    async def full(self: FakeClient, *arguments: object, **named: object) -> object:
+        hub.watched["mine"] = other
+        raise IntakeFull("full")
+
+    if when == "before":
+        hub.watched["mine"] = other
+    monkeypatch.setattr(FakeClient, "start", full)
     with pytest.raises(AirflowException, match="full"):
         make_task(instance_id="mine").run(Ti())
     assert hub.watched == {"mine": other}

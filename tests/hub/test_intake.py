@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -182,6 +183,7 @@ def test_a_start_for_later_is_not_refused_and_does_not_count(kind: str) -> None:
         await client.start("child", 0, start_at=clock.utc_now().datetime())
         with pytest.raises(IntakeFull):
             await client.start("child", 0, start_at=clock.utc_now().datetime())
+        await client.start("child", 0, start_at=later)
 
     play(kind, scene)
 
@@ -243,6 +245,41 @@ def test_starts_of_orchestrators_are_never_bounded(kind: str) -> None:
             await clock.sleep(5.0)
             await hub.client.start("again", 5, instance_id="a")
             assert (await hub.client.wait("a", timeout=timedelta(minutes=10))).status is Status.COMPLETED
+
+    run(main(), limit=timedelta(hours=1))
+
+
+@pytest.mark.rows("D107", "D14")
+@pytest.mark.parametrize("kind", STORES)
+def test_an_overloaded_worker_takes_no_more_starts_than_its_buffers_hold_and_the_hub_no_more_than_its_limit(
+    kind: str,
+) -> None:
+    """The worker cannot store what its orchestrators decide. When it can again, starts are taken again."""
+    stored = True
+
+    def plan(call: Call) -> Fault | None:
+        return None if stored or call.kind != "table.batch" else Fault(delay=90.0)
+
+    async def main() -> None:
+        nonlocal stored
+        clock = VirtualClock()
+        async with STORES[kind](clock) as inner:
+            store = FaultyStore(inner, plan, clock=clock, stepwise=True)
+            async with house(store, app(), clock=clock, partitions=1, buffer=4, orchestrations=2) as hub:
+                await limited(hub.client, clock, 20)
+                stored = False
+                taken = 0
+                with suppress(IntakeFull):
+                    for taken in range(100):
+                        await hub.client.start("child", taken, instance_id=f"i{taken}")
+                        await clock.sleep(2.0)
+                waiting = len(await store.peek(hub.client.hub.names.control(0)))
+                assert waiting == 20
+                assert 0 < taken - waiting <= 4 + 2, "what the worker has taken"
+                stored = True
+                for number in range(taken):
+                    assert (await hub.client.wait(f"i{number}")).output == str(number)
+                await hub.client.start("child", 0)
 
     run(main(), limit=timedelta(hours=1))
 
