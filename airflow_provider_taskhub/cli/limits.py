@@ -139,9 +139,7 @@ def intake(
 def intake_line(limit: IntakeLimit) -> str:
     """Return one line about the intake limit."""
     does = "are refused" if limit.policy is IntakePolicy.REFUSE else "wait"
-    return (
-        f"new starts {does} while {limit.messages} messages or more wait for a worker; about {limit.waiting} wait now"
-    )
+    return f"new starts {does} while {limit.messages} or more messages wait for a worker (now: about {limit.waiting})"
 
 
 def shown_intake(limit: IntakeLimit) -> dict[str, object]:

@@ -151,8 +151,9 @@ async def _answer(asked: Awaitable[T], otherwise: T) -> T:
 
 
 def _full(hub: str, limit: IntakeLimit, waiting: int) -> IntakeFull:
+    messages = f"{waiting:,} {'message waits' if waiting == 1 else 'messages wait'}"
     return IntakeFull(
-        f"hub {hub!r} takes no new start now: about {waiting:,} messages wait for a worker, and its intake limit is "
+        f"hub {hub!r} takes no new start now: about {messages} for a worker, and its intake limit is "
         f"{limit.messages:,}. Nothing was stored. Start workers, try again later, or raise the limit: "
         "taskhub limits intake NUMBER",
         waits=limit.policy is IntakePolicy.WAIT,

@@ -255,7 +255,7 @@ def test_an_intake_limit_is_set_listed_checked_and_lifted() -> None:
     assert "intake" not in taskhub("limits", "list")
     assert json.loads(taskhub("partitions", "check", "--min-nodes", "0", "--json"))["intake"] is None
     taskhub("instances", "start", "hello", "--id", "a")
-    said = "new starts wait while 2 messages or more wait for a worker; about 1 wait now"
+    said = "new starts wait while 2 or more messages wait for a worker (now: about 1)"
     assert taskhub("limits", "intake", "2", "--policy", "wait").strip() == said
     row = taskhub("limits", "list").splitlines()[-1].split()
     assert (row[:4], row[-1]) == (["intake", "2,", "wait", "by"], "1")
@@ -276,7 +276,7 @@ def test_a_start_above_the_intake_limit_fails_with_the_way_out(options: list[str
     taskhub("limits", "intake", "1", *options)
     result = CliRunner().invoke(app, ["instances", "start", "hello", "--id", "b", "--intake-timeout", "0"])
     assert result.exit_code == 1
-    assert "about 1 messages wait for a worker, and its intake limit is 1" in " ".join(result.output.split())
+    assert "about 1 message waits for a worker, and its intake limit is 1" in " ".join(result.output.split())
     assert "b" not in [one["instance_id"] for one in json.loads(taskhub("instances", "list", "--json"))["instances"]]
     assert taskhub("instances", "start", "hello", "--id", "a", "--policy", "attach").splitlines()[-1] == "a"
 

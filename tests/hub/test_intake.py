@@ -213,7 +213,7 @@ def test_a_start_waits_for_room_and_says_for_what(kind: str) -> None:
     told = [entry for entry in logs if entry["event"] == "start_waits"]
     assert 3 <= len(told) <= 12, "its pauses become longer"
     assert told[0]["instance_id"] == "second"
-    assert "about 1 messages wait for a worker" in told[0]["reason"]
+    assert "about 1 message waits for a worker" in told[0]["reason"]
 
 
 @pytest.mark.parametrize(("given", "waited"), [({}, 300.0), ({"intake_timeout": timedelta(seconds=20)}, 20.0)])
