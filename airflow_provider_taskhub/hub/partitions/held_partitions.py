@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -310,6 +310,26 @@ class HeldPartitions:
         else:
             tenure.lease = current
             self._drain_if_asked(held, current)
+
+    async def note_silence(self, partition: int, renewed: Timestamp) -> None:
+        """Note for people how long the lost owner of a partition had been silent when this worker took it.
+
+        The store's clock gives both times, so this worker reads when the store has stored its lease. The next renewal
+        stores the result. A failure is only logged.
+
+        :param renewed: when the lost owner last renewed the lease, by the clock of the store.
+        """
+        if (held := self._held.get(partition)) is not None:
+            note = partial(self._note_silence, held, renewed)
+            await attempt("lost_owner_not_timed", note, self._deadline, self._outages, partition=partition)
+
+    async def _note_silence(self, held: HeldPartition, renewed: Timestamp) -> None:
+        async with held.lock:
+            stored, lease = await self._leases.read(held.tenure.queue), held.tenure.lease
+            if stored is None or stored.changed is None or lease.failover is None or not stored.same_tenure(lease):
+                return
+            silent = max(0.0, round((stored.changed - renewed).total_seconds(), 1))
+            held.tenure.lease = replace(lease, failover=replace(lease.failover, silent=silent))
 
     def compare(self, leases: Iterable[Lease]) -> None:
         """Compare the leases with the partitions that this worker owns.

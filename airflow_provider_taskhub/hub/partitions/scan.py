@@ -376,7 +376,7 @@ class Scanner:
                 lost=lease.owner,
                 taken_by=self._me,
                 at=now,
-                silent=round(unchanged, 1),
+                silent=None,
                 proven=change == TAKEN_OVER,
             )
             claim = replace(claim, failover=lost)
@@ -389,7 +389,7 @@ class Scanner:
         except StorageError as error:  # the write may have succeeded; the next scan reads the lease
             log.warning("partition_not_taken", partition=lease.partition, error=str(error))
             return not isinstance(error, Unavailable)
-        if self._holding.take_up(claimed, sent) is None:
+        if (tenure := self._holding.take_up(claimed, sent)) is None:
             return False
         self._placing.take(lease.partition, self._clock.monotonic())
         self._metrics.taken(change)
@@ -403,6 +403,8 @@ class Scanner:
             silent=round(unchanged, 1),
             epoch=claimed.epoch,
         )
+        if tenure.failover is not None and lease.next_owner is None and lease.changed is not None:
+            await self._holding.note_silence(lease.partition, lease.changed)
         return True
 
     def _change(self, lease: Lease) -> str:
