@@ -28,8 +28,8 @@ class Loss:
     :param taken_by: full names of the workers that have taken them, or else the attempts.
     :param first: when the first one was taken; None: none was taken.
     :param last: when the last one was taken; None: none was taken.
-    :param after: the longest time, in seconds, from its last renewal of one of them until that was taken, by the clock of
-        the store; None: none was taken, or the time is not known.
+    :param after: the longest time, in seconds, from its last renewal of one of them until that was taken, by the clock
+        of the store; None: none was taken, or the time is not known.
     :param messages: how many messages were due in the queues of these partitions then, as far as the workers that have
         taken them have counted; None: none has.
     :param instances: for how many instances these messages are; None: as for ``messages``.
@@ -65,10 +65,10 @@ def show(hub: HubName = None, json: AsJson = False) -> None:
     and a release are no failovers. The newest loss comes first, and losses without a time come last. Times are those of
     the clock of the worker that has taken the partition.
 
-    `after`: seconds from the last time that the lost worker renewed its lease until the partition was taken, both by the
-    clock of the store; of several partitions the longest. It is not known if the leases are in blobs, or if another
-    worker had just asked for the partition. A worker whose lease had expired may be alive again: it was cut off from the
-    store, or stood still.
+    `after`: seconds from the last time that the lost worker renewed its lease until the partition was taken, both by
+    the clock of the store; of several partitions the longest. It is not known if the leases are in blobs, or if another
+    worker had just asked for the partition. A worker whose lease had expired may be alive again: it was cut off from
+    the store, or stood still.
 
     `messages` and `instances`: what was due in the queues of these partitions when they were taken, and for how many
     instances. The owner counts a message when it receives it, so the numbers grow at first: for some seconds on SQLite,
@@ -76,9 +76,9 @@ def show(hub: HubName = None, json: AsJson = False) -> None:
     perhaps more. Instances that only wait, for example for an activity, do not count.
 
     `attempts`: attempts of activities with a record that were taken over, so that the next attempt began. The number of
-    a worker that took a partition too is kept with the partition. The number of another worker is known while it runs. A
-    worker from which only attempts were taken over, because it owned no partition or because these have been lost again
-    since, has no time.
+    a worker that took a partition too is kept with the partition. The number of another worker is known while it runs.
+    A worker from which only attempts were taken over, because it owned no partition or because these have been lost
+    again since, has no time.
 
     Example: taskhub failover show --json
     """

@@ -172,7 +172,9 @@ def test_only_who_asks_for_it_rewinds_what_was_terminated() -> None:
         await world.client.start("rounds", 3, instance_id="two")
         await world.client.raise_event("two", "go")
         await world.wait("two")
-        with pytest.raises(InputError, match="is Completed since .* UTC: only a failed or terminated instance can be rewound"):
+        with pytest.raises(
+            InputError, match="is Completed since .* UTC: only a failed or terminated instance can be rewound"
+        ):
             await world.client.rewind("two", terminated=True)
 
     play(drive)
