@@ -167,13 +167,13 @@ def test_a_child_that_was_asked_to_clean_up_is_started_again(recurse: bool | Non
 def test_only_who_asks_for_it_rewinds_what_was_terminated() -> None:
     async def drive(world: World) -> Any:
         await terminated(world)
-        with pytest.raises(InputError, match="is Terminated since .* UTC: only a failed instance can be rewound"):
+        with pytest.raises(InputError, match=r"is Terminated since .* UTC: only a failed instance can be rewound"):
             await world.client.rewind("one")
         await world.client.start("rounds", 3, instance_id="two")
         await world.client.raise_event("two", "go")
         await world.wait("two")
         with pytest.raises(
-            InputError, match="is Completed since .* UTC: only a failed or terminated instance can be rewound"
+            InputError, match=r"is Completed since .* UTC: only a failed or terminated instance can be rewound"
         ):
             await world.client.rewind("two", terminated=True)
 
