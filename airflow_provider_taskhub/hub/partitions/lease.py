@@ -66,7 +66,8 @@ class Lease:
     :param released: why the former owner released the partition. None after another worker has taken it.
     :param kicked_by: which administrator last made an owner hand the partition over, when and why.
     :param failover: the last time the owner was lost. It stays when the partition is handed over.
-    :param changed: when the row was last changed, by the clock of the store; None: not read, or the lease is in a blob.
+    :param changed: when the row that was read was last changed, by the clock of the store; None: the lease is in a
+        blob, or it was updated by an advertisement.
     :param token: only for a lease in a blob: the id under which the owner leases the blob.
     :param under: only for a lease in a blob: other ids under which the blob may still be leased. The last writer may
         have died before it leased the blob under ``token`` or released it.
