@@ -402,12 +402,16 @@ def test_a_check_says_what_instances_wait_for_and_fails_for_what_must_be_mended(
     assert "1 instance waiting, partition_offline:" in text
     assert "lost: partition" in text
     assert "(repair). To bring it back: taskhub partitions online" in text
+    assert "more" not in text
+    for name in "abcd":
+        assert CliRunner().invoke(app, [*start, name]).exit_code == 0
+    assert re.search(r"5 instances waiting, partition_offline:\n(  .*\n){3}  and 2 more\n", taskhub("check", code=1))
     taskhub("online", "0", "1", "2", "3")
     assert CliRunner().invoke(app, [*start, "later", "--at", "2999-01-01"]).exit_code == 0
     asyncio.run(listed(tmp_path, "ann@a/1", "trains"))
     found = as_json("check", "--min-nodes", "0", code=1)
     assert [(item["reason"], item["count"], item["fault"]) for item in found["waiting"]] == [
         ("starts_later", 1, False),
-        ("no_worker_knows_orchestrator", 1, True),
+        ("no_worker_knows_orchestrator", 5, True),
     ]
     assert found["waiting_complete"] is True
