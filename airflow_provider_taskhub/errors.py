@@ -9,6 +9,7 @@
     │   ├── InvalidStateError       the state of the instance does not allow the operation
     │   └── PartitionNotFound       the hub has no partition of this number
     ├── InstanceExists              a start was refused because the instance id is in use
+    ├── IntakeFull                  a start was refused because too many messages wait in the hub for a worker
     ├── InstanceNotFound            no instance has this id
     ├── UnknownOrchestrator         no loaded app declares the orchestrator
     ├── UnknownActivity             no loaded app declares the activity
@@ -49,6 +50,7 @@ __all__ = [
     "InputError",
     "InstanceExists",
     "InstanceNotFound",
+    "IntakeFull",
     "InvalidStateError",
     "LeaseLost",
     "NonDeterminismError",
@@ -100,6 +102,20 @@ class PartitionNotFound(InputError):
 
 class InstanceExists(TaskHubError):
     """A start was refused because another instance has the instance id."""
+
+
+class IntakeFull(TaskHubError):
+    """A start was refused because too many messages wait in the hub for a worker. Nothing was stored.
+
+    An administrator sets this limit: ``taskhub limits intake``.
+
+    :param message: text of the error.
+    :param waits: whether the policy of the hub is to wait for room, and not to refuse at once.
+    """
+
+    def __init__(self, message: str, *, waits: bool = False) -> None:
+        super().__init__(message)
+        self.waits = waits
 
 
 class InstanceNotFound(TaskHubError):

@@ -17,9 +17,12 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState
 from airflow_provider_taskhub.hub.model import Member
 from airflow_provider_taskhub.hub.partitions.capabilities import different_limits
+from airflow_provider_taskhub.intake_limit import IntakeLimit, IntakePolicy
 
 _RECENT = timedelta(days=1)
 """For how long people are told that a start has given another number."""
+_INTAKE = "intake"
+"""How the intake limit is named among the kinds of limits."""
 
 app = typer.Typer(no_args_is_help=True, help="Show how many activities or instances may run at once, and change it.")
 
@@ -30,21 +33,21 @@ def listing(hub: HubName = None, json: AsJson = False) -> None:
 
     An activity gets a limit in its code: `@app.activity(limit=2)`, or `rate="10/m"` for how many begin in a time. An
     instance gets a limit when it is started: with `taskhub instances start --limit NAME=2`, or with
-    `max_active_instances=2` of the operator.
+    `max_active_instances=2` of the operator. The hub gets an intake limit with `taskhub limits intake`.
 
     Example: taskhub limits list --json
     """
 
-    async def work(client: Client) -> tuple[tuple[LimitState, ...], tuple[Member, ...]]:
-        return await client.admin.limits(), await client.admin.workers()
+    async def work(client: Client) -> tuple[tuple[LimitState, ...], tuple[Member, ...], IntakeLimit | None]:
+        return await client.admin.limits(), await client.admin.workers(), await client.admin.intake()
 
-    found, members = with_client(hub, work)
+    found, members, intake = with_client(hub, work)
     for line in different(members, found, SYSTEM_CLOCK.utc_now()):
         warn(line)
     if json:
-        as_json([_shown(state) for state in found])
+        as_json([_shown(state) for state in found] + ([] if intake is None else [shown_intake(intake)]))
         return
-    rows = [
+    rows: list[tuple[object, ...]] = [
         (
             one.kind,
             one.name,
@@ -56,6 +59,8 @@ def listing(hub: HubName = None, json: AsJson = False) -> None:
         )
         for one in found
     ]
+    if intake is not None:
+        rows.append((_INTAKE, "", f"{intake.messages}, {intake.policy} by {intake.by}", "", intake.waiting, "", ""))
     table("limits", ("of", "name", "limit", "running", "waiting", "oldest", "who"), rows)
 
 
@@ -94,6 +99,58 @@ def change(
     each = f" for each {state.key_tag}" if state.key_tag else ""
     what = f"the {state.kind} {name}" if state.kind is LimitKind.ACTIVITY else f"the instances with the limit {name}"
     typer.echo(f"at most {state.limit} of {what} run at once{each} from now on; {len(state.holders)} run now")
+
+
+@app.command()
+def intake(
+    messages: Annotated[
+        int | None, typer.Argument(help="How many messages may wait for a worker before the hub takes no new start.")
+    ] = None,
+    policy: Annotated[
+        IntakePolicy,
+        typer.Option(help="What a new start then does. refuse: fail at once. wait: wait for room, then fail."),
+    ] = IntakePolicy.REFUSE,
+    lift: Annotated[bool, typer.Option("--lift", help="Lift the limit.")] = False,
+    hub: HubName = None,
+    json: AsJson = False,
+) -> None:
+    """Let the hub take no new start while many messages wait for a worker. What waits goes on.
+
+    Starts that orchestrators make, and starts for later, are always taken. Clients that are open already know the limit
+    within ten seconds.
+
+    Example: taskhub limits intake 5000 --policy wait
+
+    Example: taskhub limits intake --lift
+    """
+    if (messages is None) != lift:
+        raise typer.BadParameter("give a number, or --lift to lift the limit")
+
+    async def work(client: Client) -> IntakeLimit | None:
+        return await client.admin.set_intake(messages, policy=policy)
+
+    limit = with_client(hub, work)
+    if json:
+        as_json(None if limit is None else shown_intake(limit))
+        return
+    typer.echo("every start is taken from now on" if limit is None else intake_line(limit))
+
+
+def intake_line(limit: IntakeLimit) -> str:
+    """Return one line about the intake limit."""
+    does = "are refused" if limit.policy is IntakePolicy.REFUSE else "wait"
+    return f"new starts {does} while {limit.messages} or more messages wait for a worker (now: about {limit.waiting})"
+
+
+def shown_intake(limit: IntakeLimit) -> dict[str, object]:
+    """Return what ``--json`` prints of the intake limit."""
+    return {
+        "kind": _INTAKE,
+        "limit": limit.messages,
+        "policy": limit.policy,
+        "ordered_by": limit.by,
+        "waiting": limit.waiting,
+    }
 
 
 def different(members: Iterable[Member], found: Iterable[LimitState], now: Timestamp) -> list[str]:

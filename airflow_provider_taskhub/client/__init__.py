@@ -33,6 +33,7 @@ from airflow_provider_taskhub.hub.model import (
 from airflow_provider_taskhub.hub.queues.quarantine import Quarantined
 from airflow_provider_taskhub.hub.waiting.reasons import Why
 from airflow_provider_taskhub.instance_limit import InstanceLimit
+from airflow_provider_taskhub.intake_limit import IntakeLimit, IntakePolicy
 
 __all__ = [
     "ActivityRecord",
@@ -48,6 +49,8 @@ __all__ = [
     "InstanceLimit",
     "InstancePage",
     "InstanceState",
+    "IntakeLimit",
+    "IntakePolicy",
     "Member",
     "PartitionState",
     "PurgeResult",

@@ -7,12 +7,14 @@ table of the messages that could not be processed.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from airflow_provider_taskhub.activity_limit import MOST_STARTS
 from airflow_provider_taskhub.client.connection import Connection
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.errors import Conflict, InputError, NotFound
+from airflow_provider_taskhub.hub import intake
 from airflow_provider_taskhub.hub.history.places import Limit, LimitKind, LimitState, order, states
 from airflow_provider_taskhub.hub.instance_places import InstancePlaces
 from airflow_provider_taskhub.hub.model import HubInfo, HubNames, InstanceState, Member, PartitionState
@@ -26,6 +28,7 @@ from airflow_provider_taskhub.hub.waiting.counts import counted, waiting_calls_o
 from airflow_provider_taskhub.hub.waiting.reasons import Why, without_memory, without_slot
 from airflow_provider_taskhub.hub.waiting.snapshot import SENTINELS, WaitingInstances
 from airflow_provider_taskhub.instance_limit import MOST
+from airflow_provider_taskhub.intake_limit import IntakeLimit, IntakePolicy
 from airflow_provider_taskhub.near_names import did_you_mean
 from airflow_provider_taskhub.settings import Settings
 from airflow_provider_taskhub.storage.connect import open_store
@@ -255,6 +258,37 @@ class HubAdmin:
         if state.kind is LimitKind.INSTANCES:
             await InstancePlaces(self._hub).advance(name)
         return (await states(store, names)).get((state.kind, name), state)
+
+    async def intake(self) -> IntakeLimit | None:
+        """Return the intake limit of the hub, and about how many messages wait; None: the hub has no limit.
+
+        Cost: one request. If there is a limit, one or two more for each partition.
+        """
+        store, names = self._hub.store, self._hub.names
+        limit = await intake.read(store, names)
+        if limit is None:
+            return None
+        return replace(limit, waiting=await intake.count(store, names, self._hub.info.partitions, limit))
+
+    async def set_intake(
+        self, messages: int | None, *, policy: IntakePolicy = IntakePolicy.REFUSE, by: str | None = None
+    ) -> IntakeLimit | None:
+        """Order how many messages may wait for a worker before the hub takes no new start. What waits goes on.
+
+        It holds for the starts of clients, of Airflow's tasks and of the command line, and for restarts: at once for
+        clients that open later, and within ten seconds for others. Starts of orchestrators, and starts for later, are
+        never bounded. Clients of DurableTask for .NET do not know the limit.
+
+        :param messages: the number, at least 1; None: the limit is lifted.
+        :param policy: what a start does while the limit is reached: raise an error, or wait for room.
+        :param by: who gives the order, to show to people; None: the user of this process.
+        :returns: the limit, as :meth:`intake` returns it.
+        :raises InputError: if the number or the policy is wrong.
+        """
+        store, names = self._hub.store, self._hub.names
+        limit = None if messages is None else IntakeLimit(messages=messages, policy=policy, by=by or this_user())
+        await store.execute(intake.ordered(names, limit))
+        return await self.intake()
 
     # operations on the quarantine
 

@@ -112,6 +112,7 @@ class Client:
         limit: InstanceLimit | None = None,
         priority: int = 0,
         policy: StartPolicy = StartPolicy.REFUSE,
+        intake_timeout: timedelta | None = None,
     ) -> InstanceState:
         """Start an instance. When the call returns, the instance is stored, even if no worker is running.
 
@@ -129,8 +130,12 @@ class Client:
             also let all others go first. Nothing waits for ever.
         :param policy: what to do if an instance with this id exists: refuse the start, return the existing instance
             (``ATTACH``), or replace an instance that has ended.
+        :param intake_timeout: how long the start waits for room if too many messages wait in the hub, and the policy of
+            its intake limit is to wait; None: five minutes. See :meth:`HubAdmin.set_intake`.
         :returns: the state of the new instance; with ``ATTACH`` the state of the existing one, if there is one.
         :raises InstanceExists: if an instance with this id exists and the policy refuses the start.
+        :raises IntakeFull: if too many messages wait in the hub, and no instance with this id exists. Nothing was
+            stored. A start for later (``start_at``) is never refused for this reason.
         :raises InputError: if the input, id, name, version, tags or time cannot be stored, or the priority is wrong.
         """
         instance_id = uuid4().hex if instance_id is None else check_new_instance_id(instance_id)
@@ -147,7 +152,8 @@ class Client:
         if start_at is not None:
             check_time(Timestamp.from_datetime(start_at), f"start_at {start_at}")
         text = None if input is NO_INPUT else codec.dumps(input, what=f"input of orchestrator {orchestrator!r}")
-        return await Starter(self.hub).begin(orchestrator, text, instance_id, version, tags, start_at, policy)
+        starter = Starter(self._connection)
+        return await starter.begin(orchestrator, text, instance_id, version, tags, start_at, policy, intake_timeout)
 
     async def list(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.intake import Intake
 from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.partitions.observer import LeaseObserver
 from airflow_provider_taskhub.hub.partitions.routing import Routes
@@ -22,6 +23,7 @@ class Connection:
         self.observer = LeaseObserver(hub.store, hub.names, hub.info, times=times, clock=hub.clock)
         self.routes = Routes(self.observer, hub.names, hub.clock)
         self.members = Members(hub.store, hub.names, times=times, clock=hub.clock)
+        self.intake = Intake(hub.store, hub.names, hub.info, hub.clock)
         self.snapshots = WaitingReader(hub, self.observer)
 
     def describe(self) -> str:

@@ -488,20 +488,26 @@ class InstanceHandle:
         :returns: the state of the new instance.
         :raises InstanceNotFound: if there is no such instance.
         :raises InstanceExists: if the instance has not ended and ``new_id`` is False.
+        :raises IntakeFull: if too many messages wait in the hub. A restart does not wait for room. Nothing was changed.
         """
         row = await self._existing(payloads=True)
         into, policy, tags = self.id, StartPolicy.REPLACE_FINISHED, row.tags
         if new_id:
             into, policy = uuid4().hex, StartPolicy.REFUSE
             tags = {name: value for name, value in (tags or {}).items() if name not in (OWNER_TAG, WATCH_TAG)}
-        else:
-            await Watches(self._connection).release_ended(self.id, FINAL)
-            if row.status is Status.PENDING and row.restarts and row.completed is None:
-                policy = StartPolicy.ATTACH  # puts the start message again: the first restart was perhaps interrupted
-            elif not row.status.is_final:
-                error = refused(row, "it cannot be restarted before its end, only started as another one with a new id")
-                raise InstanceExists(str(error))
-        return await Starter(self.hub).begin(row.name, row.input, into, row.version, tags, None, policy)
+        elif row.status is Status.PENDING and row.restarts and row.completed is None:
+            policy = StartPolicy.ATTACH  # puts the start message again: the first restart was perhaps interrupted
+        elif not row.status.is_final:
+            error = refused(row, "it cannot be restarted before its end, only started as another one with a new id")
+            raise InstanceExists(str(error))
+
+        async def release() -> None:
+            if not new_id:
+                await Watches(self._connection).release_ended(self.id, FINAL)
+
+        starter = Starter(self._connection)
+        never = timedelta(0)
+        return await starter.begin(row.name, row.input, into, row.version, tags, None, policy, never, before=release)
 
     async def purge(self, *, recurse: bool = False) -> bool:
         """Delete an instance that has ended, with its history, payloads, activity records and logs.

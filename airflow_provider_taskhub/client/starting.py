@@ -6,21 +6,25 @@ therefore make only one instance.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import uuid4
 
+import structlog
+
 from airflow_provider_taskhub import tracing
+from airflow_provider_taskhub.client.connection import Connection
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import ExecutionStarted, OrchestrationInstance, Status
-from airflow_provider_taskhub.errors import Conflict, InstanceExists, NotFound
+from airflow_provider_taskhub.errors import Conflict, InstanceExists, IntakeFull, NotFound
 from airflow_provider_taskhub.hub.formats.instance_rows import created_row
 from airflow_provider_taskhub.hub.history import waiting_instances
-from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import InstanceState, StartPolicy
 from airflow_provider_taskhub.hub.queues.outgoing import OutboundMessage
 from airflow_provider_taskhub.instance_limit import InstanceLimit
+from airflow_provider_taskhub.intake_limit import WAITS_FOR, waiting_for_room
+from airflow_provider_taskhub.retries import retry
 from airflow_provider_taskhub.storage.primitives import (
     Entity,
     EtagOf,
@@ -32,12 +36,14 @@ from airflow_provider_taskhub.storage.primitives import (
     Unit,
 )
 
+log = structlog.get_logger(__name__)
+
 
 class Starter:
     """Starts instances of one hub, and applies the start policy when an instance with the same id exists."""
 
-    def __init__(self, hub: Hub) -> None:
-        self.hub = hub
+    def __init__(self, connection: Connection) -> None:
+        self.hub, self._intake = connection.hub, connection.intake
 
     async def begin(
         self,
@@ -48,10 +54,14 @@ class Starter:
         tags: Mapping[str, str] | None,
         start_at: datetime | None,
         policy: StartPolicy,
+        intake_timeout: timedelta | None = None,
+        *,
+        before: Callable[[], Awaitable[None]] | None = None,
     ) -> InstanceState:
         """Start an instance. Other parameters and errors: ``Client.start``.
 
         :param text: the input as JSON; None: no input.
+        :param before: called when the hub takes the start, before anything of it is written.
         """
         instance = OrchestrationInstance(instance_id=instance_id, execution_id=uuid4().hex)
         with tracing.creating(orchestrator, version, instance) as carried:
@@ -66,10 +76,46 @@ class Starter:
                 scheduled_start_time=Timestamp.from_datetime(start_at) if start_at else None,
                 generation=0,
             )
+
+            async def make() -> InstanceState:
+                made = replace(start, timestamp=self.hub.clock.utc_now())
+                if before is not None:
+                    await before()
+                try:
+                    return await self._insert(made)
+                except Conflict:
+                    return await self._taken(made, policy)
+
+            if start.scheduled_start_time is not None and start.scheduled_start_time > start.timestamp:
+                return await make()  # nothing of it waits for a worker before its time
+            return await self._let_in(start, policy, make, WAITS_FOR if intake_timeout is None else intake_timeout)
+
+    async def _let_in(
+        self,
+        start: ExecutionStarted,
+        policy: StartPolicy,
+        make: Callable[[], Awaitable[InstanceState]],
+        within: timedelta,
+    ) -> InstanceState:
+        """Make a start if the intake limit of the hub leaves room, or as soon as it does. If the limit is reached, an
+        instance that exists is found all the same: that is no new start."""
+        instance_id = start.instance.instance_id
+
+        async def once() -> InstanceState:
             try:
-                return await self._insert(start)
-            except Conflict:
+                async with self._intake.place():
+                    return await make()
+            except IntakeFull:
+                row = await self.hub.instance(instance_id)
+                if row is None or (policy is StartPolicy.REPLACE_FINISHED and row.status.is_final):
+                    raise
                 return await self._taken(start, policy)
+
+        def waits(error: Exception, failures: int) -> None:
+            if within:
+                log.info("start_waits", instance_id=instance_id, tries=failures, reason=str(error))
+
+        return await retry(once, waiting_for_room(within), self.hub.clock, failed=waits)
 
     async def _insert(self, start: ExecutionStarted) -> InstanceState:
         # The message gets the ETag of the inserted row: the store replaces the placeholder `mark` when it puts the

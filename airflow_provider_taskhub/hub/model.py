@@ -18,6 +18,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance, Status
 from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.intake_limit import IntakeLimit
 from airflow_provider_taskhub.lineage import NO_LINEAGE, Lineage
 from airflow_provider_taskhub.settings import hub_name
 from airflow_provider_taskhub.worker_pools import DEFAULT_POOL
@@ -624,6 +625,8 @@ class StartPolicy(StrEnum):
     REPLACE_FINISHED = "replace_finished"  # a new run replaces an ended instance; if it has not ended: InstanceExists
 
 
+HUB_ROW = ("hub", "hub")
+"""Partition key and row key of the hub row in ``{Hub}Controls``."""
 TABLE, BLOB = "table", "blob"
 """Where leases are stored: in rows of ``{Hub}Partitions``, or in blobs of ``{hub}-leases``."""
 
@@ -636,12 +639,14 @@ class HubInfo:
     :param lease_store: where the leases are stored: ``table`` or ``blob``.
     :param format_version: version of the tables and columns that DurableTask does not have.
     :param ready: True if the creation of the hub is finished.
+    :param intake: the intake limit; None: there is none.
     """
 
     partitions: int
     lease_store: str = TABLE
     format_version: int = FORMAT_VERSION
     ready: bool = False
+    intake: IntakeLimit | None = None
 
 
 class OwnerState(StrEnum):

@@ -24,7 +24,7 @@ from airflow.sdk.exceptions import (
     TaskDeferralTimeout,
 )
 
-from airflow_provider_taskhub.errors import InputError, InstanceNotFound
+from airflow_provider_taskhub.errors import InputError, InstanceNotFound, IntakeFull
 from airflow_provider_taskhub.hooks import defaults, identity
 from airflow_provider_taskhub.hooks.deployment import deployment, swept_connections
 from airflow_provider_taskhub.hooks.outputs import returned
@@ -52,7 +52,7 @@ from airflow_provider_taskhub.triggers.reactions import REACTION_TEXTS, OnClear,
 from airflow_provider_taskhub.triggers.request import request_of
 from airflow_provider_taskhub.triggers.start_from_trigger import FirstTrigger
 from airflow_provider_taskhub.triggers.start_or_attach import Counter, Launched, StartRequest, Taken, launch
-from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, OWNER_KEY, STARTED, WORKER_STARTS
+from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, OWNER_KEY, STARTED, WAITED, WORKER_STARTS
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 from airflow_provider_taskhub.triggers.worker_reasons import PLACES, needs_whole_output
 from airflow_provider_taskhub.triggers.worker_wait import default_deferrable, wait_in_worker
@@ -215,6 +215,7 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
             else openlineage_inject_parent_job_info
         )
         self._lineage = LineageReporter()
+        self._has_waited = False
         check_at_parse(
             where,
             orchestrator=self.orchestrator,
@@ -294,7 +295,7 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
             launched, state = self._hook().run(use, create=True)
             if self.wait_for_completion and not self.deferrable and state is None:
                 return self._wait(context, launched.instance_id, launched.owner, deadline)
-        except Taken as error:
+        except (Taken, IntakeFull) as error:
             raise AirflowException(str(error)) from error
         except AirflowTaskTimeout:  # Airflow raises this error at the timeout, whatever code is running
             raise AirflowTaskTimeout(end_overdue(self._hook(), request, generation)) from None
@@ -316,6 +317,7 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
         if foreign or event["reason"] == WORKER_STARTS:
             why = "the trigger's event belongs to another try" if foreign else event["message"]
             self._take_over(context["ti"], why)
+            self._has_waited = not foreign and event.get(WAITED) is True
             return self.execute.__wrapped__(self, context)  # type: ignore[attr-defined]
         return event["instance_id"] if event["reason"] == STARTED else self.execute_complete(context, event)
 
@@ -428,6 +430,8 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
             )
         except (InputError, InstanceNotFound) as error:
             raise AirflowFailException(str(error)) from None
+        if self._has_waited:  # for room in the hub: this worker must not wait for it again
+            request = replace(request, intake_timeout=timedelta(0))
         if not self.openlineage_inject_parent_job_info:
             return request
         return replace(request, tags={**request.tags, **parent_tags(context)})

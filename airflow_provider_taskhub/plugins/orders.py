@@ -16,6 +16,7 @@ from airflow_provider_taskhub.errors import (
     InputError,
     InstanceExists,
     InstanceNotFound,
+    IntakeFull,
     InvalidStateError,
     PartitionNotFound,
     Unavailable,
@@ -101,6 +102,8 @@ def answered(cache: ClientCache) -> Iterator[None]:
         raise HTTPException(409, f"{masked(str(error))}. Load the page again to see its state") from error
     except InputError as error:
         raise HTTPException(422, masked(str(error))) from error
+    except IntakeFull as error:
+        raise HTTPException(503, masked(str(error))) from error
     except Unavailable as error:
         known = "" if error.maybe_done else "; nothing was done"
         text = known or "; perhaps the order was carried out: load the page again before you repeat it"

@@ -14,14 +14,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
-from airflow_provider_taskhub.errors import ConfigurationError, InputError
+from airflow_provider_taskhub.errors import ConfigurationError, InputError, IntakeFull
 from airflow_provider_taskhub.hooks.identity import TaskIdentity
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, naming
+from airflow_provider_taskhub.intake_limit import waiting_for_room
 from airflow_provider_taskhub.no_input import NO_INPUT, restored, storable
 from airflow_provider_taskhub.retries import Retries, retry
 from airflow_provider_taskhub.supervision import Supervisor
@@ -48,9 +51,12 @@ if TYPE_CHECKING:
 
 __all__ = ["TaskHubStartTrigger"]
 
-_USERS = (Taken, ConfigurationError)
-"""Errors that another try does not change."""
-_RETRIES = Retries(after=(Exception,), tries=4, first=1.0, unless=lambda error: isinstance(error, _USERS))
+_OTHERS = (Taken, ConfigurationError, IntakeFull)
+"""Errors that another try a second later does not change."""
+_FOR_ROOM = timedelta(hours=1)
+"""How long a start waits here for room in a hub that takes no new start and lets starts wait: longer than elsewhere,
+because it waits without a worker."""
+_RETRIES = Retries(after=(Exception,), tries=4, first=1.0, unless=lambda error: isinstance(error, _OTHERS))
 """How a start is tried again. After the last try a worker starts the instance, and reports the error if it remains."""
 _STARTS = Supervisor()
 """Runs the starts and the terminations after a kill as tasks of their own. Airflow may cancel a trigger in the middle
@@ -134,17 +140,18 @@ class TaskHubStartTrigger(StartingTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Start the instance, wait for its end, write the task's log, and fire one event."""
-        why = await self._needs_worker() or self._wrong_input()
+        why, waited = await self._needs_worker() or self._wrong_input(), False
         if why is None:
             try:
-                self._start = _STARTS.spawn(self._launch(), name="start an instance", awaited=True)
-                launched = await asyncio.shield(self._start)
+                launched = await self._started()
+            except IntakeFull as error:
+                why, waited = str(error), error.waits
             except InputError as error:
                 why = str(error)
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"
         if why is not None:
-            yield self._left_to_worker(why)
+            yield self._left_to_worker(why, waited=waited)
             return
         told = await self._tell(launched)
         if not self.wait_for_completion:
@@ -172,6 +179,19 @@ class TaskHubStartTrigger(StartingTrigger):
         """
         if self._start is not None and (self.wait_for_completion or not self._start.done()):
             await asyncio.shield(_STARTS.spawn(self._kill(self._start), name="terminate after a kill"))
+
+    async def _started(self) -> Launched:
+        """Start the instance, or wait for room in the hub. The wait is not part of the start, so a kill ends it."""
+
+        async def once() -> Launched:
+            self._start = _STARTS.spawn(self._launch(), name="start an instance", awaited=True)
+            return await asyncio.shield(self._start)
+
+        def waits(error: Exception, failures: int) -> None:
+            if failures % 20 == 1:
+                self.log.info("the triggerer waits until the hub takes the start: %s", error)
+
+        return await retry(once, waiting_for_room(_FOR_ROOM), self.clock, failed=waits)
 
     async def _launch(self) -> Launched:
         def failed(error: Exception, failures: int) -> None:
@@ -213,7 +233,8 @@ class TaskHubStartTrigger(StartingTrigger):
             max_tries=ti.task.retries,  # true in a first try; Airflow gives no other value to a trigger
             owner=str(ti.id),
         )
-        return request_of(self, self.input, task, self._context or {})
+        request = request_of(self, self.input, task, self._context or {})
+        return replace(request, intake_timeout=timedelta(0))
 
     async def _tell(self, launched: Launched) -> bool:
         """Write what was started into the task's log and into its XComs. Return whether Airflow has the XComs."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,9 @@ from airflow_provider_taskhub.errors import (
     InputError,
     InstanceExists,
     InstanceNotFound,
+    IntakeFull,
     InvalidStateError,
+    StorageError,
     TaskHubError,
 )
 from airflow_provider_taskhub.hooks.identity import GENERATION_TAG, MAX_TRIES_TAG, TaskIdentity
@@ -37,7 +40,7 @@ from airflow_provider_taskhub.triggers.reactions import (
 )
 
 if TYPE_CHECKING:
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
     from airflow_provider_taskhub.client import Client
     from airflow_provider_taskhub.hub.model import InstanceState
@@ -108,6 +111,7 @@ class StartRequest:
     :param priority: see :meth:`.Client.start`.
     :param waits: False: the task ends when the instance is started. Then nothing may terminate the instance because the
         task has ended, so the instance gets no watch row.
+    :param intake_timeout: see :meth:`.Client.start`.
     """
 
     task: TaskIdentity
@@ -123,6 +127,7 @@ class StartRequest:
     limit: InstanceLimit | None = None
     priority: int = 0
     waits: bool = True
+    intake_timeout: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +172,7 @@ async def launch(
         an instance that the next try does not find.
     :param absent: True: the caller has just seen that there is no instance with the wanted id. It is not read again.
     :raises Taken: if another task or program uses the instance id that the user chose.
+    :raises IntakeFull: if too many messages wait in the hub. Nothing of the start is left there.
     """
     if counter is None:
         counter, absent = await recall(client, request)
@@ -320,7 +326,12 @@ async def _react(
         # Not ATTACH, which would give this task the instance that another task has started since the reading above. If
         # it is this task's own start whose answer was lost, the next reading finds that.
         policy = StartPolicy.REFUSE if reaction is StartDecision.START else StartPolicy.REPLACE_FINISHED
-        state = await _start(client, request, instance_id, generation, policy)
+        try:
+            state = await _start(client, request, instance_id, generation, policy)
+        except IntakeFull:
+            if request.waits and watched:
+                await _withdraw(client, watch)
+            raise
     elif reaction in rewinds:
         state = await _rewind(client, instance_id, task, terminated=reaction is StartDecision.CONTINUE)
     elif state is not None and state.status is Status.PENDING:
@@ -382,6 +393,14 @@ async def _announce(client: Client, watch: Watch, *, chosen: bool) -> bool:
     return await client.watches.add(watch, replaces=old)
 
 
+async def _withdraw(client: Client, watch: Watch) -> None:
+    """Delete the watch row of a start that the hub did not take. If that fails, the sweep deletes it later."""
+    with suppress(StorageError):
+        found = await client.watches.get(watch.instance_id)
+        if found is not None and _task(found) == _task(watch):
+            await client.watches.remove(found)
+
+
 def _task(watch: Watch) -> object:
     return watch.deployment, watch.dag_id, watch.run_id, watch.task_id, watch.map_index
 
@@ -414,6 +433,7 @@ async def _start(
         limit=request.limit,
         priority=request.priority,
         policy=policy,
+        intake_timeout=request.intake_timeout,
     )
 
 

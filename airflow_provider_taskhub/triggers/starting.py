@@ -18,7 +18,7 @@ from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink, page_in_
 from airflow_provider_taskhub.triggers.airflow_tasks import index_of
 from airflow_provider_taskhub.triggers.mapped_row import row_of
 from airflow_provider_taskhub.triggers.rendering import python_text
-from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, WORKER_STARTS, place_of
+from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, WAITED, WORKER_STARTS, place_of
 from airflow_provider_taskhub.triggers.upstream_outputs import put_outputs
 
 if TYPE_CHECKING:
@@ -161,11 +161,16 @@ class StartingTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not foll
         waiting.task_end.owner_named = owner_named
         return waiting
 
-    def _left_to_worker(self, why: str) -> TriggerEvent:
-        """Return the event with which a worker starts the task. :param why: the reason, for the task's log."""
+    def _left_to_worker(self, why: str, *, waited: bool = False) -> TriggerEvent:
+        """Return the event with which a worker starts the task.
+
+        :param why: the reason, for the task's log.
+        :param waited: True: the trigger has waited for room in the hub, so the worker must not wait for it again.
+        """
         if self._unrendered is not None:  # the worker fails with the same error before it can write the reason
             self.log.info("a worker starts this task: %s", why)
-        return self._event(WORKER_STARTS, None, why)
+        event = self._event(WORKER_STARTS, None, why)
+        return TriggerEvent({**event.payload, WAITED: True}) if waited else event
 
     def _event(self, reason: str, instance_id: str | None, message: str) -> TriggerEvent:
         waited: Mapping[str, Any] = {

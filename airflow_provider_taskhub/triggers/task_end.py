@@ -28,6 +28,8 @@ INSTANCE_KEY, OWNER_KEY = "instance_id", "taskhub_owner"
 """Keys of the XComs with the instance id and the owner tag of the instance for which a try of the task waits."""
 WORKER_STARTS = "start"
 """Reason of the event with which :mod:`.start` hands the start of the instance over to a worker."""
+WAITED = "waited"
+"""Key of such an event: the trigger has waited for room in the hub until its deadline."""
 STARTED = "started"
 """Reason of the event with which :mod:`.start` lets a worker end a task that does not wait for its instance."""
 LARGEST_OUTPUT = 256 * 1024

@@ -28,6 +28,7 @@ from airflow_provider_taskhub.errors import (
     InputError,
     InstanceExists,
     InstanceNotFound,
+    IntakeFull,
     InvalidStateError,
     PartitionNotFound,
 )
@@ -102,6 +103,7 @@ class FakeHub:
     :param asked, purges: what purge_many was asked for, and its answer. :param slow: nothing asked takes effect.
     :param stamps, clock: when the rows were written, by the store's clock, which moves 1 s with each write.
     :param lists_by_time: the hub is embedded: it can list the newest first.
+    :param full: why it takes no new start. :param waits: how long each start was to wait for room.
     """
 
     instances: dict[str, InstanceState] = field(default_factory=dict)
@@ -150,6 +152,8 @@ class FakeHub:
     announced: int = 0
     store_time: Timestamp = NOW
     lists_by_time: bool = False
+    full: IntakeFull | None = None
+    waits: list[timedelta | None] = field(default_factory=list)
     ended: list[End] = field(default_factory=list)
 
     def put(self, instance_id: str, status: Status, **more: Any) -> InstanceState:
@@ -252,14 +256,18 @@ class FakeClient(Fake):
         limit: InstanceLimit | None = None,
         priority: int = 0,
         policy: StartPolicy = StartPolicy.REFUSE,
+        intake_timeout: timedelta | None = None,
     ) -> InstanceState:
         hub = self._count("start")
+        hub.waits.append(intake_timeout)
         hub.starts.append((instance_id, policy))
         old = hub.instances.get(instance_id)
         if old is not None and policy is StartPolicy.ATTACH:
             return old
         if old is not None and (policy is StartPolicy.REFUSE or not old.status.is_final):
             raise InstanceExists(instance_id)
+        if hub.full is not None:
+            raise hub.full
         return hub.put(
             instance_id,
             Status.PENDING,

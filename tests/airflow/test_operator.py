@@ -20,7 +20,7 @@ from airflow.sdk.exceptions import (
 
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.errors import HubError, InstanceExists, Unavailable
+from airflow_provider_taskhub.errors import HubError, InstanceExists, IntakeFull, Unavailable
 from airflow_provider_taskhub.hooks.identity import TaskIdentity
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
 from airflow_provider_taskhub.hub.model import InstanceState, RecordState, StartPolicy
@@ -899,3 +899,48 @@ def test_instance_ids_are_distinct_and_legal() -> None:
     ids = [check_instance_id(part.instance_id(generation)) for part in parts for generation in (1, 2)]
     assert len(set(ids)) == len(ids)
     assert identity(map_index=3).instance_id(2) == "d:t[3]:r:g2"
+
+
+@pytest.mark.parametrize("arguments", [{}, {"instance_id": "mine"}, {"wait_for_completion": False}])
+def test_a_start_that_the_hub_does_not_take_fails_the_try_and_leaves_nothing(make_task, hub, arguments) -> None:
+    hub.full = IntakeFull("hub 'TaskHub' takes no new start now", waits=True)
+    task, ti = make_task(**arguments), Ti()
+    with pytest.raises(AirflowException, match="hub 'TaskHub' takes no new start now") as error:
+        task.run(ti)
+    assert not isinstance(error.value, AirflowFailException), "Airflow tries again"
+    assert (hub.instances, hub.watched, len(hub.starts)) == ({}, {}, 1)
+    assert hub.waits == [None], "the client waits as long as it does for all others"
+    hub.full = None
+    again = ti.next_try()
+    task.start(again) if "wait_for_completion" not in arguments else task.run(again)
+    assert len(hub.instances) == 1
+
+
+def test_a_retry_attaches_to_what_runs_also_if_the_hub_takes_no_new_start(make_task, hub) -> None:
+    task, ti = make_task(), Ti()
+    task.start(ti)
+    watched = dict(hub.watched)
+    hub.full = IntakeFull("hub 'TaskHub' takes no new start now")
+    task.start(ti.next_try())
+    assert (len(hub.instances), hub.watched.keys()) == (1, watched.keys())
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_the_watch_row_of_another_task_stays_if_the_hub_does_not_take_a_start(
+    make_task, hub, monkeypatch, when
+) -> None:
+    other = Watch(
+        instance_id="mine", deployment="here", dag_id="other", run_id="r", task_id="t", map_index=-1, owner="o",
+        generation=1, waiter="o",
+    )  # fmt: skip
+
+    async def full(self: FakeClient, *arguments: object, **named: object) -> object:
+        hub.watched["mine"] = other
+        raise IntakeFull("full")
+
+    if when == "before":
+        hub.watched["mine"] = other
+    monkeypatch.setattr(FakeClient, "start", full)
+    with pytest.raises(AirflowException, match="full"):
+        make_task(instance_id="mine").run(Ti())
+    assert hub.watched == {"mine": other}

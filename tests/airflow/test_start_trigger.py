@@ -18,7 +18,7 @@ from airflow.sdk.exceptions import AirflowException, TaskDeferred
 from airflow.triggers.base import TaskFailedEvent, TaskSuccessEvent, TriggerEvent
 
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.errors import InstanceExists, StorageError
+from airflow_provider_taskhub.errors import InstanceExists, IntakeFull, StorageError
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
 from airflow_provider_taskhub.hub.model import StartPolicy
 from airflow_provider_taskhub.no_input import NO_INPUT
@@ -946,3 +946,67 @@ def test_what_a_person_has_rewound_before_a_worker_ends_the_task_is_watched_agai
         continued(airflow, event, **arguments)
     assert (again.value.trigger.owner, again.value.trigger.deferred_by_worker) == (str(airflow.ids[0]), True)
     assert replace(hub.watched[instance_id], etag="") == replace(before, etag="")
+
+
+FULL = IntakeFull("hub 'TaskHub' takes no new start now", waits=True)
+
+
+def test_a_start_waits_for_room_in_the_triggerer(hub: FakeHub, airflow: Airflow) -> None:
+    """Not in the client: a kill must end the wait, and other starts of this triggerer must not wait for it."""
+    hub.full = FULL
+
+    async def scenario() -> None:
+        def room() -> None:
+            assert (hub.instances, hub.watched) == ({}, {}), "a start that was not taken leaves nothing"
+            hub.full = None
+
+        after(600, room)
+        after(700, lambda: hub.end(ID, 1))
+        assert type(await event_of(airflow.trigger())) is TaskSuccessEvent
+
+    play(scenario)
+    assert set(hub.waits) == {timedelta(0)}
+    assert 20 <= len(hub.waits) <= 60, "its pauses become longer"
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_worker_fails_the_task_that_the_hub_does_not_take_and_waits_only_if_the_trigger_has_not(
+    hub: FakeHub, airflow: Airflow, waits: bool
+) -> None:
+    hub.full = IntakeFull("hub 'TaskHub' takes no new start now", waits=waits)
+    took: list[float] = []
+
+    async def scenario() -> Any:
+        before = asyncio.get_running_loop().time()
+        event = await event_of(airflow.trigger())
+        took.append(asyncio.get_running_loop().time() - before)
+        return event
+
+    event = play(scenario)
+    assert took == [pytest.approx(3600.0 if waits else 0.0, abs=1.0)]
+    assert (event.payload["reason"], event.payload["message"]) == ("start", "hub 'TaskHub' takes no new start now")
+    task = Task(TaskHubOperator(task_id="t", orchestrator="flights_delays"), Store())
+    ti = Ti(dag_id="d", task_id="t", run_id="r", id=airflow.ids[0])
+    with pytest.raises(AirflowException, match="hub 'TaskHub' takes no new start now"):
+        task.operator.resume_execution("execute_started", {"event": event.payload}, task.context(ti))
+    assert hub.waits[-1] == (timedelta(0) if waits else None)
+    assert (hub.instances, hub.watched) == ({}, {})
+
+
+def test_a_kill_ends_the_wait_for_room(hub: FakeHub, airflow: Airflow) -> None:
+    hub.full = FULL
+
+    async def scenario() -> None:
+        trigger = airflow.trigger()
+        running = asyncio.ensure_future(event_of(trigger))
+        await asyncio.sleep(100)
+        airflow.state = None
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await trigger.on_kill()
+        hub.full = None
+        await asyncio.sleep(600)
+
+    play(scenario)
+    assert (hub.instances, hub.terminated) == ({}, [])

@@ -248,3 +248,40 @@ def test_the_queues_of_limits_are_deleted_with_the_hub(tmp_path: Path) -> None:
             return await store.list_queues("taskhub-")
 
     assert asyncio.run(left()) == []
+
+
+def test_an_intake_limit_is_set_listed_checked_and_lifted() -> None:
+    taskhub("partitions", "offline", "0")
+    assert "intake" not in taskhub("limits", "list")
+    assert json.loads(taskhub("partitions", "check", "--min-nodes", "0", "--json"))["intake"] is None
+    taskhub("instances", "start", "hello", "--id", "a")
+    said = "new starts wait while 2 or more messages wait for a worker (now: about 1)"
+    assert taskhub("limits", "intake", "2", "--policy", "wait").strip() == said
+    row = taskhub("limits", "list").splitlines()[-1].split()
+    assert (row[:4], row[-1]) == (["intake", "2,", "wait", "by"], "1")
+    *_, limit = json.loads(taskhub("limits", "list", "--json"))
+    by = limit.pop("ordered_by")
+    assert by == row[4]
+    assert limit == {"kind": "intake", "limit": 2, "policy": "wait", "waiting": 1}
+    check = ["partitions", "check", "--min-nodes", "0"]  # its exit status is 1, because no worker has the orchestrator
+    assert json.loads(CliRunner().invoke(app, [*check, "--json"]).stdout)["intake"]["limit"] == 2
+    assert said in CliRunner().invoke(app, check).output
+    assert taskhub("limits", "intake", "--lift").strip() == "every start is taken from now on"
+    assert "intake" not in taskhub("limits", "list")
+
+
+@pytest.mark.parametrize("options", [[], ["--policy", "wait"]])
+def test_a_start_above_the_intake_limit_fails_with_the_way_out(options: list[str]) -> None:
+    taskhub("instances", "start", "hello", "--id", "a")
+    taskhub("limits", "intake", "1", *options)
+    result = CliRunner().invoke(app, ["instances", "start", "hello", "--id", "b", "--intake-timeout", "0"])
+    assert result.exit_code == 1
+    assert "about 1 message waits for a worker, and its intake limit is 1" in " ".join(result.output.split())
+    assert "b" not in [one["instance_id"] for one in json.loads(taskhub("instances", "list", "--json"))["instances"]]
+    assert taskhub("instances", "start", "hello", "--id", "a", "--policy", "attach").splitlines()[-1] == "a"
+
+
+@pytest.mark.parametrize("arguments", [[], ["5", "--lift"], ["0"], ["5", "--policy", "drop"]])
+def test_a_wrong_intake_limit_is_refused(arguments: list[str]) -> None:
+    assert CliRunner().invoke(app, ["limits", "intake", *arguments]).exit_code == 2
+    assert "intake" not in taskhub("limits", "list")

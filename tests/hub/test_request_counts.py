@@ -14,10 +14,13 @@ from typing import Any, cast
 import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext, when_all
+from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.errors import IntakeFull
 from airflow_provider_taskhub.hub.change_hints import fingerprint
+from airflow_provider_taskhub.hub.intake import KEPT
 from airflow_provider_taskhub.hub.model import WATCHER, Member
 from airflow_provider_taskhub.hub.partitions.metrics import LeaseMetrics
-from airflow_provider_taskhub.settings import AZURE_LEASE
+from airflow_provider_taskhub.settings import AZURE_LEASE, Settings
 from airflow_provider_taskhub.storage.azure.store import AzureStore
 from airflow_provider_taskhub.storage.primitives import Compare, PutMessage
 from airflow_provider_taskhub.storage.sqlite.store import SqliteStore
@@ -413,3 +416,59 @@ async def test_azure_is_asked_as_the_budget_says(azurite: str) -> None:
                 pass
             spent = {kind: count for kind, count in (store.requests - before).items() if kind in ONE}
             assert spent == ONE
+
+
+@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize(("limit", "counts"), [(None, 0), (1000, 12)])
+def test_a_client_that_starts_all_the_time_reads_the_limit_every_ten_seconds_and_counts_only_if_there_is_one(
+    kind: str, limit: int | None, counts: int
+) -> None:
+    """A count is one request for each of two partitions, every five seconds. A client that has just opened reads
+    nothing for it."""
+
+    async def scene() -> tuple[Counter[str], Counter[str]]:
+        clock = VirtualClock()
+        async with STORES[kind](clock) as store:
+            settings = Settings(hub="Hub", partitions=2)
+            client = await Client.over(store, settings, create=True, clock=clock)
+            await client.admin.set_intake(limit)
+            client = await Client.over(store, settings, clock=clock)
+            before = store.requests.copy()
+            await client.start("chain", 1)
+            first = store.requests - before
+            await clock.sleep(KEPT)
+            before = store.requests.copy()
+            for _ in range(300):
+                await client.start("chain", 1)
+                await clock.sleep(0.1)
+            return first, store.requests - before
+
+    first, spent = run(scene())
+    assert first == Counter({"table.insert": 1, "queue.put": 1} | ({"admin": 2} if limit else {}))
+    assert spent == Counter(
+        {"table.insert": 300, "queue.put": 300, "table.get": 3} | ({"admin": counts} if limit else {})
+    )
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_refused_starts_do_not_count_what_waits_each_time(kind: str) -> None:
+    """Above the limit, a count is at most four requests a second, and each start looks whether its instance exists."""
+
+    async def scene() -> Counter[str]:
+        clock = VirtualClock()
+        async with STORES[kind](clock) as store:
+            client = await Client.over(store, Settings(hub="Hub", partitions=2), create=True, clock=clock)
+            await client.admin.set_intake(4)
+            await clock.sleep(KEPT)
+            for number in range(4):
+                await client.start("chain", 1, instance_id=f"i{number}")
+            before = store.requests.copy()
+            for _ in range(100):
+                with pytest.raises(IntakeFull):
+                    await client.start("chain", 1)
+                await clock.sleep(0.05)
+            return store.requests - before
+
+    spent = run(scene())
+    assert spent.pop("table.get") == 100
+    assert spent == {"admin": 2 * 5, "queue.peek": 2 * 5}

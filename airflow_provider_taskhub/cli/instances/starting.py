@@ -30,6 +30,7 @@ from airflow_provider_taskhub.hub.model import (
     StartPolicy,
 )
 from airflow_provider_taskhub.instance_limit import InstanceLimit
+from airflow_provider_taskhub.intake_limit import WAITS_FOR
 from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.tags import LIMIT_TAG, OWN, PRIORITY_TAG, is_own
 
@@ -68,6 +69,14 @@ def start(
             "replace_finished: start it again if it has ended, else fail."
         ),
     ] = StartPolicy.REFUSE,
+    intake_timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="If the hub takes no new start now, and its policy is to wait: wait at most so many seconds. Default: "
+            f"{WAITS_FOR.total_seconds():.0f}.",
+        ),
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the instance has ended.")] = False,
     hub: HubName = None,
     json: AsJson = False,
@@ -90,6 +99,7 @@ def start(
             limit=_limit_of(limit),
             priority=priority,
             policy=policy,
+            intake_timeout=None if intake_timeout is None else timedelta(seconds=intake_timeout),
         )
         if state.name != orchestrator:
             warn(f"{state.instance_id} is an instance of orchestrator {state.name!r}, not of {orchestrator!r}")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from airflow_provider_taskhub.cli.limits import different
+from airflow_provider_taskhub.cli.limits import different, intake_line, shown_intake
 from airflow_provider_taskhub.cli.options import AsJson, HubName, with_client
 from airflow_provider_taskhub.cli.output import Exit, as_json, console, plural, table, time_text, warn
 from airflow_provider_taskhub.cli.partitions.orders import (
@@ -22,6 +22,7 @@ from airflow_provider_taskhub.hub.history.places import LimitKind, LimitState
 from airflow_provider_taskhub.hub.partitions.capabilities import listed
 from airflow_provider_taskhub.hub.partitions.operations import Findings
 from airflow_provider_taskhub.hub.waiting.snapshot import WaitingInstances
+from airflow_provider_taskhub.intake_limit import IntakeLimit
 
 _MOST_NAMES = 5
 
@@ -91,7 +92,7 @@ def check(
     The command also lists instances that wait without a fault: they are suspended, start later, await an event, a timer
     or a child, or belong to an Airflow task while no triggerer watches the hub. It also says about how many calls of
     activities and instances wait for each limit, for memory, and for a slot. It warns if workers or starts give
-    different numbers for a limit.
+    different numbers for a limit. If the hub has an intake limit, a line says how many messages wait for a worker.
 
     The command reads at most 500 instances of each status that is not final, and reads at most 100 running ones in
     detail. If there are more, the counts say "at least".
@@ -104,7 +105,9 @@ def check(
     Example: taskhub partitions check --min-nodes 3 --json
     """
 
-    async def work(client: Client) -> tuple[Findings, WaitingInstances, tuple[LimitState, ...], _Waiting]:
+    async def work(
+        client: Client,
+    ) -> tuple[Findings, WaitingInstances, tuple[LimitState, ...], _Waiting, IntakeLimit | None]:
         admin = client.admin
         findings = await admin.partition_operations.check(floor=min_nodes)
         waiting = await admin.waiting_instances(members=findings.members, watching=findings.watching)
@@ -112,16 +115,17 @@ def check(
             memory=await admin.waiting_for_memory(findings.members),
             slots=await admin.waiting_for_slots(findings.members),
         )
-        return findings, waiting, await admin.limits(), calls
+        return findings, waiting, await admin.limits(), calls, await admin.intake()
 
-    findings, waiting, limits, calls = with_client(hub, work)
+    findings, waiting, limits, calls, intake = with_client(hub, work)
     warnings = different(findings.members, limits, SYSTEM_CLOCK.utc_now())
     limits = tuple(one for one in limits if one.waiting)
     well = not findings.problems and not waiting.faults
     if json:
         found: dict[str, object] = {"problems": findings.problems, "live": findings.live, "controls": findings.controls}
         found |= {"waiting": _waiting(waiting), "waiting_complete": waiting.complete}
-        as_json(found | {"limits": [_limit(one) for one in limits], **calls.shown(), "warnings": warnings})
+        found |= {"limits": [_limit(one) for one in limits], **calls.shown(), "warnings": warnings}
+        as_json(found | {"intake": None if intake is None else shown_intake(intake)})
     else:
         for problem in findings.problems:
             console.print(problem, soft_wrap=True)
@@ -131,7 +135,8 @@ def check(
         for line in warnings:
             warn(line)
         _show_waiting(waiting)
-        for line in (*map(_waits_for, limits), *calls.lines()):
+        of_intake = () if intake is None else (intake_line(intake),)
+        for line in (*map(_waits_for, limits), *calls.lines(), *of_intake):
             console.print(one_line(line), soft_wrap=True)
         if findings.controls:
             show_controls(findings.controls)

@@ -31,7 +31,17 @@ from airflow_provider_taskhub.errors import (
     Throttled,
     Unavailable,
 )
-from airflow_provider_taskhub.hub.model import BLOB, CONTROLS, FORMAT_VERSION, TABLE, HubInfo, HubNames, PartitionState
+from airflow_provider_taskhub.hub import intake
+from airflow_provider_taskhub.hub.model import (
+    BLOB,
+    CONTROLS,
+    FORMAT_VERSION,
+    HUB_ROW,
+    TABLE,
+    HubInfo,
+    HubNames,
+    PartitionState,
+)
 from airflow_provider_taskhub.hub.partitions.app_lease import SECONDS
 from airflow_provider_taskhub.hub.partitions.capabilities import listed
 from airflow_provider_taskhub.hub.partitions.dead_workers import app_lease_freed
@@ -57,8 +67,6 @@ _RETRIES = Retries(
 """Each request that creates a part of a hub is tried 5 times, 0.2 s apart, or as long as the store asks for."""
 _AT_ONCE = 16
 """The most requests at the same time while a hub is created or shown."""
-_KEY = ("hub", "hub")
-"""Partition key and row key of the hub row."""
 
 
 async def create_hub(
@@ -246,7 +254,7 @@ async def partition_states(
 
 async def _hub_row(store: Store, names: HubNames, *, deleting: bool = False) -> HubInfo | None:
     try:
-        row = await store.get(names.controls, *_KEY)
+        row = await store.get(names.controls, *HUB_ROW)
     except NotFound:  # the controls table does not exist, so there is no hub
         return None
     if row is None:
@@ -264,6 +272,7 @@ async def _hub_row(store: Store, names: HubNames, *, deleting: bool = False) -> 
         lease_store=str(columns.get("LeaseStore") or "table"),
         format_version=int(version),
         ready=columns.get("State") == "ready",
+        intake=intake.decoded(columns),
     )
 
 
@@ -274,8 +283,8 @@ async def _hubs(store: Store) -> list[str]:
 
 def _entity(info: HubInfo, clock: Clock) -> Entity:
     return Entity(
-        partition_key=_KEY[0],
-        row_key=_KEY[1],
+        partition_key=HUB_ROW[0],
+        row_key=HUB_ROW[1],
         properties={
             "Partitions": info.partitions,
             "LeaseStore": info.lease_store,
@@ -287,7 +296,7 @@ def _entity(info: HubInfo, clock: Clock) -> Entity:
 
 
 async def _mark(store: Store, names: HubNames, state: str, clock: Clock) -> None:
-    entity = Entity(partition_key=_KEY[0], row_key=_KEY[1], properties={"State": state})
+    entity = Entity(partition_key=HUB_ROW[0], row_key=HUB_ROW[1], properties={"State": state})
     row = RowOperation(verb=RowVerb.MERGE, entity=entity, etag="*")
     try:
         await _retried(lambda: store.execute(Transact(table=names.controls, rows=(row,))), "the hub row", clock)
