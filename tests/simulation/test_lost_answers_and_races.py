@@ -207,10 +207,10 @@ async def _net_start(hub: World, name: str, input: str, execution_id: str, *, ro
         generation=0,
     )
     if row:
-        _, entity, blobs = Starter(hub.client.hub)._start_parts(start)
+        _, entity, blobs = Starter(hub.client._connection)._start_parts(start)
         from airflow_provider_taskhub.storage.primitives import RowVerb
 
-        await Starter(hub.client.hub)._write_row(RowVerb.INSERT, entity, blobs, None)
+        await Starter(hub.client._connection)._write_row(RowVerb.INSERT, entity, blobs, None)
     await hub.client.hub.send(hub.client.hub.message_to(start, start.instance))
 
 
@@ -232,8 +232,8 @@ def test_a_start_put_before_its_row_is_looked_for_again() -> None:
             )
             from airflow_provider_taskhub.storage.primitives import RowVerb
 
-            _, entity, blobs = Starter(hub.client.hub)._start_parts(start)
-            await Starter(hub.client.hub)._write_row(RowVerb.INSERT, entity, blobs, None)
+            _, entity, blobs = Starter(hub.client._connection)._start_parts(start)
+            await Starter(hub.client._connection)._write_row(RowVerb.INSERT, entity, blobs, None)
             state = await hub.wait("one", timedelta(seconds=20))
             assert not hub.said("AbandoningMessage"), "looked for within the second"
             await hub.ended()

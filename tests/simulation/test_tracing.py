@@ -279,7 +279,7 @@ def test_a_context_goes_on_where_nothing_is_recorded() -> None:
             generation=0,
             parent_trace_context=context(given, "vendor=x"),
         )
-        await Starter(world.client.hub)._insert(event)
+        await Starter(world.client._connection)._insert(event)
         await world.wait("one")
         return await world.client.instance("one").history(), await world.client.instance("child").history()
 
