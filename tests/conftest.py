@@ -66,7 +66,7 @@ def pytest_collection_finish() -> None:
     often, too. It took an eighth of the time of simulations."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(100_000, 20, 20)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -28,12 +28,13 @@ class Loss:
     :param taken_by: full names of the workers that have taken them, or else the attempts.
     :param first: when the first one was taken; None: none was taken.
     :param last: when the last one was taken; None: none was taken.
-    :param after: seconds from its last sign of life until the last one was taken; None: none was taken.
+    :param after: the longest time, in seconds, from its last renewal of one of them until that was taken, by the clock
+        of the store; None: none was taken, or the time is not known.
     :param messages: how many messages were due in the queues of these partitions then, as far as the workers that have
         taken them have counted; None: none has.
     :param instances: for how many instances these messages are; None: as for ``messages``.
     :param more: whether the count of one of the partitions has ended at its largest number: it had perhaps more.
-    :param attempts: how many of its attempts of activities the workers that run now have taken over.
+    :param attempts: how many of its attempts of activities were taken over, as far as that is known.
     """
 
     worker: str
@@ -64,8 +65,9 @@ def show(hub: HubName = None, json: AsJson = False) -> None:
     and a release are no failovers. The newest loss comes first, and losses without a time come last. Times are those of
     the clock of the worker that has taken the partition.
 
-    `after`: seconds from the last sign of life of the lost worker, as the worker that took the partition has seen it,
-    until the last of its partitions was taken. A worker whose lease had expired may be alive again: it was cut off from
+    `after`: seconds from the last time that the lost worker renewed its lease until the partition was taken, both by
+    the clock of the store; of several partitions the longest. It is not known if the leases are in blobs, or if another
+    worker had just asked for the partition. A worker whose lease had expired may be alive again: it was cut off from
     the store, or stood still.
 
     `messages` and `instances`: what was due in the queues of these partitions when they were taken, and for how many
@@ -73,9 +75,10 @@ def show(hub: HubName = None, json: AsJson = False) -> None:
     for up to a minute on Azure. At most 10,000 messages are counted in a partition: `10000+` says that there were
     perhaps more. Instances that only wait, for example for an activity, do not count.
 
-    `attempts`: attempts of activities with a record that were taken over, so that the next attempt began. The numbers
-    are those of the workers that run now. A worker from which only attempts were taken over, because it owned no
-    partition or because these have been lost again since, has no time.
+    `attempts`: attempts of activities with a record that were taken over, so that the next attempt began. The number of
+    a worker that took a partition too is kept with the partition. The number of another worker is known while it runs.
+    A worker from which only attempts were taken over, because it owned no partition or because these have been lost
+    again since, has no time.
 
     Example: taskhub failover show --json
     """
@@ -131,6 +134,9 @@ def _loss(worker: str, members: Sequence[Member], taken: Sequence[tuple[int, Fai
     proven = any(one.proven for one in failovers)
     takers = [member for member in members if member.alive and worker in member.taken_over]
     counted = [(one.messages, one.instances or 0) for one in failovers if one.messages is not None]
+    attempts = {member.worker: member.taken_over[worker] for member in takers}
+    for one in failovers:
+        attempts[one.taken_by] = max(attempts.get(one.taken_by, 0), one.attempts or 0)
     return Loss(
         worker=worker,
         alive=not proven and any(member.worker == worker and member.alive for member in members),
@@ -139,9 +145,9 @@ def _loss(worker: str, members: Sequence[Member], taken: Sequence[tuple[int, Fai
         taken_by=sorted({one.taken_by for one in failovers} or {member.worker for member in takers}),
         first=min((one.at for one in failovers), default=None),
         last=max((one.at for one in failovers), default=None),
-        after=max((one.silent for one in failovers), default=None),
+        after=max((one.silent for one in failovers if one.silent is not None), default=None),
         messages=sum(messages for messages, _ in counted) if counted else None,
         instances=sum(instances for _, instances in counted) if counted else None,
         more=any(messages >= MOST_LEFT for messages, _ in counted),
-        attempts=sum(member.taken_over[worker] for member in takers),
+        attempts=sum(attempts.values()),
     )

@@ -586,12 +586,13 @@ async def _end_of(
     """
     hub = instance.hub
     deadline = Deadline(hub.clock, timeout)
+    waited = "" if timeout is None else f" after {round(timeout.total_seconds(), 1):g} s"
     pause = FIRST_PAUSE
     async with hub.store.subscribe(ended(hub.names, escape(instance.id))) as changed:
         while True:
             row = await instance._existing()
             if row.status.is_final or (run is not None and not same_start(row.execution_id, run)):
                 return await instance.get() or row
-            deadline.check(f"instance {instance.id!r} is {row.status} after {timeout}")
+            deadline.check(f"instance {instance.id!r} is {row.status}{waited}")
             await changed(deadline.shorten(pause))
             pause = min(longest, pause * 1.5)

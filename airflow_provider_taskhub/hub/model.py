@@ -690,21 +690,25 @@ class Failover:
     :param lost: full name of the former owner.
     :param taken_by: full name of the worker that has taken the partition.
     :param at: when, by the clock of ``taken_by``. For people.
-    :param silent: seconds from the last sign of life of the former owner to this time, as ``taken_by`` has seen it.
+    :param silent: seconds from the last renewal of the former owner until the partition was taken, by the clock of the
+        store. None: not known, because the lease is in a blob, or another worker had asked for the partition.
     :param proven: True if the former owner was proven dead (:mod:`hub.partitions.incarnation`); False if its lease had
         expired.
     :param messages: how many messages ``taken_by`` has found in the queue that were due there at this time, at most
         :data:`MOST_LEFT`; None: not counted yet.
     :param instances: for how many instances these messages are.
+    :param attempts: how many attempts of activities ``taken_by`` has taken over from the former owner, of whatever
+        partition; None: not counted yet.
     """
 
     lost: str
     taken_by: str
     at: Timestamp
-    silent: float
+    silent: float | None
     proven: bool
     messages: int | None = None
     instances: int | None = None
+    attempts: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,10 +24,15 @@ def refused(row: InstanceState, what: str) -> InvalidStateError:
     :param row: the instance.
     :param what: what it does not take, as the rest of a sentence: ``it cannot be suspended``.
     """
+    takes = _TAKES.get(row.status, _ENDED)
+    return InvalidStateError(f"instance {row.instance_id!r} is {state_text(row)}: {what}. It takes: {takes}")
+
+
+def state_text(row: InstanceState) -> str:
+    """Return the state of an instance, and since when it is in it: ``Suspended since 2026-01-01 00:00:30 UTC``."""
     since = _since(row)
     time = "" if since is None else f" since {since.text()[:19].replace('T', ' ')} UTC"
-    takes = _TAKES.get(row.status, _ENDED)
-    return InvalidStateError(f"instance {row.instance_id!r} is {row.status}{time}: {what}. It takes: {takes}")
+    return f"{row.status}{time}"
 
 
 def _since(row: InstanceState) -> Timestamp | None:

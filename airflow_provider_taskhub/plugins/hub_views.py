@@ -54,6 +54,7 @@ def partition(state: PartitionState, orders: Sequence[Control]) -> dict[str, Any
             "proven": state.failover.proven,
             "messages": state.failover.messages,
             "instances": state.failover.instances,
+            "attempts": state.failover.attempts,
         },
         "orders": [order(one) for one in orders if one.partition == state.partition],
     }

@@ -274,13 +274,14 @@ class Backend:
 
     def _service(self, reader: ControlReader, now: float) -> Service:
         ran, lacks = self.demand.of(reader.tenure.partition)
+        lost = reader.failover
         return Service(
             load=reader.load(now),
             unpolled=now - reader.progressed,
             refused=reader.refused,
             runs=ran,
             lacks=lacks,
-            failover=reader.failover,
+            failover=None if lost is None else replace(lost, attempts=self.taken_over.get(lost.lost, 0)),
         )
 
     # start and stop

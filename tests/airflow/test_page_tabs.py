@@ -64,7 +64,9 @@ def limit(name: str, kind: LimitKind, *ids: str, **more: Any) -> LimitState:
 
 @pytest.fixture
 def full(hub: FakeHub) -> FakeHub:
-    failover = Failover(lost="b@host/2", taken_by="a@host/1", at=NOW, silent=0.4, proven=True, messages=4, instances=1)
+    failover = Failover(
+        lost="b@host/2", taken_by="a@host/1", at=NOW, silent=0.4, proven=True, messages=4, instances=1, attempts=2
+    )
     first = partition(0, messages=4, load=0.5, kicked="ann: password=hunter2", failover=failover)
     hub.serving = (first, partition(1, None, offline=True))
     hub.controls = (
@@ -106,7 +108,15 @@ def test_partitions_with_their_owners_and_orders(page: Page, full: FakeHub) -> N
         "partition": 0, "queue": "hub-control-00", "owner": "a@host/1", "state": "live", "next_owner": None,
         "draining": False, "epoch": 7, "owned_since": MS, "last_renewal": MS, "polled": None, "messages": 4,
         "load": 0.5, "kicked": "ann: password=***", "offline": False, "orders": [],
-        "failover": {"lost": "b@host/2", "at": MS, "silent": 0.4, "proven": True, "messages": 4, "instances": 1},
+        "failover": {
+            "lost": "b@host/2",
+            "at": MS,
+            "silent": 0.4,
+            "proven": True,
+            "messages": 4,
+            "instances": 1,
+            "attempts": 2,
+        },
     }  # fmt: skip
     assert second["failover"] is None
     assert (second["owner"], second["state"], second["offline"]) == (None, "new", True)

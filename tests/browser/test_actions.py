@@ -171,7 +171,7 @@ def test_partitions_and_their_orders(shown: Open, full: FakeHub) -> None:
     rows = page.locator("tbody tr:not(.ghost)")
     expect(rows).to_have_count(2)
     expect(rows.first).to_contain_text("a@host/1")
-    expect(rows.first).to_contain_text("from b@host/2, which was proven dead, 0.4 s after its last sign of life")
+    expect(rows.first).to_contain_text("from b@host/2, which was proven dead, 0.4 s after its last renewal")
     expect(rows.last).to_contain_text("new, ordered offline")
     expect(page.locator("main")).to_contain_text("a@host is drained by ann")
     expect(page.get_by_role("link", name="Partitions")).to_have_attribute("aria-current", "page")

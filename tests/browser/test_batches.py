@@ -52,7 +52,10 @@ def test_an_order_to_all_that_match_says_how_many_and_reports(shown: Open, many:
     expect(page.get_by_role("button", name="close")).to_be_focused()
     page.locator("#batch summary").press("Enter")
     expect(page.locator("#batch li")).to_contain_text(
-        ["i3: instance 'i3' has ended", "i4: instance 'i4' was started again meanwhile"]
+        [
+            "i3: instance 'i3' is Completed: there is nothing to terminate",
+            "i4: instance 'i4' was started again meanwhile",
+        ]
     )
     page.get_by_role("button", name="close").press("Enter")
     expect(page.locator("#batch")).to_have_count(0)

@@ -501,6 +501,24 @@ def test_a_suspend_with_children_says_why_they_are_not_suspended() -> None:
     assert taskhub("resume", "lost", "--recurse").output == "lost: asked to resume with its children\n"
 
 
+def test_a_command_that_an_instance_does_not_need_says_its_state_and_since_when(path: Path) -> None:
+    as_json("start", "flights", "--id", "i")
+    time = r" since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
+    assert re.match(f"i: is Pending{time}, and not suspended: this only takes back a", taskhub("resume", "i").output)
+    asyncio.run(merged(path, i={"RuntimeStatus": "Suspended"}))
+    assert taskhub("suspend", "i").output.startswith("i: is Suspended")
+    assert taskhub("suspend", "i").output.endswith(": nothing changes\n")
+    assert taskhub("resume", "i").output == "i: asked to resume\n"
+    over = {"RuntimeStatus": "Completed", "CompletedTime": Timestamp.parse("2026-01-01T00:00:00Z")}
+    asyncio.run(merged(path, i=over))
+    told = f"instance 'i' is Completed{time}: there is nothing to end. It takes: restart, purge\n"
+    assert re.fullmatch(told, taskhub("terminate", "i").output)
+    asyncio.run(merged(path, i={"RuntimeStatus": "Failed"}))
+    assert re.fullmatch(
+        f"i: is Failed{time}. What still runs of it was asked to end\n", taskhub("terminate", "i").output
+    )
+
+
 def test_terminate_names_the_child_that_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_provider_taskhub.cli.watching.LOOK", 0.01)
     told = Told(monkeypatch, status=Status.TERMINATED)

@@ -236,7 +236,7 @@ def test_lost_workers_are_listed_with_who_has_taken_what(tmp_path: Path, monkeyp
     assert "no failover in hub TaskHub" in show()
 
     async def take(
-        partition: int, lost: str, by: str, minute: int, silent: float, proven: bool, **counted: int
+        partition: int, lost: str, by: str, minute: int, silent: float | None, proven: bool, **counted: int
     ) -> None:
         at = START + timedelta(minutes=minute)
         failover = Failover(lost=lost, taken_by=by, at=at, silent=silent, proven=proven, **counted)
@@ -300,8 +300,14 @@ def test_lost_workers_are_listed_with_who_has_taken_what(tmp_path: Path, monkeyp
     assert (losses[0]["messages"], losses[0]["more"]) == (10_009, True)
     assert re.search(r"10009\+ of 6 instances", show())
     asyncio.run(take(1, "one@host/3", "two@host/2", 9, 4.2, proven=True))
-    asyncio.run(take(3, "one@host/3", "two@host/2", 9, 4.2, proven=True, messages=0, instances=0))
-    assert re.search(r"10000\+ of 1 instance +6", show())
+    asyncio.run(take(3, "one@host/3", "two@host/2", 9, None, proven=True, messages=0, instances=0, attempts=3))
+    assert re.search(r" 4.2 s +10000\+ of 1 instance +6", show())
+
+    # what a worker that has ended had taken over is kept with the partition, once for all its partitions
+    asyncio.run(take(0, "one@host/3", "gone@host/5", 9, None, proven=True, messages=0, instances=0, attempts=7))
+    asyncio.run(take(1, "one@host/3", "gone@host/5", 9, None, proven=True, messages=0, instances=0, attempts=8))
+    asyncio.run(take(3, "one@host/3", "two@host/2", 9, None, proven=True, messages=0, instances=0, attempts=9))
+    assert re.search(r" - +0 of 0 instances +19", show()), "8 of the one, 9 of two and 2 of three"
 
 
 def test_a_name_that_no_worker_has_is_said_to_be_waited_for() -> None:
@@ -396,12 +402,16 @@ def test_a_check_says_what_instances_wait_for_and_fails_for_what_must_be_mended(
     assert "1 instance waiting, partition_offline:" in text
     assert "lost: partition" in text
     assert "(repair). To bring it back: taskhub partitions online" in text
+    assert "more" not in text
+    for name in "abcd":
+        assert CliRunner().invoke(app, [*start, name]).exit_code == 0
+    assert re.search(r"5 instances waiting, partition_offline:\n(  .*\n){3}  and 2 more\n", taskhub("check", code=1))
     taskhub("online", "0", "1", "2", "3")
     assert CliRunner().invoke(app, [*start, "later", "--at", "2999-01-01"]).exit_code == 0
     asyncio.run(listed(tmp_path, "ann@a/1", "trains"))
     found = as_json("check", "--min-nodes", "0", code=1)
     assert [(item["reason"], item["count"], item["fault"]) for item in found["waiting"]] == [
         ("starts_later", 1, False),
-        ("no_worker_knows_orchestrator", 1, True),
+        ("no_worker_knows_orchestrator", 5, True),
     ]
     assert found["waiting_complete"] is True

@@ -42,7 +42,7 @@ def test_instances_from_start_to_end(embedded: House) -> None:
     assert sent.returncode == OK, sent.stderr
     assert house.json("instances", "wait", "c")["output"] == "5"
     late = house.command("instances", "raise-event", "c", "go", "--data", "5")
-    assert (late.returncode, "has ended" in late.stderr) == (USAGE, True)
+    assert (late.returncode, "is Completed since" in late.stderr) == (USAGE, True)
 
     house.json("instances", "start", "waiting", "--id", "d")
     ended = house.command("instances", "terminate", "d", "--reason", "enough", "--wait")
@@ -86,7 +86,7 @@ def test_instances_are_suspended_rewound_and_purged(house: House, tmp_path: Path
     assert (checked.returncode, told) == (OK, True), checked.stdout
     assert house.json("instances", "raise-event", "held", "go", "--data", "5")["sent"] is True
     refused = house.command("instances", "purge", "held")
-    assert (refused.returncode, "Suspended: terminate it" in refused.stderr) == (USAGE, True), refused.stderr
+    assert (refused.returncode, "terminate it first, then purge it" in refused.stderr) == (USAGE, True), refused.stderr
     assert house.json("instances", "resume", "held")["instance_id"] == "held"
     assert house.json("instances", "wait", "held")["output"] == "5"
 
@@ -95,7 +95,7 @@ def test_instances_are_suspended_rewound_and_purged(house: House, tmp_path: Path
     path.touch()
     assert house.json("instances", "rewind", "mends", "--reason", "it is there", "--wait")["output"] == f'"{path}"'
     again = house.command("instances", "rewind", "mends")
-    assert (again.returncode, "is Completed: only a failed instance" in again.stderr) == (USAGE, True)
+    assert (again.returncode, "only a failed instance can be rewound" in again.stderr) == (USAGE, True)
     assert house.effects() == ["hop 1"], "what has completed is not done again"
 
     new = house.json("instances", "restart", "mends", "--new-id", "--wait")

@@ -72,7 +72,8 @@ async def _after_death(*, proves: bool) -> float:
         assert (lost := partition.failover) is not None
         assert (lost.messages, lost.instances) == (0, 0), "its call waits in another queue"
         assert (lost.lost, lost.taken_by, lost.proven) == (str(one.me), str(two.me), proves)
-        assert lost.silent <= SOON if proves else lost.silent > 2.0
+        assert lost.silent is not None
+        assert lost.silent <= EMBEDDED_LEASE.renew.total_seconds() + SOON if proves else lost.silent > 2.0
         return took
 
 
@@ -148,6 +149,12 @@ async def _counted() -> None:
         assert await found() == (6, 5), "what came later, and the timers, do not count"
         (member,) = [one for one in await world.client.admin.workers() if one.worker == str(two.me)]
         assert member.taken_over == {str(one.me): 3}
+        (partition,) = await world.client.admin.partitions(prove=False)
+        assert partition.failover is not None
+        assert partition.failover.attempts == 3, "kept after the taker has ended"
+        # The taker has not seen the lost worker live. The store's clock knows for how long it was silent.
+        assert partition.failover.silent is not None
+        assert partition.failover.silent >= 1.0
 
 
 @pytest.mark.rows("D105")

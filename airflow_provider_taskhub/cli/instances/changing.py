@@ -7,21 +7,17 @@ from typing import Annotated
 
 import typer
 
-from airflow_provider_taskhub.cli.instances.options import (
-    InstanceId,
-    Reason,
-    value_of,
-)
+from airflow_provider_taskhub.cli.instances.options import InstanceId, Reason, value_of
 from airflow_provider_taskhub.cli.instances.starting import finish, warn_if_nobody, watch
 from airflow_provider_taskhub.cli.options import AsJson, HubName, with_client
 from airflow_provider_taskhub.cli.output import as_json, console
 from airflow_provider_taskhub.cli.watching import terminated
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.client.suspension import SUSPENDED_WITHIN
+from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.validation import LONGEST_GRACE
-from airflow_provider_taskhub.hub.model import (
-    InstanceState,
-)
+from airflow_provider_taskhub.hub.model import InstanceState
+from airflow_provider_taskhub.hub.refusals import refused, state_text
 
 
 def terminate(
@@ -69,7 +65,12 @@ def terminate(
     if json:
         as_json(state)
         return
-    console.print(f"{instance_id}: {state.status if state.status.is_final else 'asked to end'}", soft_wrap=True)
+    if wait or not state.status.is_final:
+        console.print(f"{instance_id}: {state.status if state.status.is_final else 'asked to end'}", soft_wrap=True)
+    elif state.status is Status.COMPLETED:
+        console.print(str(refused(state, "there is nothing to end")), soft_wrap=True)
+    else:
+        console.print(f"{instance_id}: {_state(state)}. What still runs of it was asked to end", soft_wrap=True)
 
 
 def suspend(
@@ -94,7 +95,9 @@ def suspend(
     async def work(client: Client) -> InstanceState:
         return await client.suspend(instance_id, reason, recurse=recurse, timeout=timedelta(seconds=timeout))
 
-    _report(with_client(hub, work), "suspended with its children" if recurse else "asked to suspend", json=json)
+    state, what = with_client(hub, work), "suspended with its children" if recurse else "asked to suspend"
+    again = state.status is Status.SUSPENDED and not recurse
+    _report(state, f"{_state(state)}: nothing changes" if again else what, json=json)
 
 
 def resume(
@@ -112,7 +115,10 @@ def resume(
     async def work(client: Client) -> InstanceState:
         return await client.resume(instance_id, reason, recurse=recurse)
 
-    _report(with_client(hub, work), f"asked to resume{' with its children' if recurse else ''}", json=json)
+    state, what = with_client(hub, work), f"asked to resume{' with its children' if recurse else ''}"
+    if state.status is not Status.SUSPENDED and not recurse:
+        what = f"{_state(state)}, and not suspended: this only takes back a suspension that was asked for just now"
+    _report(state, what, json=json)
 
 
 def rewind(
@@ -183,6 +189,10 @@ def raise_event(
         as_json({"instance_id": instance_id, "event": name, "sent": True})
         return
     console.print(f"{instance_id}: event {name} sent", soft_wrap=True)
+
+
+def _state(state: InstanceState) -> str:
+    return f"is {state_text(state)}"
 
 
 def _report(state: InstanceState, what: str, *, json: bool) -> None:

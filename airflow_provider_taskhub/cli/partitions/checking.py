@@ -177,3 +177,5 @@ def _show_waiting(waiting: WaitingInstances) -> None:
         console.print(f"{least}{plural(count, 'instance')} waiting, {reason}:", soft_wrap=True)
         for example in waiting.examples[reason]:
             console.print(f"  {example.instance_id}: {example.text}", soft_wrap=True)
+        if more := count - len(waiting.examples[reason]):
+            console.print(f"  and {least}{more} more")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -54,6 +54,7 @@ class HeldPartition:
     :ivar sent: number of the last renewal that was sent, whether or not it succeeded.
     :ivar lock: lets only one task at a time write the lease.
     :ivar drain: the task that drains the partition and releases its lease. None: no drain has begun.
+    :ivar silent: seconds for which the lost owner had not renewed the lease when this worker took the partition.
     """
 
     tenure: LeaseTenure
@@ -62,6 +63,13 @@ class HeldPartition:
     sent: int
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     drain: asyncio.Task[None] | None = None
+    silent: float | None = None
+
+    def told(self, lease: Lease) -> Lease:
+        """Return the lease with what this worker has found out about the loss of the former owner."""
+        if self.silent is None or lease.failover is None:
+            return lease
+        return replace(lease, failover=replace(lease.failover, silent=self.silent))
 
 
 class HeldPartitions:
@@ -223,13 +231,14 @@ class HeldPartitions:
             raise Conflict(f"the lease of partition {held.tenure.partition} keeps being changed by others")
 
     def _renewed(self, held: HeldPartition) -> Lease:
-        return held.tenure.lease.renewed(
+        lease = held.tenure.lease.renewed(
             self._clock.utc_now(),
             self._take,
             draining=held.tenure.draining,
             service=self._service(held),
             sent=held.sent,
         )
+        return held.told(lease)
 
     def _service(self, held: HeldPartition) -> Service:
         return self._services.get(held.tenure.partition, NO_SERVICE)
@@ -311,6 +320,23 @@ class HeldPartitions:
             tenure.lease = current
             self._drain_if_asked(held, current)
 
+    def note_silence(self, partition: int, renewed: Timestamp) -> None:
+        """Note for people how long the lost owner of a partition had been silent when this worker took it.
+
+        The store's clock gives both times, so this worker reads when the store has stored its lease, in a task of its
+        own. The next renewal stores the result. A failure is only logged.
+
+        :param renewed: when the lost owner last renewed the lease, by the clock of the store.
+        """
+        if (held := self._held.get(partition)) is not None:
+            note = partial(self._note_silence, held, renewed)
+            self._tasks.spawn(attempt("lost_owner_not_timed", note, self._deadline, self._outages, partition=partition))
+
+    async def _note_silence(self, held: HeldPartition, renewed: Timestamp) -> None:
+        stored = await self._leases.read(held.tenure.queue)
+        if stored is not None and stored.changed is not None and stored.same_tenure(held.tenure.lease):
+            held.silent = max(0.0, round((stored.changed - renewed).total_seconds(), 1))
+
     def compare(self, leases: Iterable[Lease]) -> None:
         """Compare the leases with the partitions that this worker owns.
 
@@ -390,7 +416,7 @@ class HeldPartitions:
 
     async def _write_release(self, held: HeldPartition, reason: str) -> None:
         async with held.lock:
-            await self._leases.write(held.tenure.lease.given_up(reason))
+            await self._leases.write(held.told(held.tenure.lease.given_up(reason)))
 
     # --- the end of a tenure -----------------------------------------------------------------------------------------
 

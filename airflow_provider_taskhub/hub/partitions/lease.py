@@ -66,6 +66,8 @@ class Lease:
     :param released: why the former owner released the partition. None after another worker has taken it.
     :param kicked_by: which administrator last made an owner hand the partition over, when and why.
     :param failover: the last time the owner was lost. It stays when the partition is handed over.
+    :param changed: when the row that was read was last changed, by the clock of the store; None: the lease is in a
+        blob, or it was updated by an advertisement.
     :param token: only for a lease in a blob: the id under which the owner leases the blob.
     :param under: only for a lease in a blob: other ids under which the blob may still be leased. The last writer may
         have died before it leased the blob under ``token`` or released it.
@@ -88,6 +90,7 @@ class Lease:
     released: str | None = None
     kicked_by: str | None = None
     failover: Failover | None = None
+    changed: Timestamp | None = None
     token: str | None = None
     under: tuple[str, ...] = ()
     extra: Mapping[str, Property | None] = field(default_factory=dict)
@@ -154,7 +157,7 @@ class Lease:
             renewals=max(self.renewals or 0, sent) + 1,
             load=service.load,
             polled=now + timedelta(seconds=-service.unpolled),
-            failover=service.failover if _same_loss(service.failover, self.failover) else self.failover,
+            failover=_counted(self.failover, service.failover),
         )
 
     def asked(self, me: str) -> Lease:
@@ -202,6 +205,7 @@ def decode_lease(entity: Entity, names: HubNames) -> Lease | None:
         released=_text(columns.get(RELEASED)),
         kicked_by=_text(columns.get(KICKED)),
         failover=decode_failover(columns.get(FAILOVER)),
+        changed=entity.timestamp,
         extra={name: value for name, value in columns.items() if name not in _COLUMNS and name not in _OURS},
         etag=entity.etag,
     )
@@ -245,8 +249,11 @@ def decode_failover(value: object) -> Failover | None:
         return None
 
 
-def _same_loss(one: Failover | None, other: Failover | None) -> bool:
-    return one is not None and other is not None and (one.at, one.taken_by) == (other.at, other.taken_by)
+def _counted(stored: Failover | None, counted: Failover | None) -> Failover | None:
+    """Return the stored loss with the numbers that its taker has counted."""
+    if stored is None or counted is None or (stored.at, stored.taken_by) != (counted.at, counted.taken_by):
+        return stored
+    return replace(counted, silent=stored.silent)
 
 
 def encode_failover(failover: Failover | None) -> str | None:
@@ -261,6 +268,7 @@ def encode_failover(failover: Failover | None) -> str | None:
             "proven": failover.proven,
             "messages": failover.messages,
             "instances": failover.instances,
+            "attempts": failover.attempts,
         },
         separators=(",", ":"),
     )

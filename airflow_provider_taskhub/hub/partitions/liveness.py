@@ -157,5 +157,5 @@ class LeaseMap:
         sign = owner.signs.get(known.partition)
         if sign is None or sign.epoch != known.epoch or known.renewals is None or owner.due <= -MAX_LATENESS:
             return None
-        updated = replace(known, renewals=max(known.renewals, sign.renewals), load=sign.load)
+        updated = replace(known, renewals=max(known.renewals, sign.renewals), load=sign.load, changed=None)
         return updated if self._sightings.note(updated.queue, updated.life, now) < self._patience else None

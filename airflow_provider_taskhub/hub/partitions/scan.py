@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from airflow_provider_taskhub.clock import Clock
+from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.errors import Conflict, HubError, NotFound, StorageError, Unavailable
 from airflow_provider_taskhub.hub.model import Failover, Member
 from airflow_provider_taskhub.hub.partitions.balance import BalancePlan, Seat, plan
@@ -24,7 +25,7 @@ from airflow_provider_taskhub.hub.partitions.differences import Differences
 from airflow_provider_taskhub.hub.partitions.dotnet_workers import DotnetWorkers, owned_by_dotnet
 from airflow_provider_taskhub.hub.partitions.held_partitions import HeldPartitions
 from airflow_provider_taskhub.hub.partitions.hosting import ScanningWorker
-from airflow_provider_taskhub.hub.partitions.lease import Lease, Sightings, balance_row
+from airflow_provider_taskhub.hub.partitions.lease import Lease, Life, Sightings, balance_row
 from airflow_provider_taskhub.hub.partitions.lease_stores import Leases
 from airflow_provider_taskhub.hub.partitions.liveness import MAX_LATENESS, LeaseMap
 from airflow_provider_taskhub.hub.partitions.members import Members, Roster, participants
@@ -124,6 +125,7 @@ class Scanner:
         self._due = float("inf")
         self._waiting_since: float | None = None
         self._waiting_for: set[str] = set()
+        self._renewed: dict[int, tuple[Life, Timestamp]] = {}  # by partition: a sign of life, when the store got it
         self._unanswered = 0
         self._unanswered_at = 0.0
 
@@ -218,6 +220,9 @@ class Scanner:
         """Combine what was read, and compute for how long each owner has been silent."""
         now = self._clock.monotonic()
         silence = {lease.partition: self._sightings.note(lease.queue, lease.life, now) for lease in leases}
+        self._renewed |= {
+            lease.partition: (lease.life, lease.changed) for lease in leases if lease.changed and not lease.next_owner
+        }
         owners = {lease.owner for lease in leases if lease.owner}
         self._takes = {owner: self._take_from(owner, roster) for owner in owners}
         left = (self._takes[lease.owner] - silence[lease.partition] for lease in leases if lease.owner)
@@ -376,7 +381,7 @@ class Scanner:
                 lost=lease.owner,
                 taken_by=self._me,
                 at=now,
-                silent=round(unchanged, 1),
+                silent=None,
                 proven=change == TAKEN_OVER,
             )
             claim = replace(claim, failover=lost)
@@ -389,7 +394,7 @@ class Scanner:
         except StorageError as error:  # the write may have succeeded; the next scan reads the lease
             log.warning("partition_not_taken", partition=lease.partition, error=str(error))
             return not isinstance(error, Unavailable)
-        if self._holding.take_up(claimed, sent) is None:
+        if (tenure := self._holding.take_up(claimed, sent)) is None:
             return False
         self._placing.take(lease.partition, self._clock.monotonic())
         self._metrics.taken(change)
@@ -403,6 +408,9 @@ class Scanner:
             silent=round(unchanged, 1),
             epoch=claimed.epoch,
         )
+        life, renewed = self._renewed.get(lease.partition, (None, None))
+        if tenure.failover is not None and renewed is not None and life == lease.life:
+            self._holding.note_silence(lease.partition, renewed)
         return True
 
     def _change(self, lease: Lease) -> str:

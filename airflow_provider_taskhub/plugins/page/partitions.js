@@ -41,7 +41,7 @@ function line(one, answer) {
     el("td", { class: "n" }, answer.may ? actions(one) : ""));
 }
 
-const lost = ({ lost: name, at, silent, proven, messages, instances }) => el("div", { class: "mute" }, "last failover: ", time(at), " from ", el("span", { title: name }, worker(name)), proven ? ", which was proven dead" : ", whose lease had expired", `, ${silent} s after its last sign of life`, messages == null ? "" : `, with ${count(messages, "message")} of ${count(instances, "instance")}`);
+const lost = ({ lost: name, at, silent, proven, messages, instances, attempts }) => el("div", { class: "mute" }, "last failover: ", time(at), " from ", el("span", { title: name }, worker(name)), proven ? ", which was proven dead" : ", whose lease had expired", silent == null ? "" : `, ${silent} s after its last renewal`, messages == null ? "" : `, with ${count(messages, "message")} of ${count(instances, "instance")}`, attempts ? `. Its taker has begun ${count(attempts, "attempt")} of the lost worker anew` : "");
 
 const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
 

@@ -433,7 +433,8 @@ async def test_each_change_of_owner_is_one_record_that_says_why() -> None:
     assert {lease.owner for lease in leases} == {c_id, d_id}
     lost = [lease.failover for lease in leases if lease.failover is not None]
     assert [(one.lost, one.taken_by, one.proven) for one in lost] == [(b_id, c_id, False)] * 4, "a handover is none"
-    assert all(TAKE <= one.silent <= TAKE + CYCLE for one in lost)
+    silences = [one.silent for one in lost]
+    assert all(one is not None and TAKE <= one <= TAKE + CYCLE for one in silences), silences
     assert {entry["reason"] for entry in changes if entry["change"] == "released"} == {"the worker stops"}
     silent = [entry["silent"] for entry in changes if entry["change"] == "expired"]
     assert all(TAKE <= seconds <= TAKE + CYCLE for seconds in silent), "for how long it was without an owner"
