@@ -65,7 +65,9 @@ def taken(
             started = True
         elif not asked and grace.request_of(event) == request:
             asked = True
-        elif not (isinstance(event, _ANSWERS) and _fits(event, calls.pop(event.task_scheduled_id, None))):
+        elif isinstance(event, _ANSWERS) and _fits(event, calls.get(event.task_scheduled_id)):
+            del calls[event.task_scheduled_id]
+        else:
             stale.append((event, "its parent has cancelled the orchestration, so its code runs no more"))
             continue
         events.append(event)

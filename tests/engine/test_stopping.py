@@ -133,6 +133,15 @@ def test_nothing_that_it_gets_twice_or_from_elsewhere_ends_it() -> None:
     assert play.last.status is Status.TERMINATED
 
 
+def test_a_wrong_answer_beside_the_right_one_does_not_hide_it() -> None:
+    play = stage()
+    play.take(cancel(play))
+    found = answers(play)
+    wrong = replace(found["week"], taskhub_action_id="e" * 32)
+    play.take(wrong, found["week"], found["week"], found["load"])
+    assert ([event for event, _ in play.last.stale], play.last.status) == ([wrong, found["week"]], Status.TERMINATED)
+
+
 def test_one_with_nothing_open_ends_at_once_begun_or_not() -> None:
     play = stage()
     play.take(*answers(play).values(), cancel(play))
