@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from airflow_provider_taskhub.codec import Timestamp, decode, loads
 from airflow_provider_taskhub.engine.actions import TIMER, Action, CallSite
 from airflow_provider_taskhub.engine.events import EventType, FailureDetails, TimerCreated
+from airflow_provider_taskhub.engine.failures import TERMINATED
 from airflow_provider_taskhub.engine.no_event_loop import user_line
-from airflow_provider_taskhub.engine.parent_response import TERMINATED
 from airflow_provider_taskhub.engine.recorded import retry_role
 from airflow_provider_taskhub.engine.retry import RetryDecision, RetryPolicy, decide_retry
 from airflow_provider_taskhub.engine.tasks import CancellableTask, Group, Revocable, Task

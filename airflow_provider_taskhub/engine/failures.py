@@ -33,6 +33,8 @@ _PYTHON = re.compile(
 )
 _F = TypeVar("_F", bound=tuple[Any, ...])
 _LIBRARIES = ("airflow_provider_taskhub", "pydantic", "pydantic_core")
+TERMINATED = "Terminated"
+"""``FailureDetails.error_type`` of the answer of a child that was terminated, or that its parent has cancelled."""
 TASK_FAILED = (TaskFailedError.__name__, SubOrchestrationFailedError.__name__)
 """``FailureDetails.error_type`` of an instance that failed because an activity or a child failed."""
 _SHOWN_LEAVES = 5
@@ -61,6 +63,13 @@ def headline(failure: FailureDetails, *, activity: str | None = None, child: str
 def is_cancel(failure: FailureDetails | None) -> bool:
     """Return whether a failure says that the orchestrator has cancelled a call, or has not caught that error."""
     return failure is not None and failure.error_type == TaskCancelledError.__name__
+
+
+def is_terminated(event: SubOrchestrationInstanceFailed) -> bool:
+    """Return whether a child that has not completed was terminated. A .NET worker then answers without any failure."""
+    if event.failure is None:
+        return event.details is None
+    return event.failure.error_type == TERMINATED
 
 
 def chain(failure: FailureDetails | None) -> Iterator[FailureDetails]:
@@ -281,6 +290,8 @@ def error_of(event: TaskFailed | SubOrchestrationInstanceFailed, name: str) -> T
     :param name: name of the activity or of the child's orchestrator.
     """
     details = event.failure or _of_serialised(event.details, event.reason)
+    if isinstance(event, SubOrchestrationInstanceFailed) and is_terminated(event):
+        details = replace(details, error_type=TERMINATED)
     kind: type[TaskFailedError] = SubOrchestrationFailedError
     if isinstance(event, TaskFailed):
         kind = TaskCancelledError if is_cancel(details) else TaskFailedError

@@ -16,10 +16,8 @@ from airflow_provider_taskhub.engine.events import (
     SubOrchestrationInstanceCompleted,
     SubOrchestrationInstanceFailed,
 )
+from airflow_provider_taskhub.engine.failures import TERMINATED
 from airflow_provider_taskhub.tags import FIRE_AND_FORGET
-
-TERMINATED = "Terminated"
-"""The type of the failure with which a child answers that was terminated, or that its parent has cancelled."""
 
 
 def response(

@@ -15,8 +15,7 @@ from typing import Any
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine import events, grace
 from airflow_provider_taskhub.engine.events import HistoryEvent
-from airflow_provider_taskhub.engine.failures import is_cancel
-from airflow_provider_taskhub.engine.parent_response import TERMINATED
+from airflow_provider_taskhub.engine.failures import is_cancel, is_terminated
 from airflow_provider_taskhub.engine.wait_changes import Waits
 from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
 
@@ -145,8 +144,7 @@ def _answer(history: Sequence[HistoryEvent], lanes: dict[int, TimelineLane]) -> 
 
 def _is_end_of_cancelled(event: events.SubOrchestrationInstanceFailed, cancelled: Collection[int]) -> bool:
     """Return whether a child has ended because the orchestrator has cancelled it."""
-    is_terminated = event.failure is not None and event.failure.error_type == TERMINATED
-    return is_terminated and event.task_scheduled_id in cancelled
+    return is_terminated(event) and event.task_scheduled_id in cancelled
 
 
 def _join_retries(history: Sequence[HistoryEvent], lanes: dict[int, TimelineLane]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -290,6 +291,22 @@ class Test_a_child:
         )
         play.take(ended(play, "month", "ValueError", "no disk"))
         assert play.last.output == '"no disk"'
+
+    def test_a_dotnet_worker_has_ended_it(self) -> None:
+        """Its answer has no failure. That of a child that has failed has the exception."""
+
+        async def work(ctx: OrchestrationContext) -> Any:
+            child = ctx.call_sub_orchestrator("month")
+            child.cancel()
+            try:
+                await child
+            except (TaskCancelledError, SubOrchestrationFailedError) as error:
+                return type(error).__name__
+
+        for details, kind in ((None, TaskCancelledError), ("no JSON", SubOrchestrationFailedError)):
+            play, _ = played(work)
+            play.take(replace(ended(play, "month"), failure=None, details=details))
+            assert play.last.output == f'"{kind.__name__}"'
 
     def test_in_the_step_that_has_started_it(self) -> None:
         """The terminate names the run that the same step starts, also if the id is the default one."""
