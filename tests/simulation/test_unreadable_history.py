@@ -73,6 +73,13 @@ def app_of(runs: list[str]) -> App:
             return f"told: {error}"
         return "nothing was wrong"
 
+    @app.orchestrator
+    async def gives_up(ctx: OrchestrationContext) -> str:
+        async with ctx.cancel_scope():
+            ctx.call_sub_orchestrator("job", LARGE, instance_id="child")
+            await ctx.wait_for_external_event("stop")
+        return "gave up"
+
     return app
 
 
@@ -215,6 +222,21 @@ def test_an_instance_whose_history_cannot_be_read_is_shown_ended_and_removed(how
 
     told = (Status.COMPLETED, '"told: enough"')
     assert play(drive) == ((Status.TERMINATED, None) if how == "the start is damaged" else told)
+
+
+@pytest.mark.rows("K46", "D63")
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_child_whose_history_cannot_be_read_tells_the_parent_that_cancels_it(how: str) -> None:
+    """Also if its history does not say any more who its parent is: the message of the parent says it."""
+
+    async def drive(world: World) -> Any:
+        await world.client.start("gives_up", instance_id="top")
+        await damaged(world, DAMAGES[how][0], "child")
+        await world.client.raise_event("top", "stop")
+        assert (await world.wait("top")).output == '"gave up"'
+        await world.settle()
+
+    play(drive)
 
 
 @pytest.mark.rows("K46", "K30")

@@ -33,6 +33,7 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.failures import headline, message_of, place_of
 from airflow_provider_taskhub.engine.identity import next_execution_id, same_start
+from airflow_provider_taskhub.engine.parent_response import start_of_cancelled
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.engine.trace_context import begun
 from airflow_provider_taskhub.errors import (
@@ -244,7 +245,7 @@ class Orchestrations:
             await self._run(session, live, found.process, made=found.made, suspension=suspension)
             return found.hold
         log.warning("instance_ended_unread", instance_id=session.instance_id, error=str(error))
-        events = [start, *map(brought, found.process)]
+        events = [_with_parent(start, found.process), *map(brought, found.process)]
         episode = live.execution.terminate(events, now=self._hub.clock.utc_now(), also=readable)
         await self._commit(session, live, episode, found.process)
         return found.hold
@@ -518,3 +519,13 @@ class Orchestrations:
 
     def _keep(self, session: Session[LoadedInstance], live: LoadedInstance) -> None:
         self._sessions.keep(session, live, live.execution.size)
+
+
+def _with_parent(start: ExecutionStarted, terminates: Sequence[Delivery]) -> ExecutionStarted:
+    """Return a start with the parent that has cancelled the instance, if the damaged history names no parent."""
+    for held in terminates:
+        event = held.message.event
+        if start.parent is None and isinstance(event, ExecutionTerminated):
+            made = start_of_cancelled(event, start.instance, held.envelope.sender, start.timestamp)
+            start = replace(start, parent=made.parent)
+    return start
