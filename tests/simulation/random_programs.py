@@ -13,7 +13,7 @@ import json
 import random
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,7 +23,7 @@ from airflow_provider_taskhub.errors import InstanceNotFound
 from airflow_provider_taskhub.storage.faults import Call, Fault, Plan, lost, straggling, unsent
 from tests.e2e.explore.app import outcome, program
 from tests.e2e.explore.driver import Wrong, by_program, carry_out, check
-from tests.e2e.explore.generator import Program, make
+from tests.e2e.explore.generator import Program, Step, make
 from tests.simulation.world import AFTER, BEFORE, MEMORY, POLLS, WHOLE, Death, Place, World, simulate
 
 PROGRAMS = 20
@@ -85,6 +85,9 @@ def explored(
             await carry_out(world.client, programs, wrong, together=TOGETHER)
             deaths.cancel()
             await check(world.client, programs, wrong, by_program(effects))
+            for made in programs:
+                if texts := outlived(made["steps"], effects):
+                    wrong[made["id"]] += texts
             for name in wrong:
                 with suppress(InstanceNotFound):
                     events, _ = await world.client.instance(name).readable_history()
@@ -94,6 +97,34 @@ def explored(
             return sum(machine.dead for machine in world.machines)
 
     return wrong, programs, simulate(play)
+
+
+def outlived(steps: Sequence[Step], effects: Sequence[str]) -> list[str]:
+    """Which activities of children ran after their parent had seen the end of the child that it cancelled.
+
+    :param effects: what activities wrote, in the order of time.
+    """
+    told: list[str] = []
+    for step in _parts(steps):
+        if "after" not in step:
+            continue
+        keys = {part["key"] for part in _parts([step["of"]], children=True) if "key" in part}
+        marks = [at for at, line in enumerate(effects) if line.startswith(f"{step['after']['key']} ")]
+        late = effects[marks[0] :] if marks else ()
+        told += [
+            f"after the end of its instance, which was cancelled: {line}" for line in late if line.split()[0] in keys
+        ]
+    return told
+
+
+def _parts(steps: Sequence[Step], *, children: bool = False) -> Iterator[Step]:
+    """These steps and what they consist of. :param children: also the steps of children."""
+    for step in steps:
+        yield step
+        of = step.get("of", [])
+        yield from _parts([of] if isinstance(of, dict) else of, children=children)
+        if children:
+            yield from _parts(step.get("steps", []), children=children)
 
 
 async def _die_again_and_again(world: World, dice: random.Random, *, faulty: bool) -> None:

@@ -201,14 +201,17 @@ async def _limited(ctx: OrchestrationContext, step: dict[str, Any]) -> list[Any]
 
 
 async def _cancelled(ctx: OrchestrationContext, step: dict[str, Any]) -> list[Any]:
-    """Call an activity, cancel it some time later, and wait until it has ended."""
-    task = ctx.call_activity(*_call(step["of"]), retry=_retry(step["of"]))
+    """Call an activity or a child, cancel it some time later, and wait until it has ended."""
+    task = _build(ctx, step["of"]).task
+    assert isinstance(task, CancellableTask)
     if step["seconds"]:
         await ctx.create_timer(timedelta(seconds=step["seconds"]))
     task.cancel()
     try:
         return [True, await task]
     except TaskCancelledError:
+        if "after" in step:
+            await _build(ctx, step["after"]).task
         return [False]
     except TaskFailedError as error:
         return [True, _told(error)]

@@ -29,7 +29,8 @@ def make(seed: int, number: int, *, branches: bool = True) -> Program:
     """The program of this number. :param branches: whether parts of it run in branches and within limits."""
     made = _Writer(random.Random(f"{seed} {number}"), f"x{seed}-{number}").program()
     if branches:
-        made["steps"] = _Changer(random.Random(f"{seed} {number} branches")).steps(made["steps"])
+        changer = _Changer(random.Random(f"{seed} {number} branches"), made["id"])
+        made["steps"] = changer.steps(made["steps"])
     _leave_time(random.Random(f"{seed} {number} grace"), made["orders"])
     return made
 
@@ -46,10 +47,11 @@ def _leave_time(dice: random.Random, orders: list[dict[str, Any]]) -> None:
 
 
 class _Changer:
-    """Puts some tasks of a program into branches and within limits, and cancels some calls of activities."""
+    """Puts some tasks of a program into branches and within limits, and cancels some activities and children."""
 
-    def __init__(self, dice: random.Random) -> None:
-        self._dice = dice
+    def __init__(self, dice: random.Random, instance_id: str) -> None:
+        self._dice, self._id = dice, instance_id
+        self._depth = self._cancelled = 0
 
     def steps(self, steps: list[Step]) -> list[Step]:
         return [self._step(step) for step in steps]
@@ -58,7 +60,9 @@ class _Changer:
         if step["do"] not in TASKS:
             return step
         if step["do"] == "child":
+            self._depth += 1
             step = step | {"steps": self.steps(step["steps"])}
+            self._depth -= 1
         if "of" in step:
             parts = self.steps(step["of"])
             step = step | {"of": self._joined(parts) if step["do"] == "all" else parts}
@@ -68,10 +72,20 @@ class _Changer:
             return {"do": "branch", "of": [step]} | caught
         if kind > 0.85 and step["do"] == "activity":
             return {"do": "cancel", "seconds": self._dice.choice([0.0, 0.05, 0.3, 1.0]), "of": step} | caught
+        if kind > 0.6 and step["do"] == "child" and _stands_alone(step):
+            after = {"after": self._after()} if self._depth == 0 else {}  # an instance below may run more than once
+            return {"do": "cancel", "seconds": self._dice.choice([0.0, 0.05, 0.3, 1.0]), "of": step} | after | caught
         if kind < 0.14:
             seconds = self._dice.choice([0.0, 0.05, 0.3, 1.0, HOUR, HOUR])
             return {"do": "limit", "seconds": seconds, "of": step} | caught
         return step
+
+    def _after(self) -> Step:
+        """An activity that is called when a cancelled child has ended: nothing of the child runs after that."""
+        self._cancelled += 1
+        key = f"{self._id}-k0c{self._cancelled}."
+        given = {"value": 0, "times": 1, "seconds": 0.0, "fails": 0, "final": False, "attempts": 1}
+        return {"do": "activity", "key": key, "record": False} | given
 
     def _joined(self, parts: list[Step]) -> list[Step]:
         """Some neighbours one after the other in one branch, instead of all at once."""
@@ -82,6 +96,12 @@ class _Changer:
                 part = {"do": "branch", "of": [*(before["of"] if before["do"] == "branch" else [before]), part]}
             joined.append(part)
         return joined
+
+
+def _stands_alone(child: Step) -> bool:
+    """Whether nobody waits for an event of this child or sends it one, so that it may end at any time."""
+    tells = any(step["do"] == "send" and step["to"] == "parent" for step in child["steps"])
+    return not (child["forget"] or child["sends"] or tells)
 
 
 class _Writer:

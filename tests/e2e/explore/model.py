@@ -117,14 +117,15 @@ class _Reader:
         self._terminates = any(order["do"] == "terminate" for order in program["orders"])
         self._events: dict[tuple[str, str], list[Any]] = defaultdict(list)
         self._unnamed = count()
-        self._ended: list[tuple[str, Ends | Fails, Any, bool]] = []
+        self._cancels = 0
+        self._ended: list[tuple[str, Ends | Fails, Any, bool, bool]] = []
 
     def read(self) -> Prediction:
         for order in self._program["orders"]:
             if order["do"] == "event":
                 self._events[order["to"], order["name"].casefold()].append(order["value"])
         self._instance(self._program["id"], "", self._program["steps"], sure=not self._terminates, exists=True)
-        for instance_id, outcome, status, exists in self._ended:
+        for instance_id, outcome, status, exists, may_terminate in self._ended:
             self._found.instances[instance_id] = Expected(
                 status=COMPLETED if isinstance(outcome, Ends) else FAILED,
                 output=outcome.value if isinstance(outcome, Ends) else [error.headline for error in outcome.errors],
@@ -132,7 +133,7 @@ class _Reader:
                 events=self._events,
                 in_turn={(self._program["id"], name) for name in IN_TURN},
                 sure=exists,
-                may_terminate=self._terminates,
+                may_terminate=may_terminate,
             )
         return self._found
 
@@ -164,7 +165,7 @@ class _Reader:
                         break
                     values.append(found.value if isinstance(found, Ends) else OneOf(found.errors))
         if not own.startswith(UNNAMED):
-            self._ended.append((own, outcome, status, exists))
+            self._ended.append((own, outcome, status, exists, self._terminates or self._cancels > 0))
         return outcome
 
     def _task(self, step: Step, own: str, *, sure: bool) -> Outcome:
@@ -193,9 +194,15 @@ class _Reader:
                 wide = step["seconds"] >= HOUR
                 return self._cut_off(step, own, sure=sure and wide, options=[] if wide else [[False]])
             case "cancel":  # after that, a failed call is not tried again
-                error = Error("TaskFailedError", f"boom {step['of']['key']}", "")
-                failed = [[True, error]] if step["of"]["fails"] else []
-                return self._cut_off(step, own, sure=False, options=[[False], *failed])
+                if "after" in step:
+                    self._activity(step["after"], sure=False)
+                failed = []
+                if step["of"]["do"] == "activity" and step["of"]["fails"]:
+                    failed = [[True, Error("TaskFailedError", f"boom {step['of']['key']}", "")]]
+                self._cancels += 1
+                outcome = self._cut_off(step, own, sure=False, options=[[False], *failed])
+                self._cancels -= 1
+                return outcome
         raise AssertionError(step)
 
     def _activity(self, step: Step, *, sure: bool) -> Outcome:
