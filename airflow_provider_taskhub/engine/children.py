@@ -70,6 +70,22 @@ def awaited(history: Iterable[HistoryEvent], *, cancelled: bool = False) -> tupl
     return tuple(waiting.values())
 
 
+def cleaning_up(history: Iterable[HistoryEvent]) -> tuple[SubOrchestrationInstanceCreated, ...]:
+    """Return the events that created the children that were asked to clean up with their parent: they do not answer it.
+
+    :param history: the events of the current generation.
+    """
+    history, before, asked = tuple(history), set[int](), set[int | None]()
+    request: grace.Request | None = None
+    for event in history:
+        request = grace.which_counts(request, grace.request_of(event))
+        if isinstance(event, SubOrchestrationInstanceCreated) and request is None:
+            before.add(event.event_id)
+        elif isinstance(event, EventSent) and request is not None and request.call is None and request.recurse:
+            asked.add(event.taskhub_cancels)
+    return tuple(event for event in awaited(history, cancelled=True) if event.event_id in before & asked)
+
+
 def unfinished(history: Iterable[HistoryEvent], *, cancelled: bool = False) -> tuple[Child, ...]:
     """Return the children that have not completed, also those that were started before a ``continue_as_new``.
 
@@ -119,7 +135,8 @@ def terminations(history: Iterable[HistoryEvent], instance_id: str, time: Timest
 def requests(history: Iterable[HistoryEvent], instance_id: str, time: Timestamp) -> list[Outbound]:
     """Return the messages that ask the open children of earlier generations to end, because their parent is asked to.
 
-    The children of the current generation get theirs with their cancels.
+    The children of the current generation get theirs with their cancels. A parent whose clean-up is cut short by a
+    cancel also ends the children that it has asked to clean up.
 
     :param history: the events of the instance since the last ``continue_as_new``, with the request to end.
     :param instance_id: instance id of the parent.
@@ -130,7 +147,9 @@ def requests(history: Iterable[HistoryEvent], instance_id: str, time: Timestamp)
     if request is None or not request.recurse:
         return []
     why = because(instance_id, request.reason)
-    return [_termination(child, why, time, seconds=request.grace or None) for child in _earlier(history)]
+    cut_short = () if request.call is None else map(_child, cleaning_up(history))
+    found = (*_earlier(history), *cut_short)
+    return [_termination(child, why, time, seconds=request.grace or None) for child in found]
 
 
 def _termination(child: Child, reason: str, time: Timestamp, *, seconds: int | None = None) -> Outbound:

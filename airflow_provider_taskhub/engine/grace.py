@@ -77,8 +77,18 @@ def request_of(event: HistoryEvent) -> Request | None:
 
 
 def found(history: Iterable[HistoryEvent]) -> Request | None:
-    """Return the request that counts in a history, which is the first one; None: there is none."""
-    return next((request for event in history if (request := request_of(event)) is not None), None)
+    """Return the request that counts in a history; None: there is none."""
+    counts: Request | None = None
+    for event in history:
+        counts = which_counts(counts, request_of(event))
+    return counts
+
+
+def which_counts(first: Request | None, later: Request | None) -> Request | None:
+    """Return which of two requests counts: the first one. But if the parent's code cancels an instance that cleans up,
+    the clean-up ends."""
+    cancels = later is not None and later.call is not None
+    return later if first is None or (cancels and first.call is None) else first
 
 
 def _is_valid(grace: object, call: object) -> bool:

@@ -98,7 +98,7 @@ class Past:
             elif isinstance(event, _FAILURES):
                 self.size += _size_of(event.failure)
             elif isinstance(event, EventRaised):
-                self.request = self.request or grace.request_of(event)
+                self.request = grace.which_counts(self.request, grace.request_of(event))
             elif isinstance(event, ExecutionCompleted):
                 self.completed = True
                 self.status = event.status

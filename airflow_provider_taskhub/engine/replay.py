@@ -144,7 +144,7 @@ class Execution:
         if self._past.completed:
             return self._unchanged([(event, f"the orchestration is {self._past.status} already") for event in new])
         new = _start_first([*map(grace.as_stored, new)])
-        request = self._past.request or grace.found(new)
+        request = grace.which_counts(self._past.request, grace.found(new))
         if request is not None and request.call is not None:
             return self._stop(new, request, now=now)
         generation = self._load(new)
@@ -270,7 +270,7 @@ class Execution:
         decided = stopping.cancels(whole, scope, request, self._past.last_number + 1)
         history += [event for event, _ in decided]
         outbound = [message for _, message in decided if message is not None]
-        if self._past.request is None:
+        if self._past.request != request:  # the request comes now
             outbound += family.requests(whole, self._instance.instance_id, scope.time)
         left = stopping.open_calls(whole)
         completed = None

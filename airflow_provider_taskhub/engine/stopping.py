@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from airflow_provider_taskhub.engine import grace
 from airflow_provider_taskhub.engine.actions import CANCEL, Action, CallSite, Decided, Scope, decide
-from airflow_provider_taskhub.engine.children import awaited
+from airflow_provider_taskhub.engine.children import awaited, cleaning_up
 from airflow_provider_taskhub.engine.events import (
     EventSent,
     EventType,
@@ -36,7 +36,8 @@ _ANSWERS = (TaskCompleted, TaskFailed, SubOrchestrationInstanceCompleted, SubOrc
 def open_calls(history: Iterable[HistoryEvent]) -> dict[int, Call]:
     """Return the calls of activities and children that have no answer, by their numbers.
 
-    Children with the fire-and-forget tag are not included: nobody waits for them.
+    Children with the fire-and-forget tag are not included: nobody waits for them. Nor are those that were asked to
+    clean up before the parent's cancel has come: they do not answer.
 
     :param history: the events of the current generation.
     """
@@ -44,7 +45,8 @@ def open_calls(history: Iterable[HistoryEvent]) -> dict[int, Call]:
     answered = {event.task_scheduled_id for event in history if isinstance(event, TaskCompleted | TaskFailed)}
     calls: dict[int, Call] = {event.event_id: event for event in history if isinstance(event, TaskScheduled)}
     calls = {number: call for number, call in calls.items() if number not in answered}
-    return calls | {call.event_id: call for call in awaited(history, cancelled=True)}
+    silent = cleaning_up(history)
+    return calls | {call.event_id: call for call in awaited(history, cancelled=True) if call not in silent}
 
 
 def taken(
@@ -59,7 +61,7 @@ def taken(
     stale: list[tuple[HistoryEvent, str]] = []
     calls, asked, started = open_calls(past), False, bool(past)
     for event in past:
-        asked = asked or grace.request_of(event) is not None
+        asked = asked or grace.request_of(event) == request
     for event in new:
         if isinstance(event, ExecutionStarted) and not started:
             started = True

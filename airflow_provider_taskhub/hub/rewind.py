@@ -22,6 +22,7 @@ from airflow_provider_taskhub.engine.children import awaited
 from airflow_provider_taskhub.engine.events import (
     ExecutionCompleted,
     ExecutionStarted,
+    ExecutionTerminated,
     GenericEvent,
     HistoryEvent,
     OrchestrationInstance,
@@ -31,8 +32,8 @@ from airflow_provider_taskhub.engine.events import (
     TimerCreated,
     TimerFired,
 )
-from airflow_provider_taskhub.engine.identity import same_start
-from airflow_provider_taskhub.engine.parent_response import response
+from airflow_provider_taskhub.engine.identity import child_execution_id, same_start
+from airflow_provider_taskhub.engine.parent_response import response, start_of_cancelled
 from airflow_provider_taskhub.errors import Conflict, InstanceNotFound, InvalidStateError, NotFound
 from airflow_provider_taskhub.hub import rewound_calls
 from airflow_provider_taskhub.hub.formats.instance_rows import rewound_row
@@ -335,6 +336,8 @@ async def _children(
     for created in awaited(past, cancelled=True):
         child = await _child(hub, created, parent)
         if child is None:
+            if created not in wanted:
+                await _answer_for_cancelled(hub, created, parent)
             continue
         if created in wanted and child.status in (*order.statuses, Status.PENDING):
             with suppress(InvalidStateError):  # the child cannot be rewound: it has just been started, or runs again
@@ -346,6 +349,21 @@ async def _children(
             continue
         running.append((parent, created))
     return waits, running
+
+
+async def _answer_for_cancelled(
+    hub: Hub, created: SubOrchestrationInstanceCreated, parent: OrchestrationInstance
+) -> None:
+    """Send the answer of a child that its parent has cancelled and of which nothing is left: it was purged since, or
+    never began, because another run has its id. A second answer has no effect."""
+    now, action = hub.clock.utc_now(), created.taskhub_action_id
+    run = None if action is None else child_execution_id(action)
+    child = OrchestrationInstance(instance_id=created.instance_id, execution_id=run)
+    asked = ExecutionTerminated(timestamp=now, taskhub_child=created.name, taskhub_cancels=created.event_id)
+    completed = ExecutionCompleted(timestamp=now, status=Status.TERMINATED, result=f"{created.instance_id!r} is gone")
+    answer = response(start_of_cancelled(asked, child, parent, now), child, completed)
+    assert answer is not None
+    await hub.send(hub.message_to(answer.event, answer.target, sender=child))
 
 
 async def _answer_again(hub: Hub, instance_id: str) -> None:

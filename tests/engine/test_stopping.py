@@ -179,6 +179,62 @@ def test_a_terminate_ends_it_at_once_and_its_parent_is_told() -> None:
     assert [one.target.instance_id for one in play.last.outbound] == ["year", "week"]
 
 
+def cleaner(ended: list[str]) -> Play:
+    """One that was asked to end, and cleans up: its first activity has ended, and it awaits that of its clean-up."""
+    app = App("stage")
+
+    @app.orchestrator(name="month")
+    async def tidies(ctx: OrchestrationContext) -> None:
+        try:
+            await ctx.when_all([ctx.call_activity("load"), ctx.call_sub_orchestrator("week", instance_id="week")])
+        finally:
+            await ctx.call_activity("tidy")
+            ended.append("tidy")
+
+    play = Play(app)
+    play.start("month", parent=PARENT)
+    play.take(ExecutionTerminated(timestamp=play.now, input="late", taskhub_recurse=True, taskhub_grace=600))
+    play.take(answers(play)["load"])
+    assert play.last.awaits.activities == ("tidy",)
+    return play
+
+
+def test_the_clean_up_of_one_that_was_asked_to_end_before_ends() -> None:
+    ended: list[str] = []
+    play = cleaner(ended)
+    play.registry = Registry.of([])
+    play.take(cancel(play))
+    assert [(one.name, one.taskhub_cancels) for one in play.last.history if isinstance(one, EventSent)] == [
+        ("cancel tidy", 5)
+    ]
+    (message,) = play.last.outbound
+    assert isinstance(message.event, ExecutionTerminated)
+    assert (message.target.instance_id, message.event.taskhub_grace, message.event.taskhub_cancels) == (
+        "week",
+        None,
+        None,
+    ), "it has been asked to clean up, and does not answer"
+    assert (play.last.status, play.last.awaits.activities) == (Status.RUNNING, ("tidy",))
+    play.take(cancel(play))
+    assert (play.last.history, play.last.outbound) == ((), ())
+    (tidy,) = [one for one in play.outbound if getattr(one.event, "name", "") == "tidy"]
+    play.take(play.failed(tidy, **CANCELLED))
+    assert (play.last.status, play.last.output, told(play)) == (
+        Status.TERMINATED,
+        WHY,
+        [(PARENT.instance, 7, "Terminated")],
+    )
+    assert ended == []
+
+
+def test_a_cancel_counts_before_the_request_that_came_with_it() -> None:
+    play = stage()
+    play.take(ExecutionTerminated(timestamp=play.now, input="late", taskhub_grace=600), cancel(play))
+    assert [type(one.event).__name__ for one in play.last.outbound] == ["ExecutionTerminated"]
+    play.take(*answers(play).values())
+    assert (play.last.status, play.last.output) == (Status.TERMINATED, WHY)
+
+
 def test_the_parent_that_is_terminated_itself_is_not_told() -> None:
     play = stage()
     play.take(cancel(play))

@@ -711,9 +711,11 @@ def test_a_child_that_is_cancelled_before_it_begins_or_behind_another_run_answer
     simulate(main, limit=timedelta(hours=1))
 
 
+@pytest.mark.parametrize("purged", [False, True])
 @pytest.mark.parametrize("terminated", [False, True])
-def test_a_rewound_parent_gets_the_answer_of_a_child_that_it_has_cancelled(terminated: bool) -> None:
-    """The child ended after its parent, so its answer was lost. It is not started again."""
+def test_a_rewound_parent_gets_the_answer_of_a_child_that_it_has_cancelled(terminated: bool, purged: bool) -> None:
+    """The child ended after its parent, so its answer was lost. It is not started again, also if nothing is left of
+    it."""
     loads = Families(record=True)
     broken = True
 
@@ -749,6 +751,8 @@ def test_a_rewound_parent_gets_the_answer_of_a_child_that_it_has_cancelled(termi
             assert state.status is (Status.TERMINATED if terminated else Status.FAILED)
             await world.clock.sleep(60)
             broken = False
+            if purged:
+                assert await world.client.purge("middle")
             await world.client.rewind("top", terminated=terminated)
             await world.clock.sleep(30)
             if terminated:
@@ -763,7 +767,7 @@ def test_a_rewound_parent_gets_the_answer_of_a_child_that_it_has_cancelled(termi
     simulate(main, limit=timedelta(hours=1))
 
 
-def test_a_rewind_cancels_a_child_again_that_it_starts_again() -> None:
+def test_a_rewind_does_not_start_a_child_again_that_the_code_has_cancelled() -> None:
     """The parent failed with the end of the child that it has cancelled. Its code decides the same after the rewind."""
     loads = Families(record=True)
 
@@ -787,7 +791,7 @@ def test_a_rewind_cancels_a_child_again_that_it_starts_again() -> None:
                 row = await world.client.get(name)
                 assert row is not None
                 assert row.status is status, name
-            assert len(loads.begun) == len(loads.ended)
+            assert len(loads.begun) == len(loads.ended) == 2
             await world.settle()
 
     simulate(main, limit=timedelta(hours=1))

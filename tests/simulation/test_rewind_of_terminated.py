@@ -14,10 +14,14 @@ import pytest
 from airflow_provider_taskhub.app import App, TerminationRequested
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import (
+    EventSent,
     ExecutionCompleted,
     ExecutionTerminated,
+    FailureDetails,
     OrchestratorStarted,
     Status,
+    SubOrchestrationInstanceCreated,
+    SubOrchestrationInstanceFailed,
     TaskFailed,
     TaskScheduled,
 )
@@ -246,3 +250,21 @@ def test_a_failure_whose_retry_the_termination_has_dropped_is_tried_again() -> N
     handled = plan((turn, call, turn, failed, turn, ordered, completed), terminated=True)
     assert handled is not None
     assert handled.taken == {5, 6}
+
+
+@pytest.mark.parametrize("status", [Status.TERMINATED, Status.FAILED])
+@pytest.mark.parametrize(("kind", "taken"), [("Terminated", {4, 5}), ("OSError", {1, 2, 3, 4, 5})])
+def test_a_child_that_the_code_has_cancelled_stays_ended(status: Status, kind: str, taken: set[int]) -> None:
+    """One that has failed before is made again, and the code cancels it again."""
+    failure = FailureDetails(error_type=kind, error_message="why")
+    past = (
+        OrchestratorStarted(timestamp=NOW),
+        SubOrchestrationInstanceCreated(timestamp=NOW, event_id=0, name="kid", instance_id="kid"),
+        EventSent(timestamp=NOW, event_id=1, name="cancel kid", instance_id="kid", taskhub_cancels=0),
+        SubOrchestrationInstanceFailed(timestamp=NOW, task_scheduled_id=0, failure=failure),
+        ExecutionTerminated(timestamp=NOW, input="marked"),
+        ExecutionCompleted(timestamp=NOW, status=status, result="marked"),
+    )
+    found = plan(past, terminated=True)
+    assert found is not None
+    assert (found.taken, found.children) == (taken - ({4} if status is Status.FAILED else set()), ())

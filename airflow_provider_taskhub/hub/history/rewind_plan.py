@@ -43,7 +43,7 @@ from airflow_provider_taskhub.engine.events import (
     TimerCreated,
     TimerFired,
 )
-from airflow_provider_taskhub.engine.failures import chain
+from airflow_provider_taskhub.engine.failures import chain, is_terminated
 from airflow_provider_taskhub.engine.recorded import verdict_of
 from airflow_provider_taskhub.engine.retry import RetryDecision
 from airflow_provider_taskhub.hub.formats.history_rows import SENTINEL
@@ -172,11 +172,7 @@ class _Plan:
         if self._completed is None:
             return None
         owners, retried, neutral = self._retries()
-        failures = [
-            at
-            for number, at in self._answered.items()
-            if isinstance(self._past[at], _Failure) and number in self._asked and number not in retried
-        ]
+        failures = [at for number, at in self._answered.items() if self._is_to_undo(number) and number not in retried]
         end = self._end(failures)
         decisions = [at for at in self._asked.values() if at not in neutral and at < end]
         # A failure that came after the last decision was either handled by the orchestrator, or not awaited yet. The
@@ -198,12 +194,7 @@ class _Plan:
         children: list[int] = []
         for at in causes:
             taken.add(at)
-            asked = self._asked[_number(self._past[at])]
-            if isinstance(self._past[asked], SubOrchestrationInstanceCreated):
-                children.append(asked)
-                taken.update(self._cancels_of(asked))  # the code cancels it again
-            else:
-                taken.add(asked)
+            self._undo(self._asked[_number(self._past[at])], taken, children)
         # A child whose cancel is undone was terminated all the same: the code starts it again.
         cancels = [event.taskhub_cancels for at in taken if isinstance(event := self._past[at], EventSent)]
         for number in cancels:
@@ -234,13 +225,9 @@ class _Plan:
             taken.add(suspended)
         # What failed in the last episode was not handled: the retry that the code had decided was dropped.
         for number, at in self._answered.items():
-            if at > turn and number in self._asked and isinstance(self._past[at], _Failure):
-                asked = self._asked[number]
+            if at > turn and self._is_to_undo(number):
                 taken.add(at)
-                if isinstance(self._past[asked], SubOrchestrationInstanceCreated):
-                    children.append(asked)
-                else:
-                    taken.add(asked)
+                self._undo(self._asked[number], taken, children)
         return Rewinding(taken=frozenset(taken), children=tuple(children))
 
     def _unanswered(self) -> Iterator[int]:
@@ -248,6 +235,27 @@ class _Plan:
         for number, at in self._asked.items():
             if isinstance(self._past[at], TaskScheduled) and number not in self._answered and at not in self._kept:
                 yield at
+
+    def _is_to_undo(self, number: int) -> bool:
+        """Return whether an answer is a failure, and not the end of a child that the code has cancelled."""
+        answer, asked = self._past[self._answered[number]], self._asked.get(number)
+        if asked is None or not isinstance(answer, _Failure):
+            return False
+        if not isinstance(answer, SubOrchestrationInstanceFailed) or not is_terminated(answer):
+            return True
+        return next(self._cancels_of(asked), None) is None
+
+    def _undo(self, asked: int, taken: set[int], children: list[int]) -> None:
+        """Let a call that has failed be made again. A child is rewound, if the code has not cancelled it.
+
+        :param asked: index of the call; added to ``taken`` or to ``children``.
+        """
+        is_child = isinstance(self._past[asked], SubOrchestrationInstanceCreated)
+        cancels = [*self._cancels_of(asked)] if is_child else []
+        if is_child and not cancels:
+            children.append(asked)
+        else:
+            taken.update((asked, *cancels))  # the code makes the call again, and cancels it again
 
     def _cancels_of(self, at: int) -> Iterator[int]:
         """Return the cancel of a call, if the code has cancelled it."""
