@@ -268,7 +268,8 @@ class HubAdmin:
         limit = await intake.read(store, names)
         if limit is None:
             return None
-        return replace(limit, waiting=await intake.count(store, names, self._hub.info.partitions, limit))
+        waiting, _ = await intake.count(store, names, self._hub.info.partitions)
+        return replace(limit, waiting=waiting)
 
     async def set_intake(
         self, messages: int | None, *, policy: IntakePolicy = IntakePolicy.REFUSE, by: str | None = None

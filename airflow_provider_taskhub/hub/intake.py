@@ -59,12 +59,14 @@ class Counted:
     :param age: seconds since then.
     :param made: how many starts it has made since then.
     :param under_way: how many starts it makes now.
+    :param exact: whether the count has left hidden messages out. Otherwise it says only how many wait at most.
     """
 
     waiting: int
     age: float
     made: int
     under_way: int
+    exact: bool
 
     @property
     def about(self) -> int:
@@ -79,7 +81,7 @@ class Counted:
         """Return True if this is new enough to take a start or to refuse it. Workers may have begun the starts that the
         client has made since, so these refuse nothing."""
         if self.is_full(limit):
-            return self.age < REFUSED_BY and not self.made
+            return self.exact and self.age < REFUSED_BY and not self.made
         return self.age < COUNTED_EVERY
 
 
@@ -93,7 +95,7 @@ class Intake:
         self._store, self._names, self._clock = store, names, clock
         self._partitions = info.partitions
         self._limit, self._read_at = info.intake, clock.monotonic()
-        self._waiting, self._counted_at = 0, float("-inf")
+        self._waiting, self._is_exact, self._counted_at = 0, False, float("-inf")
         self._made = self._under_way = 0
         self._one = asyncio.Lock()
 
@@ -111,7 +113,7 @@ class Intake:
             async with self._one:
                 if not self._counted().is_usable(limit):
                     await self._count(limit)
-        if (found := self._counted()).is_full(limit):
+        if (found := self._counted()).is_full(limit) and found.exact:
             raise _full(self._names.hub, limit, found.about)
         self._under_way += 1
         try:
@@ -122,7 +124,8 @@ class Intake:
 
     def _counted(self) -> Counted:
         age = self._clock.monotonic() - self._counted_at
-        return Counted(waiting=self._waiting, age=age, made=self._made, under_way=self._under_way)
+        made, under_way = self._made, self._under_way
+        return Counted(waiting=self._waiting, age=age, made=made, under_way=under_way, exact=self._is_exact)
 
     async def _current(self) -> IntakeLimit | None:
         if self._clock.monotonic() - self._read_at < KEPT:
@@ -134,8 +137,9 @@ class Intake:
         return self._limit
 
     async def _count(self, limit: IntakeLimit) -> None:
-        made = self._made
-        self._waiting = await _answer(count(self._store, self._names, self._partitions, limit), 0)
+        made, room = self._made, limit.messages - self._under_way
+        asked = count(self._store, self._names, self._partitions, enough=room)
+        self._waiting, self._is_exact = await _answer(asked, (0, False))
         self._counted_at = self._clock.monotonic()
         self._made -= made
 
@@ -160,23 +164,24 @@ def _full(hub: str, limit: IntakeLimit, waiting: int) -> IntakeFull:
     )
 
 
-async def count(store: Store, names: HubNames, partitions: int, limit: IntakeLimit) -> int:
-    """Count about how many messages wait for a worker, as far as the limit needs it. Cost: one request for each
-    partition. If they reach the limit, one more, which leaves the hidden messages out.
+async def count(store: Store, names: HubNames, partitions: int, *, enough: int = 0) -> tuple[int, bool]:
+    """Count about how many messages wait for a worker. Cost: one request for each partition; if the queues have
+    ``enough`` messages, one more, which leaves the hidden messages out.
 
     :param partitions: how many partitions the hub has.
-    :param limit: the limit.
+    :param enough: below this number it does not matter which messages are hidden.
+    :returns: the number, and whether the hidden messages were left out.
     """
     queues = [names.control(partition) for partition in range(partitions)]
     lengths = dict(zip(queues, await gather_bounded(store.count, queues, limit=_AT_ONCE), strict=True))
-    if sum(lengths.values()) < limit.messages:
-        return sum(lengths.values())
+    if sum(lengths.values()) < enough:
+        return sum(lengths.values()), False
 
     async def visible(queue: str) -> int:
         found = len(await store.peek(queue, limit=MAX_RECEIVE))
         return max(found, lengths[queue]) if found == MAX_RECEIVE else found
 
-    return sum(await gather_bounded(visible, [queue for queue in queues if lengths[queue]], limit=_AT_ONCE))
+    return sum(await gather_bounded(visible, [queue for queue in queues if lengths[queue]], limit=_AT_ONCE)), True
 
 
 async def read(store: Store, names: HubNames) -> IntakeLimit | None:

@@ -29,6 +29,7 @@ from airflow_provider_taskhub.hooks import defaults, identity
 from airflow_provider_taskhub.hooks.deployment import deployment, swept_connections
 from airflow_provider_taskhub.hooks.outputs import returned
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
+from airflow_provider_taskhub.intake_limit import WAITS_FOR
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
 from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.operators.giving_up import end_overdue, named, terminate
@@ -432,6 +433,8 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
             raise AirflowFailException(str(error)) from None
         if self._has_waited:  # for room in the hub: this worker must not wait for it again
             request = replace(request, intake_timeout=timedelta(0))
+        elif self.execution_timeout:  # so that the task's error says what it has waited for
+            request = replace(request, intake_timeout=min(WAITS_FOR, self.execution_timeout * 0.8))
         if not self.openlineage_inject_parent_job_info:
             return request
         return replace(request, tags={**request.tags, **parent_tags(context)})

@@ -90,7 +90,9 @@ async def terminate_owned(
     :returns: a sentence about the result, for the task's log and its error.
     """
     state = await client.get(instance_id, payloads=False)
-    if state is None or state.status.is_final:
+    if state is None:
+        return "there is no such instance"
+    if state.status.is_final:
         return "the instance has ended already"
     if (state.tags or {}).get(OWNER_TAG) != owner:
         return "the instance was started again meanwhile: it is not terminated"

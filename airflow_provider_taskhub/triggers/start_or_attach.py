@@ -397,7 +397,7 @@ async def _withdraw(client: Client, watch: Watch) -> None:
     """Delete the watch row of a start that the hub did not take. If that fails, the sweep deletes it later."""
     with suppress(StorageError):
         found = await client.watches.get(watch.instance_id)
-        if found is not None and _task(found) == _task(watch):
+        if found is not None and replace(found, etag=watch.etag) == watch:  # a later try has another waiter
             await client.watches.remove(found)
 
 

@@ -916,6 +916,15 @@ def test_a_start_that_the_hub_does_not_take_fails_the_try_and_leaves_nothing(mak
     assert len(hub.instances) == 1
 
 
+@pytest.mark.parametrize(("timeout", "waits"), [(100, 80), (3600, 300)])
+def test_a_start_waits_for_room_for_less_than_the_time_of_its_task(make_task, hub, timeout, waits) -> None:
+    hub.full = IntakeFull("full", waits=True)
+    task = make_task(execution_timeout=timedelta(seconds=timeout))
+    with pytest.raises(AirflowException, match="full"):
+        task.run(Ti())
+    assert hub.waits == [timedelta(seconds=waits)], "so the error of the task says what it has waited for"
+
+
 def test_a_retry_attaches_to_what_runs_also_if_the_hub_takes_no_new_start(make_task, hub) -> None:
     task, ti = make_task(), Ti()
     task.start(ti)
@@ -930,8 +939,8 @@ def test_the_watch_row_of_another_task_stays_if_the_hub_does_not_take_a_start(
     make_task, hub, monkeypatch, when
 ) -> None:
     other = Watch(
-        instance_id="mine", deployment="here", dag_id="other", run_id="r", task_id="t", map_index=-1, owner="o",
-        generation=1, waiter="o",
+        instance_id="mine", deployment="here", dag_id="other", run_id="r", task_id="t",
+        map_index=-1, owner="o", generation=1, waiter="o",
     )  # fmt: skip
 
     async def full(self: FakeClient, *arguments: object, **named: object) -> object:
@@ -944,3 +953,14 @@ def test_the_watch_row_of_another_task_stays_if_the_hub_does_not_take_a_start(
     with pytest.raises(AirflowException, match="full"):
         make_task(instance_id="mine").run(Ti())
     assert hub.watched == {"mine": other}
+
+
+def test_the_watch_row_of_the_next_try_stays_if_the_hub_does_not_take_a_start(make_task, hub, monkeypatch) -> None:
+    async def full(self: FakeClient, *arguments: object, **named: object) -> object:
+        hub.watched["mine"] = replace(hub.watched["mine"], waiter="the next try")
+        raise IntakeFull("full")
+
+    monkeypatch.setattr(FakeClient, "start", full)
+    with pytest.raises(AirflowException, match="full"):
+        make_task(instance_id="mine").run(Ti())
+    assert hub.watched["mine"].waiter == "the next try"

@@ -188,6 +188,21 @@ def test_a_start_for_later_is_not_refused_and_does_not_count(kind: str) -> None:
     play(kind, scene)
 
 
+@pytest.mark.parametrize("kind", STORES)
+def test_hidden_messages_refuse_no_start_and_are_not_told_as_waiting(kind: str) -> None:
+    async def scene(client: Client, clock: VirtualClock) -> None:
+        await limited(client, clock, 20)
+        later = clock.utc_now().datetime() + timedelta(hours=1)
+        for number in range(18):
+            await client.start("child", number, start_at=later)
+        limit = await client.admin.intake()
+        assert limit is not None
+        assert limit.waiting == 0, "18 messages are hidden until their time"
+        await asyncio.gather(*(client.start("child", number) for number in range(16)))
+
+    play(kind, scene)
+
+
 @pytest.mark.rows("D14")
 @pytest.mark.parametrize("kind", STORES)
 def test_a_start_waits_for_room_and_says_for_what(kind: str) -> None:
@@ -384,7 +399,7 @@ def test_a_row_without_a_limit_that_this_package_knows_is_none(columns: dict[str
 
 
 def counted(waiting: int, **more: Any) -> Counted:
-    return Counted(**{"waiting": waiting, "age": 0.0, "made": 0, "under_way": 0, **more})
+    return Counted(**{"waiting": waiting, "age": 0.0, "made": 0, "under_way": 0, "exact": True, **more})
 
 
 @pytest.mark.parametrize(("known", "full", "usable"), [
@@ -396,6 +411,8 @@ def counted(waiting: int, **more: Any) -> Counted:
     (counted(8, made=1), False, True),
     (counted(8, made=2), True, False),
     (counted(8, under_way=2), True, True),
+    (counted(8, under_way=2, exact=False), True, False),
+    (counted(7, under_way=2, exact=False), False, True),
 ])  # fmt: skip
 def test_how_long_a_count_is_used(known: Counted, full: bool, usable: bool) -> None:
     limit = IntakeLimit(messages=10)
