@@ -369,6 +369,7 @@ class InstanceHandle:
             of this process.
         :param recurse: True: also suspend every child that has not ended, and the children of these children, except
             those that were started with the tag for fire and forget. The call returns when all of them are suspended.
+            What cleans up after a terminate, or was cancelled by its parent, goes on to its end.
         :param timeout: with ``recurse``, the longest time that the call may take; None: no limit.
         :returns: the state before the suspension. A suspended instance stays so, with its reason and its time.
         :raises InstanceNotFound: if there is no such instance.

@@ -10,7 +10,9 @@ from airflow_provider_taskhub.client.termination import CHILDREN_AT_ONCE, FIRST_
 from airflow_provider_taskhub.clock import Deadline
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine import children
+from airflow_provider_taskhub.engine.events import OrchestrationInstance, Status
 from airflow_provider_taskhub.engine.identity import same_start
+from airflow_provider_taskhub.hub.history.load import request_to_end
 from airflow_provider_taskhub.hub.model import InstanceState
 
 if TYPE_CHECKING:
@@ -25,7 +27,8 @@ async def suspend_children(
 ) -> None:
     """Suspend the descendants of an instance for which a suspension is stored, and wait until all are suspended.
 
-    An instance that is suspended starts no more children. So its children are looked for after that.
+    An instance that is suspended starts no more children. So its children are looked for after that. What cleans up
+    after a terminate, or was cancelled by its parent, cannot be suspended, and is not waited for.
 
     :param suspend: stores the suspension of one instance; does nothing if the instance has ended.
     :param timeout: the longest time that this may take; None: no limit.
@@ -34,11 +37,18 @@ async def suspend_children(
     deadline = Deadline(instance.hub.clock, timeout)
 
     async def suspended(one: InstanceHandle) -> None:
-        await _until(one, lambda row: row is None or row.is_held or row.status.is_final, deadline)
+        async def reached(row: InstanceState | None) -> bool:
+            return row is None or row.is_held or row.status.is_final or await _ends(one, row)
+
+        await _until(one, reached, deadline)
 
     async def started(one: tuple[InstanceHandle, children.Child]) -> InstanceHandle:
         handle, child = one
-        await _until(handle, lambda row: row is not None and _is_run_of(row, child), deadline)
+
+        async def reached(row: InstanceState | None) -> bool:
+            return row is not None and _is_run_of(row, child)
+
+        await _until(handle, reached, deadline)
         await suspend(handle)
         return handle
 
@@ -82,9 +92,19 @@ def _is_run_of(row: InstanceState, child: children.Child) -> bool:
     return child.execution_id is None or same_start(row.execution_id, child.execution_id)
 
 
-async def _until(instance: InstanceHandle, reached: Callable[[InstanceState | None], bool], deadline: Deadline) -> None:
+async def _ends(instance: InstanceHandle, row: InstanceState) -> bool:
+    """Return whether an instance runs only to end, so that no suspension is stored for it."""
+    if row.status is not Status.RUNNING:
+        return False
+    run = OrchestrationInstance(instance_id=instance.id, execution_id=row.execution_id)
+    return await request_to_end(instance.hub.store, instance.hub.names, run) is not None
+
+
+async def _until(
+    instance: InstanceHandle, reached: Callable[[InstanceState | None], Awaitable[bool]], deadline: Deadline
+) -> None:
     pause = FIRST_PAUSE
-    while not reached(row := await instance.get(payloads=False)):
+    while not await reached(row := await instance.get(payloads=False)):
         state = "has not begun" if row is None else f"is {row.status}"
         deadline.check(
             f"instance {instance.id!r} {state} and is not suspended yet, so not all children are suspended. What was "

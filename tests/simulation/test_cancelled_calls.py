@@ -16,9 +16,12 @@ from airflow_provider_taskhub.engine.tasks import CancellableTask
 from airflow_provider_taskhub.errors import TaskCancelledError, TaskFailedError
 from airflow_provider_taskhub.hub.history.cancelled_calls import CancelledCalls
 from airflow_provider_taskhub.hub.model import InstanceState, RecordState
+from airflow_provider_taskhub.hub.queues import quarantine
+from airflow_provider_taskhub.hub.waiting.reasons import Reason
 from airflow_provider_taskhub.storage.faults import Call, Fault, late
 from airflow_provider_taskhub.storage.primitives import Transact
 from airflow_provider_taskhub.workers.activities.cancellation import ActivityCancellation
+from airflow_provider_taskhub.workers.activities.processor import Activities
 from tests.simulation.world import AFTER, BEFORE, Death, Machine, World, simulate
 
 KINDS: dict[str, dict[str, Any]] = {"plain": {"record": False}, "recorded": {"record": True}}
@@ -793,5 +796,50 @@ def test_a_rewind_does_not_start_a_child_again_that_the_code_has_cancelled() -> 
                 assert row.status is status, name
             assert len(loads.begun) == len(loads.ended) == 2
             await world.settle()
+
+    simulate(main, limit=timedelta(hours=1))
+
+
+@pytest.mark.parametrize("terminated", [False, True])
+def test_a_cancelled_child_waits_for_its_message_in_quarantine_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, terminated: bool
+) -> None:
+    """Put back, the call is confirmed and does not begin. A terminate of the child ends it without that."""
+    loads, real, broken = Families(record=True), Activities._process, True
+
+    async def process(self: Activities, held: Any) -> None:
+        if broken:
+            raise RuntimeError("a defect of ours")
+        await real(self, held)
+
+    monkeypatch.setattr(Activities, "_process", process)
+    monkeypatch.setattr(quarantine, "MAX_FAILURES", 3)
+
+    async def reasons(world: World, instance_id: str) -> list[tuple[Reason, str]]:
+        return [(one.reason, one.remedy) for one in await world.client.instance(instance_id).waiting()]
+
+    async def main() -> None:
+        nonlocal broken
+        async with World(loads.app) as world:
+            await world.join("one")
+            await world.client.start("top", 1, instance_id="top")
+            while not (kept := await world.client.admin.quarantined()):
+                await world.clock.sleep(1)
+            await world.client.raise_event("top", "stop")
+            await world.clock.sleep(60)
+            assert loads.left == []
+            remedy = f"Fix the cause, then: taskhub quarantine put-back {kept[0].message_id}"
+            for name, reason in (("leaf", Reason.QUARANTINE), ("middle", Reason.CHILD_HELD)):
+                assert (reason, remedy) in await reasons(world, name), name
+            assert [reason for reason, _ in await reasons(world, "top")] == [Reason.CHILDREN]
+            broken = False
+            if terminated:
+                await world.client.terminate("leaf")
+            else:
+                assert await world.client.admin.put_back(kept[0].message_id)
+            assert (await world.wait("top")).output == ENDED
+            assert loads.begun == []
+            if not terminated:
+                await world.settle()
 
     simulate(main, limit=timedelta(hours=1))

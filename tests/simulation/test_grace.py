@@ -245,6 +245,28 @@ def test_an_instance_that_cleans_up_is_not_suspended() -> None:
     play(clusters, drive)
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_child_that_cleans_up_does_not_hold_up_the_suspension_of_its_family(at_once: bool) -> None:
+    """Also if the suspension of the child is stored before the worker takes its request to end."""
+    clusters = Clusters(record=True, closing=300)
+
+    async def drive(world: World) -> None:
+        await world.client.start("both", instance_id="parent")
+        await begun(world, clusters, "work child")
+        await world.client.terminate("child", "late", grace=timedelta(minutes=20))
+        if not at_once:
+            await begun(world, clusters, "close child")
+        asked = world.clock.monotonic()
+        await world.client.suspend("parent", recurse=True)
+        assert world.clock.monotonic() - asked < 20
+        assert await world.client.instance("parent").status() is Status.SUSPENDED
+        await is_terminated(world, "child")
+        assert "close child ends" in clusters.noted
+        await world.client.terminate("parent", wait=True)
+
+    play(clusters, drive)
+
+
 def test_a_child_that_its_parent_has_cancelled_is_not_suspended() -> None:
     app = App("family")
 

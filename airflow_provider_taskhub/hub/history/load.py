@@ -330,11 +330,13 @@ async def request_to_end(store: Store, names: HubNames, instance: OrchestrationI
         Compare("EventType", "eq", event),
         Compare("Name", "eq", TERMINATE_EVENT),
     )
+    counts: grace.Request | None = None
     async for entity in store.rows(names.history, And(own), select=("ExecutionId", "Input")):
         columns = entity.properties
         if columns.get("ExecutionId") != instance.execution_id:
             continue  # an earlier, longer generation has left this row
         text = columns.get("Input")
         raised = EventRaised(timestamp=Timestamp(0), name=TERMINATE_EVENT, input=text if isinstance(text, str) else "")
-        return grace.request_of(raised) or grace.Request(reason=None)  # a long text is in a blob
-    return None
+        request = grace.request_of(raised) or grace.Request(reason=None)  # a long text is in a blob
+        counts = grace.which_counts(counts, request)
+    return counts
