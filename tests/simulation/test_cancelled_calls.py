@@ -77,6 +77,10 @@ class Loads:
             await ctx.call_activity(note)
             return told
 
+    def check(self) -> None:
+        """When the orchestrator went on, all that had begun had ended, and nothing has begun since."""
+        assert len([at for _, at, _ in self.ended if at <= self.confirmed[0]]) == len(self.begun)
+
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("workers", [1, 2])
@@ -277,38 +281,6 @@ def test_a_cancel_that_takes_the_number_of_one_that_a_rewind_has_undone(kind: st
             await world.settle()
 
     simulate(main, limit=timedelta(hours=1))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("side", [BEFORE, AFTER])
-def test_nothing_runs_when_the_end_is_confirmed_whenever_a_worker_dies(kind: str, side: str) -> None:
-    """A worker dies at each of its storage calls after the cancel. What it ran ends with it."""
-
-    def play(point: int) -> bool:
-        loads = Loads(**KINDS[kind])
-
-        async def main() -> bool:
-            async with World(loads.app, activities=2) as world:
-                one = await world.join("one")
-                await world.join("two")
-                await world.client.start("all", 5, instance_id="one")
-                await world.clock.sleep(5)
-                one.death = Death(point=one.calls + point, side=side)
-                await world.client.raise_event("one", "stop")
-                state = await world.wait("one")
-                assert json.loads(state.output or "") == [CANCELLED] * 5
-                assert len(loads.begun) == 4
-                assert len([at for _, at, _ in loads.ended if at <= loads.confirmed[0]]) == 4
-                died = one.dead
-                if not died:
-                    one.death = None
-                await world.settle()
-                return died
-
-        return bool(simulate(main, limit=timedelta(hours=1)))
-
-    deaths = [play(point) for point in range(1, 26, 4)]
-    assert sum(deaths) > 2
 
 
 def test_a_cancel_before_continue_as_new_is_no_cancel_of_the_next_generation() -> None:
@@ -622,23 +594,27 @@ def test_the_end_of_a_cancelled_child_is_told_when_nothing_of_it_runs(kind: str,
     simulate(main)
 
 
+@pytest.mark.parametrize(("name", "points"), [("all", 26), ("top", 40)])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("side", [BEFORE, AFTER])
-def test_nothing_of_a_cancelled_child_runs_when_its_end_is_told_whenever_a_worker_dies(kind: str, side: str) -> None:
-    """A worker dies at each of its storage calls after the cancel."""
+def test_nothing_runs_when_the_end_is_confirmed_whenever_a_worker_dies(
+    name: str, points: int, kind: str, side: str
+) -> None:
+    """A worker dies at each of its storage calls after the cancel of five calls, or of a child."""
 
     def play(point: int) -> bool:
-        loads = Families(**KINDS[kind])
+        loads = Families(**KINDS[kind]) if name == "top" else Loads(**KINDS[kind])
 
         async def main() -> bool:
             async with World(loads.app, activities=2) as world:
                 one = await world.join("one")
                 await world.join("two")
-                await world.client.start("top", 5, instance_id="top")
+                await world.client.start(name, 5, instance_id="one")
                 await world.clock.sleep(5)
                 one.death = Death(point=one.calls + point, side=side)
-                await world.client.raise_event("top", "stop")
-                assert (await world.wait("top")).output == ENDED
+                await world.client.raise_event("one", "stop")
+                told = json.loads((await world.wait("one")).output or "")
+                assert told == (json.loads(ENDED) if name == "top" else [CANCELLED] * 5)
                 assert len(loads.begun) == 4, "no call was run again"
                 loads.check()
                 died = one.dead
@@ -649,7 +625,7 @@ def test_nothing_of_a_cancelled_child_runs_when_its_end_is_told_whenever_a_worke
 
         return bool(simulate(main, limit=timedelta(hours=1)))
 
-    deaths = [play(point) for point in range(1, 40, 4)]
+    deaths = [play(point) for point in range(1, points, 4)]
     assert sum(deaths) > 2
 
 
