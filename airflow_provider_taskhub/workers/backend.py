@@ -123,7 +123,14 @@ class Backend:
         self._registry, self._pools = registry, settings.pool_names
         self._runnable = registry.runnable(self._pools, settings.worker_memory)
         self._limits = shared_limits(
-            hub, registry, self._runnable, me=me, peers=peers, times=times, end_sessions=runner.end_sessions
+            hub,
+            registry,
+            self._runnable,
+            me=me,
+            peers=peers,
+            times=times,
+            end_sessions=runner.end_sessions,
+            taken_over=self._count_taken_over,
         )
         self.readers = WorkReaders(
             hub, registry, self._pools, self._runnable, self._limits, context=self._reader_context(), settings=settings

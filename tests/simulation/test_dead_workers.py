@@ -111,10 +111,14 @@ async def _counted() -> None:
     async def work(number: int) -> None:
         await asyncio.sleep(60.0)
 
+    @app.activity(limit=1)
+    async def alone(number: int) -> None:
+        await asyncio.sleep(60.0)
+
     @app.orchestrator
     async def waits(ctx: OrchestrationContext, number: int) -> None:
         if number < 3:
-            await ctx.call_activity(work, number)
+            await ctx.call_activity(alone if number == 2 else work, number)
         timer = ctx.create_timer(timedelta(minutes=2))
         for _ in range(2):
             await ctx.wait_for_external_event("go")

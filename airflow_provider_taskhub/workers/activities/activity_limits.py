@@ -68,6 +68,7 @@ def shared_limits(
     peers: Peers,
     times: LeaseTimes,
     end_sessions: Callable[[tuple[str, ...]], Awaitable[None]],
+    taken_over: Callable[[str], None],
 ) -> dict[str, Admission]:
     """Return the limits of the activities that a worker runs, by the names of the activities.
 
@@ -75,12 +76,15 @@ def shared_limits(
     :param me: the identity of the worker.
     :param peers: tells which other workers are proven dead.
     :param end_sessions: ends Spark Connect sessions that lost attempts have left running.
+    :param taken_over: see :class:`.ActivityLimit`.
     """
 
     def places_of(limit: Limit) -> HubPlaces:
         if limit.kind is LimitKind.RATE:
             return ActivityRate(hub, limit, me=me, times=times)
-        return ActivityLimit(hub, limit, me=me, peers=peers, times=times, end_sessions=end_sessions)
+        return ActivityLimit(
+            hub, limit, me=me, peers=peers, times=times, end_sessions=end_sessions, taken_over=taken_over
+        )
 
     found: dict[str, Admission] = {}
     made: dict[str, Admission] = {}

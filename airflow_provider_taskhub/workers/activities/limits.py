@@ -50,6 +50,8 @@ class ActivityLimit(HubPlaces):
 
     :param peers: tells which other workers are proven dead.
     :param end_sessions: ends Spark Connect sessions that lost attempts have left running.
+    :param taken_over: called with the name of the lost worker when this worker has found that an attempt is lost, so
+        that the next one may begin.
     """
 
     def __init__(
@@ -61,8 +63,10 @@ class ActivityLimit(HubPlaces):
         peers: Peers,
         times: LeaseTimes,
         end_sessions: Callable[[tuple[str, ...]], Awaitable[None]],
+        taken_over: Callable[[str], None] = lambda worker: None,
     ) -> None:
         super().__init__(hub, limit, me=me, times=times)
+        self._note_taken_over = taken_over
         self._peers, self._end_sessions = peers, end_sessions
         self._mine: dict[tuple[OrchestrationInstance, int], int] = {}
         """The numbers of the places that attempts of this worker have, by the instance and number of the call."""
@@ -181,6 +185,7 @@ class ActivityLimit(HubPlaces):
             await hub.store.execute(records.update(hub.names, lost, last.etag))
             about = {"limit": self.limit.name, "instance_id": place.instance.instance_id}
             log.warning("limited_attempt_lost", worker=lost.worker, **about)
+            self._note_taken_over(lost.worker)
             return await self._nothing_is_left_of(lost)
         return False  # its worker has changed the record, so it is alive
 
