@@ -107,7 +107,7 @@ def show(hub: HubName = None, json: AsJson = False) -> None:
                 f"{one.noticed}, alive again" if one.alive else one.noticed,
                 " ".join(map(str, one.partitions)) or "-",
                 ", ".join(one.taken_by),
-                time_text(one.first),
+                _times(one),
                 "-" if one.after is None else f"{one.after:g} s",
                 _counted(one),
                 str(one.attempts),
@@ -118,10 +118,21 @@ def show(hub: HubName = None, json: AsJson = False) -> None:
         table(f"workers of {name} that were lost", heads, rows)
 
 
+def _times(one: Loss) -> str:
+    first, last = time_text(one.first), time_text(one.last)
+    return first if first == last else f"{first} to {last}"
+
+
 def _counted(one: Loss) -> str:
     if one.messages is None:
         return "-"
     return f"{one.messages}{'+' if one.more else ''} of {one.instances} instance{'' if one.instances == 1 else 's'}"
+
+
+def _noticed(proven: Sequence[bool]) -> str:
+    if not proven:
+        return "attempts taken over"
+    return "lease expired" if not any(proven) else "proven dead" if all(proven) else "lease expired, and proven dead"
 
 
 def _loss(worker: str, members: Sequence[Member], taken: Sequence[tuple[int, Failover]]) -> Loss:
@@ -140,7 +151,7 @@ def _loss(worker: str, members: Sequence[Member], taken: Sequence[tuple[int, Fai
     return Loss(
         worker=worker,
         alive=not proven and any(member.worker == worker and member.alive for member in members),
-        noticed="proven dead" if proven else "lease expired" if taken else "attempts taken over",
+        noticed=_noticed([one.proven for one in failovers]),
         partitions=[partition for partition, _ in taken],
         taken_by=sorted({one.taken_by for one in failovers} or {member.worker for member in takers}),
         first=min((one.at for one in failovers), default=None),

@@ -31,12 +31,13 @@ def refused(row: InstanceState, what: str) -> InvalidStateError:
 def state_text(row: InstanceState) -> str:
     """Return the state of an instance, and since when it is in it: ``Suspended since 2026-01-01 00:00:30 UTC``."""
     since = _since(row)
-    time = "" if since is None else f" since {since.text()[:19].replace('T', ' ')} UTC"
-    return f"{row.status}{time}"
+    # Since when an instance runs is not stored: it may have been suspended or rewound.
+    word = " since" if row.status.is_final or row.status is Status.SUSPENDED else ", created"
+    return f"{row.status}" if since is None else f"{row.status}{word} {since.text()[:19].replace('T', ' ')} UTC"
 
 
 def _since(row: InstanceState) -> Timestamp | None:
-    """Return since when an instance is in its state, as far as its row says; of a running one, when it was started."""
+    """Return since when an instance is in its state, as far as its row says; of an open one, when it was created."""
     if row.status.is_final:
         return row.ended
     return row.suspended_at if row.status is Status.SUSPENDED else row.created
@@ -48,5 +49,5 @@ def refused_at_its_end(row: InstanceState, request: grace.Request) -> InvalidSta
     :param request: the request to end the instance.
     """
     why = "it cleans up after a terminate" if request.call is None else "its parent has cancelled it, and it ends"
-    what = f"{why}, so it cannot be suspended. It takes: terminate, which ends it at once"
-    return InvalidStateError(f"instance {row.instance_id!r} is {row.status}: {what}")
+    what = f"{why}, so it cannot be suspended. It takes: terminate without grace, raise-event"
+    return InvalidStateError(f"instance {row.instance_id!r} is {state_text(row)}: {what}")

@@ -148,7 +148,7 @@ def test_a_family_is_listed_shown_and_purged(path: Path) -> None:
     result = taskhub("purge", "a", "--recurse")
     assert result.exit_code == Exit.USAGE
     assert re.search(
-        r"'a' cannot be purged: instance 'c' is Pending since .* UTC: it belongs to 'a': term", result.stderr
+        r"'a' cannot be purged: instance 'c' is Pending, created .* UTC: it belongs to 'a': term", result.stderr
     )
     asyncio.run(ended(path, "c"))
     assert taskhub("purge", "a", "--recurse").stdout == "a: purged with its descendants\n"
@@ -222,7 +222,7 @@ def test_a_purge_of_ids_names_what_it_did_and_what_it_could_not(
     asyncio.run(ended(path, "a", "c", "d"))
     result = taskhub("purge", "a", "b", "nobody", "c", "a", *form)
     assert result.exit_code == Exit.USAGE, result.output
-    assert re.search(r"'b' cannot be purged: instance 'b' is Pending since .* UTC: terminate it", result.stderr)
+    assert re.search(r"'b' cannot be purged: instance 'b' is Pending, created .* UTC: terminate it", result.stderr)
     assert "no instance 'nobody' in hub TaskHub" in result.stderr
     if form:
         found = json.loads(result.stdout)
@@ -504,7 +504,9 @@ def test_a_suspend_with_children_says_why_they_are_not_suspended() -> None:
 def test_a_command_that_an_instance_does_not_need_says_its_state_and_since_when(path: Path) -> None:
     as_json("start", "flights", "--id", "i")
     time = r" since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
-    assert re.match(f"i: is Pending{time}, and not suspended: this only takes back a", taskhub("resume", "i").output)
+    assert re.match(
+        f"i: is Pending, created{time[6:]}, and not suspended: this only takes back a", taskhub("resume", "i").output
+    )
     asyncio.run(merged(path, i={"RuntimeStatus": "Suspended"}))
     assert taskhub("suspend", "i").output.startswith("i: is Suspended")
     assert taskhub("suspend", "i").output.endswith(": nothing changes\n")

@@ -293,11 +293,12 @@ def test_lost_workers_are_listed_with_who_has_taken_what(tmp_path: Path, monkeyp
     losses = json.loads(show("--json"))
     assert proved == [False], "only a worker whose lease had expired may be alive again"
     assert [(loss["worker"], loss["noticed"], loss["partitions"], loss["attempts"]) for loss in losses] == [
-        ("one@host/3", "proven dead", [0, 1, 3], 6),
+        ("one@host/3", "lease expired, and proven dead", [0, 1, 3], 6),
         ("old@host/1", "attempts taken over", [], 1),
         ("only@runs/activities", "attempts taken over", [], 5),
     ]
     assert (losses[0]["messages"], losses[0]["more"]) == (10_009, True)
+    assert "2026-01-01T00:07:00Z to 2026-01-01T00:09:00Z" in show()
     assert re.search(r"10009\+ of 6 instances", show())
     asyncio.run(take(1, "one@host/3", "two@host/2", 9, 4.2, proven=True))
     asyncio.run(take(3, "one@host/3", "two@host/2", 9, None, proven=True, messages=0, instances=0, attempts=3))

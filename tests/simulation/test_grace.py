@@ -234,7 +234,7 @@ def test_an_instance_that_cleans_up_is_not_suspended() -> None:
         await world.client.terminate("a", "late", grace=MINUTE)
         await world.client.suspend("a")
         await begun(world, clusters, "close a")
-        why = "is Running: it cleans up after a terminate, so it cannot be suspended. It takes: terminate"
+        why = r"is Running, created .* UTC: it cleans up after a terminate, so it cannot be suspended. It takes"
         with pytest.raises(InvalidStateError, match=why):
             await world.client.suspend("a", recurse=True)
         await is_terminated(world, "a")
@@ -293,7 +293,7 @@ def test_a_child_that_its_parent_has_cancelled_is_not_suspended() -> None:
             await world.join("one")
             await world.client.start("parent", instance_id="parent")
             await world.clock.sleep(7)
-            why = "is Running: its parent has cancelled it, and it ends, so it cannot be suspended"
+            why = r"is Running, created .* UTC: its parent has cancelled it, and it ends, so it cannot be suspended"
             with pytest.raises(InvalidStateError, match=why):
                 await world.client.suspend("child")
             assert (await world.wait("parent")).status is Status.COMPLETED

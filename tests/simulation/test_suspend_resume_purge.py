@@ -889,10 +889,10 @@ def test_records_and_histories_of_many_transactions_go_too() -> None:
 def test_only_what_has_ended_is_purged() -> None:
     async def drive(world: World) -> Any:
         await world.client.start("patient", instance_id="one")
-        with pytest.raises(InputError, match=r"Pending since .* UTC: terminate it"):
+        with pytest.raises(InputError, match=r"Pending, created .* UTC: terminate it"):
             await world.client.purge("one")
         await world.clock.sleep(1.0)
-        with pytest.raises(InputError, match=r"Running since .* UTC: terminate it"):
+        with pytest.raises(InputError, match=r"Running, created .* UTC: terminate it"):
             await world.client.purge("one")
         await world.client.suspend("one")
         await world.clock.sleep(1.0)
