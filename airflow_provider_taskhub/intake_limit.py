@@ -19,7 +19,7 @@ class IntakePolicy(StrEnum):
     """What a new start does while the intake limit of the hub is reached."""
 
     REFUSE = "refuse"  # it raises IntakeFull at once
-    WAIT = "wait"  # it waits for room, and raises IntakeFull at its deadline
+    WAIT = "wait"  # it waits until the hub has room; it raises IntakeFull if the hub is still full at the deadline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -495,7 +495,8 @@ class InstanceHandle:
         :returns: the state of the new instance.
         :raises InstanceNotFound: if there is no such instance.
         :raises InstanceExists: if the instance has not ended and ``new_id`` is False.
-        :raises IntakeFull: if too many messages wait in the hub. A restart does not wait for room. Nothing was changed.
+        :raises IntakeFull: if too many messages wait in the hub. A restart does not wait for room.
+            The instance is unchanged.
         """
         row = await self._existing(payloads=True)
         into, policy, tags = self.id, StartPolicy.REPLACE_FINISHED, row.tags

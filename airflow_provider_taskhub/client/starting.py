@@ -61,7 +61,7 @@ class Starter:
         """Start an instance. Other parameters and errors: ``Client.start``.
 
         :param text: the input as JSON; None: no input.
-        :param before: called when the hub takes the start, before anything of it is written.
+        :param before: called after the hub has accepted the start, and before the client writes the start.
         """
         instance = OrchestrationInstance(instance_id=instance_id, execution_id=uuid4().hex)
         with tracing.creating(orchestrator, version, instance) as carried:

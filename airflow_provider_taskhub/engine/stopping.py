@@ -83,7 +83,7 @@ def cancels(history: Iterable[HistoryEvent], scope: Scope, request: grace.Reques
     """Return the events and messages that cancel what the child has called and has not cancelled yet.
 
     :param history: the events of the current generation.
-    :param scope: the child, and the orchestrator's time.
+    :param scope: the instance id of the child, its start event, and the time of the episode.
     :param first: number of the first cancel.
     """
     history = tuple(history)

@@ -44,7 +44,7 @@ KEPT = 10.0
 COUNTED_EVERY = 5.0
 """Seconds for which a count is used while it leaves room."""
 REFUSED_BY = 1.0
-"""Seconds for which a count is used that leaves no room, so that those who are refused do not count all the time."""
+"""A count that found the hub full is used for this many seconds, so that the client does not count at each refusal."""
 DEADLINE = 3.0
 """Longest time in seconds that reading the limit, or a count, may hold up a start."""
 _AT_ONCE = 16
@@ -58,7 +58,7 @@ class Counted:
     :param waiting: how many waited when it has counted.
     :param age: seconds since then.
     :param made: how many starts it has made since then.
-    :param under_way: how many starts it makes now.
+    :param under_way: how many starts this client has begun and not yet finished.
     :param exact: whether the count has left hidden messages out. Otherwise it says only how many wait at most.
     """
 
@@ -103,7 +103,7 @@ class Intake:
     async def place(self) -> AsyncIterator[None]:
         """Let one start in, which is made during the ``with`` block.
 
-        :raises IntakeFull: if the limit is reached. The block was not entered.
+        :raises IntakeFull: if the limit is reached. The code in the block does not run then.
         """
         limit = await self._current()
         if limit is None:
@@ -191,7 +191,7 @@ async def read(store: Store, names: HubNames) -> IntakeLimit | None:
 
 
 def decoded(columns: Mapping[str, object]) -> IntakeLimit | None:
-    """Return the intake limit in the columns of a hub row; None: there is none, or a newer package has written it."""
+    """Return the intake limit in the columns of a hub row; None: it has no limit that this version can read."""
     messages, policy, by = columns.get("IntakeMessages"), columns.get("IntakePolicy"), columns.get("IntakeBy")
     if not isinstance(messages, int) or not isinstance(policy, str):
         return None

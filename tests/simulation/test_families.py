@@ -133,7 +133,9 @@ def test_nothing_of_a_family_is_purged_while_one_of_it_runs() -> None:
         await hub.client.start("shares", "inner", instance_id="outer")
         await hub.clock.sleep(5.0)
         await hub.client.terminate("outer", recurse=False, wait=True, timeout=timedelta(minutes=1))
-        with pytest.raises(InvalidStateError, match=r"'inner' is Running, created .*: it belongs to 'outer': terminate it"):
+        with pytest.raises(
+            InvalidStateError, match=r"'inner' is Running, created .*: it belongs to 'outer': terminate it"
+        ):
             await hub.client.purge("outer", recurse=True)
         assert await ids(hub.client) == ["inner", "outer"]
         await hub.client.terminate("inner", wait=True, timeout=timedelta(minutes=1))
