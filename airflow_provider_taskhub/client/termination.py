@@ -38,12 +38,6 @@ CHILD_APPEARS = 30.0
 """Seconds to wait for the row of a child whose parent was terminated. After this time the child counts as ended."""
 
 
-async def children_left(instance: InstanceHandle) -> list[InstanceHandle]:
-    """Return the children of an instance that failed or was terminated which run, or have failed too."""
-    history, _ = await instance.readable_history()
-    return await _children(instance, history, lambda status: status is Status.FAILED or not status.is_final)
-
-
 async def something_runs(instance: InstanceHandle, status: Status) -> bool:
     """Return whether something of an instance that failed or was terminated runs.
 
@@ -52,13 +46,13 @@ async def something_runs(instance: InstanceHandle, status: Status) -> bool:
 
     :param status: the instance's status.
     """
+    history, _ = await instance.readable_history()
     if status is Status.FAILED:
         if any(record.runs for record in await instance.activities()):
             return True
-        left = await children_left(instance)
+        left = await _children(instance, history, lambda status: status is Status.FAILED or not status.is_final)
     else:
-        history, _ = await instance.readable_history()
-        if not _ends_children(history):
+        if not children.ends_children(history):
             return False
         left = await _children(instance, history, lambda status: status is not Status.COMPLETED)
     for child in left:
@@ -72,13 +66,6 @@ async def was_asked_to_clean_up(instance: InstanceHandle) -> bool:
     """Return whether somebody has asked the instance to end and has given time for a clean-up."""
     history, _ = await instance.readable_history()
     return grace.found(history) is not None
-
-
-def _ends_children(history: Sequence[HistoryEvent]) -> bool:
-    """Return whether the instance of this history was terminated with its children."""
-    request = grace.found(history)
-    terminated = any(event.taskhub_recurse for event in history if isinstance(event, ExecutionTerminated))
-    return terminated or (request is not None and request.recurse)
 
 
 async def _children(
@@ -115,7 +102,7 @@ async def nothing_runs(
     :param instance: the instance that has ended.
     :param deadline: the time until which to wait.
     :param progress: called with the id of each child before the wait for that child begins.
-    :param recurse: True: if the instance was terminated, wait for its children too, and for the children of these.
+    :param recurse: True: wait for its children too, which a terminate message has reached, and for their children.
     :param longest: the longest pause between two readings of a child's row, in seconds.
     :raises TimeoutError: if something still runs at the deadline.
     """
@@ -141,22 +128,23 @@ async def _family(
 ) -> AsyncIterator[tuple[InstanceHandle, bool]]:
     """Yield an ended instance, and all its children as they end, and also the children of these children.
 
-    If the termination was only for the instance itself, its children are not waited for.
+    The children that have completed are not included, nor what these have started.
 
     :returns: each instance, and True if it has, or perhaps has, an activity without an answer.
     """
     history, unreadable = await instance.readable_history()
     yield instance, bool(unreadable) or _may_have_open_calls(history)
-    if not (recurse and _ends_children(history)):
+    if not recurse:
         return
-    for event in children.unfinished(history, cancelled=True):
+    for event in (*children.unfinished(history, cancelled=True), *children.failed(history)):
         progress(event.instance_id)
         child = instance.other(event.instance_id)
         row = await _child_row(child, deadline)
         if row is None or not (event.execution_id is None or same_start(row.execution_id, event.execution_id)):
             continue
         row = await child.wait(timeout=deadline.left(), longest=longest)
-        async for one in _family(child, deadline, progress, longest, recurse=row.status is Status.TERMINATED):
+        recurse = row.status in (Status.TERMINATED, Status.FAILED)
+        async for one in _family(child, deadline, progress, longest, recurse=recurse):
             yield one
 
 

@@ -1,9 +1,10 @@
 """Finds the children to terminate when their parent is terminated: pure functions over the parent's history.
 
-If the terminate message has ``TaskHubRecurse``, each child that has not completed gets a terminate message too. This
-message has the child's execution id, so that it cannot end a later run of the same instance id. It also has the name of
-the child's orchestrator, because perhaps the child has not begun yet. A child with DurableTask's fire-and-forget tag
-gets no message.
+If the terminate message has ``TaskHubRecurse``, each child that has not completed gets a terminate message too. So does
+each child that has failed: its activities and children may go on, for a rewind that nobody will ask for. This message
+has the child's execution id, so that it cannot end a later run of the same instance id. It also has the name of the
+child's orchestrator, because perhaps the child has not begun yet. A child with DurableTask's fire-and-forget tag gets
+no message.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ children are removed from a longer list."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """A child that has not completed.
+    """A child that has not completed, or has failed.
 
     :param instance_id: instance id of the child.
     :param execution_id: execution id with which the child started; None if a .NET worker ran the parent, because .NET
@@ -68,6 +69,19 @@ def awaited(history: Iterable[HistoryEvent], *, cancelled: bool = False) -> tupl
             case EventSent() if event.taskhub_cancels is not None and not cancelled:
                 waiting.pop(event.taskhub_cancels, None)
     return tuple(waiting.values())
+
+
+def failed(history: Iterable[HistoryEvent]) -> list[Child]:
+    """Return the children of this generation that have failed or were terminated, so that something may run for them.
+
+    Children with the fire-and-forget tag are not included.
+
+    :param history: the events of the current generation.
+    """
+    history = tuple(history)
+    ends = {event.task_scheduled_id for event in history if isinstance(event, SubOrchestrationInstanceFailed)}
+    created = (event for event in history if isinstance(event, SubOrchestrationInstanceCreated))
+    return [_child(one) for one in created if one.event_id in ends and FIRE_AND_FORGET not in (one.tags or {})]
 
 
 def cleaning_up(history: Iterable[HistoryEvent]) -> tuple[SubOrchestrationInstanceCreated, ...]:
@@ -111,7 +125,7 @@ def carried(history: Iterable[HistoryEvent]) -> str | None:
 
 
 def terminations(history: Iterable[HistoryEvent], instance_id: str, time: Timestamp) -> list[Outbound]:
-    """Return the messages that terminate the open children of an instance.
+    """Return the messages that terminate the open children of an instance, and what runs for those that have failed.
 
     :param history: the events of the instance since the last ``continue_as_new``, with the ExecutionTerminated event or
         the request to end.
@@ -129,14 +143,45 @@ def terminations(history: Iterable[HistoryEvent], instance_id: str, time: Timest
         found = tuple(map(_child, awaited(history)))
     else:
         reason, found = terminated.input, unfinished(history, cancelled=True)
-    return [_termination(child, because(instance_id, reason), time) for child in found]
+    return [_termination(child, because(instance_id, reason), time) for child in (*found, *failed(history))]
+
+
+def left_over(
+    history: Iterable[HistoryEvent], terminate: ExecutionTerminated, instance_id: str, time: Timestamp
+) -> list[Outbound]:
+    """Return the messages that terminate what runs of the children of an instance that has already ended.
+
+    :param history: the events of the instance since the last ``continue_as_new``. It has failed or was terminated.
+    :param terminate: a terminate message that has come after the end.
+    :param instance_id: instance id of the parent.
+    :param time: timestamp of the messages.
+    :returns: an empty list if the message is not for the children, or if they were terminated with the instance.
+    """
+    history = tuple(history)
+    if not terminate.taskhub_recurse or ends_children(history):
+        return []
+    why = because(instance_id, terminate.input)
+    found = (*unfinished(history, cancelled=True), *failed(history))
+    return [_termination(child, why, time, seconds=terminate.taskhub_grace) for child in found]
+
+
+def ends_children(history: Iterable[HistoryEvent]) -> bool:
+    """Return whether an instance was terminated, or asked to end, with its children.
+
+    :param history: the events of the instance since the last ``continue_as_new``.
+    """
+    history = tuple(history)
+    request = grace.found(history)
+    terminated = any(event.taskhub_recurse for event in history if isinstance(event, ExecutionTerminated))
+    return terminated or (request is not None and request.recurse)
 
 
 def requests(history: Iterable[HistoryEvent], instance_id: str, time: Timestamp) -> list[Outbound]:
     """Return the messages that ask the open children of earlier generations to end, because their parent is asked to.
 
-    The children of the current generation get theirs with their cancels. A parent whose clean-up is cut short by a
-    cancel also ends the children that it has asked to clean up.
+    They also end what runs for the children that have failed. The open children of the current generation get theirs
+    with their cancels. A parent whose clean-up is cut short by a cancel also ends the children that it has asked to
+    clean up.
 
     :param history: the events of the instance since the last ``continue_as_new``, with the request to end.
     :param instance_id: instance id of the parent.
@@ -148,7 +193,7 @@ def requests(history: Iterable[HistoryEvent], instance_id: str, time: Timestamp)
         return []
     why = because(instance_id, request.reason)
     cut_short = () if request.call is None else map(_child, cleaning_up(history))
-    found = (*_earlier(history), *cut_short)
+    found = (*_earlier(history), *cut_short, *failed(history))
     return [_termination(child, why, time, seconds=request.grace or None) for child in found]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,10 +12,12 @@ import pytest
 from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.errors import TaskFailedError
 from airflow_provider_taskhub.hub.waiting.reasons import Reason
 from tests.simulation.world import World, simulate
 
 BROKEN = [True]
+RUNS: list[str] = []
 app = App("family")
 
 
@@ -45,6 +49,41 @@ async def family(ctx: OrchestrationContext) -> list[str]:
 async def alone(ctx: OrchestrationContext) -> str:
     await ctx.call_activity(flaky)
     return await ctx.wait_for_external_event("go", str)
+
+
+@app.activity(record=True)
+async def long(whose: str) -> None:
+    RUNS.append(whose)
+    try:
+        await asyncio.sleep(600)
+    finally:
+        RUNS.remove(whose)
+
+
+@app.orchestrator
+async def broken(ctx: OrchestrationContext) -> None:
+    ctx.call_activity(long, "broken")
+    ctx.call_sub_orchestrator(waits, instance_id="waits-0")
+    await ctx.create_timer(timedelta(seconds=5))
+    await ctx.call_activity(flaky)
+
+
+@app.orchestrator
+async def tolerant(ctx: OrchestrationContext) -> str:
+    with suppress(TaskFailedError):
+        await ctx.call_sub_orchestrator(broken, instance_id="broken")
+    return await ctx.wait_for_external_event("go", str)
+
+
+@app.orchestrator
+async def top(ctx: OrchestrationContext) -> None:
+    child = ctx.call_sub_orchestrator(tolerant, instance_id="tolerant")
+    cancel, fail = (ctx.wait_for_external_event(name) for name in ("cancel", "fail"))
+    if await ctx.when_any([cancel, fail]) is fail:
+        raise ValueError("no")
+    child.cancel()
+    with suppress(TaskFailedError):
+        await child
 
 
 async def _failed(world: World, orchestrator: str) -> None:
@@ -96,7 +135,52 @@ def test_a_second_terminate_ends_the_children_that_the_first_one_has_left(wait: 
             children = [await world.client.get(f"waits-{number}") for number in range(2)]
             return state.status, [child and (child.status, child.output) for child in children]
 
-    assert simulate(main) == (Status.TERMINATED, [(Status.TERMINATED, "all")] * 2)
+    assert simulate(main) == (Status.TERMINATED, [(Status.TERMINATED, "its parent 'i' was terminated: all")] * 2)
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["", "and its worker dies"])
+@pytest.mark.parametrize("how", ["terminate", "terminate with grace", "cancel", "terminate after a failure"])
+@pytest.mark.rows("D63")
+def test_what_a_failed_child_has_left_running_ends_with_its_family(how: str, dies: bool) -> None:
+    """Nobody can rewind this child alone so that its parent goes on: the parent has handled the failure."""
+
+    async def main() -> None:
+        BROKEN[0] = True
+        async with World(app) as world:
+            client, first = world.client, await world.join("one")
+            await client.start("top", instance_id="i")
+            async with asyncio.timeout(60.0):
+                while (row := await client.get("broken")) is None or row.status is not Status.FAILED:
+                    await world.clock.sleep(0.5)
+            assert RUNS == ["broken"]
+            await _running(world, "i", "tolerant", "waits-0")
+            if how == "cancel":
+                await client.raise_event("i", "cancel")
+            elif how == "terminate after a failure":
+                await client.raise_event("i", "fail")
+                assert (await world.wait("i")).status is Status.FAILED
+                assert RUNS == ["broken"]
+            asked = None
+            if how != "cancel":
+                grace = timedelta(seconds=30) if "grace" in how else None
+                asked = asyncio.create_task(client.terminate("i", "all", wait=True, grace=grace))
+                await world.clock.sleep(0.1)
+            if dies:
+                await first.bury()
+                RUNS.clear()  # the attempt ends with its worker
+                await world.join("two")
+            if asked is not None:
+                await asked
+                assert RUNS == []
+            await world.wait("waits-0")
+            await world.settle()
+            assert RUNS == []
+            ended = [await client.get(one) for one in ("i", "tolerant", "broken", "waits-0")]
+            others = [Status.TERMINATED, Status.FAILED, Status.TERMINATED]
+            top = {"cancel": Status.COMPLETED, "terminate after a failure": Status.FAILED}.get(how, Status.TERMINATED)
+            assert [row and row.status for row in ended] == [top, *others]
+
+    simulate(main)
 
 
 def test_a_rewound_instance_says_for_what_it_waits_and_that_it_has_not_ended() -> None:

@@ -19,6 +19,7 @@ from secrets import token_hex
 
 import structlog
 
+from airflow_provider_taskhub.engine.children import left_over
 from airflow_provider_taskhub.engine.events import (
     ExecutionCompleted,
     ExecutionResumed,
@@ -36,6 +37,7 @@ from airflow_provider_taskhub.hub.formats.instance_rows import changed, repair_r
 from airflow_provider_taskhub.hub.history import checkpoint
 from airflow_provider_taskhub.hub.history.checkpoint import completion
 from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, mark_unreadable, sentinel_of
+from airflow_provider_taskhub.hub.history.salvage import salvage
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import Suspension
 from airflow_provider_taskhub.hub.queues import quarantine
@@ -80,7 +82,7 @@ class Settler:
         for held, judged in found.discard:
             self._log_discarded(session, held, judged.reason)
         discarded = [held for held, _ in found.discard]
-        await self._cancel_of_failed(live, discarded)
+        await self._end_left_over(session, live, discarded)
         if discarded and live.past:
             await self.repair(session, live, discarded)
         for held, run in found.record:
@@ -108,18 +110,31 @@ class Settler:
                 await self._hub.store.commit(Unit(steps=(Step(name="stored", operations=(deletion,)),)))
             session.reader.release([held])
 
-    async def _cancel_of_failed(self, live: LoadedInstance, discarded: Sequence[Delivery]) -> None:
-        """Cancel the activities that still run for a failed instance, if one of the messages is a terminate for it."""
+    async def _end_left_over(
+        self, session: Session[LoadedInstance], live: LoadedInstance, discarded: Sequence[Delivery]
+    ) -> None:
+        """End what still runs of an instance that has ended, if one of the messages is a terminate for it.
+
+        These are the activities of a failed instance, and the children of one that has failed, or was terminated
+        without them.
+        """
+        if live.ended not in (Status.FAILED, Status.TERMINATED):
+            return
+        hub, instance_id = self._hub, session.instance_id
         for held in discarded:
             event = held.message.event
             if (
-                live.ended is Status.FAILED
-                and isinstance(event, ExecutionTerminated)
-                and event.taskhub_execution_id is not None
-                and same_start(event.taskhub_execution_id, live.execution_id)
-                and self._cancelling.concerns(live.open_tasks, None)
+                not isinstance(event, ExecutionTerminated)
+                or event.taskhub_execution_id is None
+                or not same_start(event.taskhub_execution_id, live.execution_id)
             ):
-                await self._cancelling.cancel(held.message.instance.instance_id, live.execution_id)
+                continue
+            if live.ended is Status.FAILED and self._cancelling.concerns(live.open_tasks, None):
+                await self._cancelling.cancel(instance_id, live.execution_id)
+            if event.taskhub_recurse:
+                history = (await salvage(hub.store, hub.names, instance_id)).events
+                for message in left_over(history, event, instance_id, hub.clock.utc_now()):
+                    await hub.send(hub.message_to(message.event, message.target, sender=live.execution.instance))
 
     async def delete(self, session: Session[LoadedInstance], messages: Sequence[Delivery]) -> None:
         """Delete messages from their queue."""
