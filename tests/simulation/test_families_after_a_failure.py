@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import TaskFailedError
@@ -93,6 +94,10 @@ async def _failed(world: World, orchestrator: str) -> None:
     BROKEN[0] = False
 
 
+async def _ended(client: Client, grace: timedelta | None) -> None:
+    await client.terminate("i", "all", wait=True, grace=grace, timeout=timedelta(minutes=5))
+
+
 async def _running(world: World, *ids: str) -> None:
     for one in ids:
         async with asyncio.timeout(60.0):
@@ -163,7 +168,7 @@ def test_what_a_failed_child_has_left_running_ends_with_its_family(how: str, die
             asked = None
             if how != "cancel":
                 grace = timedelta(seconds=30) if "grace" in how else None
-                asked = asyncio.create_task(client.terminate("i", "all", wait=True, grace=grace))
+                asked = asyncio.create_task(_ended(client, grace))
                 await world.clock.sleep(0.1)
             if dies:
                 await first.bury()
