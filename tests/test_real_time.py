@@ -39,6 +39,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "benchmarks/workloads.py": {"_all_ended": POLL, "_idle": MEASURE},
     "demo/test_processes.py": {"test_a_second_ctrl_c_does_not_stop_the_cleaning": PACE},
     "docs/blocks.py": {"Runner._console": "a page says how long a reader repeats a command; longer is as good"},
+    "e2e/case_app.py": {"activity": POLL},
     "e2e/deadly_app.py": {"_run": WORK},
     "e2e/explore/app.py": {"_carry_out": WORK},
     "e2e/explore/driver.py": {"_give": PACE, "_kill": PACE, "_settle": POLL},

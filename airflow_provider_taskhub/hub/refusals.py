@@ -8,10 +8,9 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import InvalidStateError
 from airflow_provider_taskhub.hub.model import InstanceState
 
-_OPEN = "terminate, suspend, raise-event"
 _TAKES = {
-    Status.PENDING: _OPEN,
-    Status.RUNNING: _OPEN,
+    Status.PENDING: "terminate, suspend, raise-event",
+    Status.RUNNING: "terminate, suspend (unless it cleans up or its parent has cancelled it), raise-event",
     Status.SUSPENDED: "resume, terminate, raise-event",
     Status.FAILED: "rewind, restart, terminate (for what still runs of it), purge",
 }

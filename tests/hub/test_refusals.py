@@ -16,7 +16,11 @@ CREATED, SUSPENDED, ENDED = (Timestamp.parse(f"2026-11-30T0{hour}:00:00Z") for h
     ("status", "said"),
     [
         (Status.PENDING, "is Pending, created 2026-11-30 01:00:00 UTC: no. It takes: terminate, suspend, raise-event"),
-        (Status.RUNNING, "is Running, created 2026-11-30 01:00:00 UTC: no. It takes: terminate, suspend, raise-event"),
+        (
+            Status.RUNNING,
+            "is Running, created 2026-11-30 01:00:00 UTC: no. It takes: terminate, suspend (unless it cleans up or its "
+            "parent has cancelled it), raise-event",
+        ),
         (Status.SUSPENDED, "is Suspended since 2026-11-30 02:00:00 UTC: no. It takes: resume, terminate, raise-event"),
         (Status.COMPLETED, "is Completed since 2026-11-30 03:00:00 UTC: no. It takes: restart, purge"),
         (Status.TERMINATED, "is Terminated since 2026-11-30 03:00:00 UTC: no. It takes: restart, purge"),

@@ -1,201 +1,15 @@
-"""Whole-engine tests from plain files: ``tests/simulation/cases/*.toml``, one case a file.
-
-A file has a sentence (``what``), orchestrators (``programs``), a script (``do``) and what must come of it (``expect``).
-The workers are the real ones, in virtual time. The form of a file is that of :class:`Case`.
-"""
+"""Plays the cases of :mod:`case_files`. The workers are the real ones, in virtual time."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import tomllib
-from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
-from pathlib import Path
-from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
-from airflow_provider_taskhub.app import (
-    App,
-    OrchestrationContext,
-    OrchestrationError,
-    RetryPolicy,
-    Task,
-    TaskCancelledError,
-    TaskFailedError,
-    TerminationRequested,
-)
-from airflow_provider_taskhub.engine.tasks import CancellableTask
+from airflow_provider_taskhub.app import OrchestrationError
 from airflow_provider_taskhub.errors import TaskHubError, Unavailable
 from airflow_provider_taskhub.storage.faults import Call, Fault
+from tests.simulation.case_files import Case, Command, Expect, Step, app_of, ask, check
 from tests.simulation.world import RARE_RENEWALS, Machine, Place, World, simulate
-
-FOLDER = Path(__file__).with_name("cases")
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class OneThing(Strict):
-    """A table of which exactly one of some keys is given."""
-
-    KINDS: ClassVar[tuple[str, ...]]
-
-    @model_validator(mode="after")
-    def _check_kind(self) -> Self:
-        given = [name for name in self.KINDS if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"give exactly one of {', '.join(self.KINDS)}, and not {given}")
-        return self
-
-
-class Step(OneThing):
-    """A step of a program."""
-
-    KINDS = ("call", "timer", "event", "child", "all", "any", "branch", "again", "say", "fail", "tidy")
-
-    call: str | None = None
-    """Call an activity. Its value is this name."""
-    timer: float | None = None
-    """Wait so many seconds. The value is "due"."""
-    event: str | None = None
-    """Wait for an event. The value is the event's data; "due" if it has none."""
-    child: str | None = None
-    """Run a program as a child, whose id is ``<parent>.<program>``."""
-    all: list[Step] | None = None
-    any: list[Step] | None = None
-    """The value is that of the first one. The others are cancelled."""
-    branch: list[Step] | None = None
-    """A branch with its own steps."""
-    again: list[Step] | None = None
-    """Continue as new with these steps, and with the values so far. It is the last step."""
-    say: str | None = None
-    """Set the custom status."""
-    fail: str | None = None
-    """Raise an error with this text."""
-    tidy: list[Step] | None = None
-    """These steps, which the steps ``clean`` follow if the instance is asked to end meanwhile."""
-
-    clean: list[Step] = Field(default_factory=list)
-    waits: bool = False
-    """With ``any``: whether the code waits for the end of the others that it has cancelled."""
-    seconds: float = 1.0
-    """How long the activity takes."""
-    kind: str = "plain"
-    """The activity: ``plain``, ``recorded`` or ``limited`` (two at once in the hub)."""
-    fails: int = 0
-    """How many of its first attempts fail. Each attempt that begins counts."""
-    final: bool = False
-    """Whether its failure is not to be retried."""
-    retry: int = 1
-    """Maximum number of attempts."""
-    pause: float = 1.0
-    """Seconds between two attempts."""
-    within: float | None = None
-    """A limit in seconds, by ``ctx.timeout``. The value is "late" if it is over."""
-    caught: bool = False
-    """The code catches a failure. The value is "failed"."""
-
-
-class Command(OneThing):
-    """What is done at a second of the world."""
-
-    KINDS = (
-        "start",
-        "suspend",
-        "resume",
-        "terminate",
-        "rewind",
-        "restart",
-        "purge",
-        "send",
-        "see",
-        "join",
-        "kill",
-        "drain",
-        "cut",
-    )
-
-    at: float
-    start: str | None = None
-    """Start a program. The instance's id is the name of the program, or ``id``."""
-    suspend: str | None = None
-    resume: str | None = None
-    terminate: str | None = None
-    """Terminate an instance, and wait for the confirmation."""
-    rewind: str | None = None
-    restart: str | None = None
-    purge: str | None = None
-    send: str | None = None
-    """Send the event ``name`` with ``data`` to an instance."""
-    see: str | None = None
-    """Check that an instance has the status ``status``."""
-    join: str | None = None
-    """A worker starts."""
-    kill: str | None = None
-    """A worker dies, as under SIGKILL."""
-    drain: str | None = None
-    """A worker stops, as on SIGTERM."""
-    cut: str | None = None
-    """The store answers a worker nothing for ``seconds``; "*": it answers nobody."""
-
-    recurse: bool = False
-    """Suspend or resume the children too."""
-    grace: float | None = None
-    """Terminate with so many seconds for a clean-up."""
-    id: str | None = None
-    count: int = 1
-    """Start so many instances: ``<id>-1`` and so on."""
-    priority: int | None = None
-    name: str = "go"
-    data: Any = None
-    status: str | None = None
-    seconds: float = 0.0
-    refused: str | None = None
-    """The class of the error with which the command is refused."""
-
-
-class Outcome(Strict):
-    status: str
-    output: Any = None
-
-
-class Expect(Strict):
-    done: list[str]
-    """The activities that came to their end without an error, in any order. Each counts: nothing runs twice."""
-    begun: list[str] | None = None
-    """The activities that began; if it is left out, those of ``done``."""
-    quiet: list[tuple[float, float]] = Field(default_factory=list)
-    """Spans of seconds in which no activity begins."""
-    before: list[tuple[str, float]] = Field(default_factory=list)
-    """Activities, each with the second before which it has begun."""
-    after: list[tuple[str, float]] = Field(default_factory=list)
-    """Activities, each with the second after which its last attempt has begun."""
-    at_once: int | None = None
-    """The largest number of activities that run at the same time."""
-    instances: dict[str, Outcome]
-    """What becomes of each instance. There are no others."""
-
-
-class Case(Strict):
-    """A file."""
-
-    what: str
-    workers: list[str] = Field(default_factory=lambda: ["one"])
-    slots: int = 4
-    programs: dict[str, list[Step]]
-    do: list[Command]
-    expect: Expect
-
-
-def load(path: Path) -> Case:
-    """Read a case. A key that does not exist is an error."""
-    return Case.model_validate(tomllib.loads(path.read_text()))
 
 
 class Stage:
@@ -203,115 +17,37 @@ class Stage:
 
     :ivar begun: the activities that began, and at which second, in order.
     :ivar done: the activities that came to their end without an error.
+    :ivar moments: what happened, in order: ``("begin", name, attempt)``, ``("end", name, attempt)``,
+        ``("do", "", number of the command)``. A cancelled attempt has no end.
     """
 
     def __init__(self, case: Case) -> None:
         self.case = case
         self.begun: list[tuple[str, float]] = []
         self.done: list[str] = []
+        self.moments: list[tuple[str, str, int]] = []
+        self.began = 0.0
         self.running = self.at_once = 0
-        self.now: Callable[[], float] = lambda: 0.0
-        self.app = App("case")
-        for kind, options in {"plain": {}, "recorded": {"record": True}, "limited": {"limit": 2}}.items():
-            self.app.activity(name=kind, **options)(self._activity())
-        for name, steps in case.programs.items():
-            self.app.orchestrator(name=name)(_orchestrator(steps))
+        self.app = app_of(case, self._activity)
 
-    def _activity(self) -> Callable[[dict[str, Any]], Any]:
-        async def activity(given: dict[str, Any]) -> str:
-            step = Step.model_validate(given)
-            name = str(step.call)
-            self.begun.append((name, self.now()))
-            tries = sum(one == name for one, _ in self.begun)
-            self.running += 1
-            self.at_once = max(self.at_once, self.running)
-            try:
-                await asyncio.sleep(step.seconds)
-            finally:
-                self.running -= 1
-            if tries <= step.fails:
-                raise OrchestrationError(f"{name} does not work", retryable=not step.final)
-            self.done.append(name)
-            return name
-
-        return activity
+    async def _activity(self, step: Step) -> None:
+        name = str(step.call)
+        self.begun.append((name, asyncio.get_running_loop().time() - self.began))
+        tries = sum(one == name for one, _ in self.begun)
+        self.moments.append(("begin", name, tries))
+        self.running += 1
+        self.at_once = max(self.at_once, self.running)
+        try:
+            await asyncio.sleep(step.seconds)
+        finally:
+            self.running -= 1
+        self.moments.append(("end", name, tries))
+        if tries <= step.fails:
+            raise OrchestrationError(f"{name} does not work", retryable=not step.final)
+        self.done.append(name)
 
 
-def _orchestrator(steps: list[Step]) -> Callable[..., Any]:
-    async def orchestrator(ctx: OrchestrationContext, given: dict[str, Any] | None = None) -> list[Any]:
-        own = steps if given is None else [Step.model_validate(step) for step in given["steps"]]
-        values: list[Any] = [] if given is None else given["values"]
-        return await _carry_out(ctx, own, values)
-
-    return orchestrator
-
-
-async def _carry_out(ctx: OrchestrationContext, steps: list[Step], values: list[Any]) -> list[Any]:
-    for step in steps:
-        if step.again is not None:
-            ctx.continue_as_new({"steps": [one.model_dump() for one in step.again], "values": values})
-        elif step.say is not None:
-            ctx.set_custom_status(step.say)
-        elif step.fail is not None:
-            raise ValueError(step.fail)
-        elif step.tidy is not None:
-            try:
-                await _carry_out(ctx, step.tidy, values)
-            except TerminationRequested:
-                await _carry_out(ctx, step.clean, values)
-                raise
-        else:
-            values.append(await _value(ctx, step))
-    return values
-
-
-async def _value(ctx: OrchestrationContext, step: Step) -> Any:
-    try:
-        if step.within is None:
-            return await _awaited(ctx, step)
-        async with ctx.timeout(step.within):
-            return await _awaited(ctx, step)
-    except TimeoutError:
-        return "late"
-    except TaskFailedError:
-        if not step.caught:
-            raise
-        return "failed"
-
-
-async def _awaited(ctx: OrchestrationContext, step: Step) -> Any:
-    if step.any is None:
-        value = await _task(ctx, step)
-    else:
-        tasks = [_task(ctx, part) for part in step.any]
-        value = (await ctx.when_any(tasks)).get_result()
-        for task in tasks:
-            if isinstance(task, CancellableTask):
-                task.cancel()
-        for task in tasks if step.waits else ():
-            with suppress(TaskCancelledError):
-                await task
-    return "due" if value is None else value
-
-
-def _task(ctx: OrchestrationContext, step: Step) -> Task[Any]:
-    if step.call is not None:
-        policy = RetryPolicy(max_attempts=step.retry, first_retry_interval=timedelta(seconds=step.pause))
-        return ctx.call_activity(step.kind, step.model_dump(), retry=policy)
-    if step.timer is not None:
-        return ctx.create_timer(timedelta(seconds=step.timer))
-    if step.event is not None:
-        return ctx.wait_for_external_event(step.event)
-    if step.child is not None:
-        policy = RetryPolicy(max_attempts=step.retry, first_retry_interval=timedelta(seconds=step.pause))
-        return ctx.call_sub_orchestrator(step.child, instance_id=f"{ctx.instance_id}.{step.child}", retry=policy)
-    if step.all is not None:
-        return ctx.when_all([_task(ctx, part) for part in step.all])
-    assert step.branch is not None, f"no step: {step!r}"
-    return ctx.branch(_carry_out(ctx, step.branch, []))
-
-
-def play(case: Case, place: Place) -> None:
+def play(case: Case, place: Place) -> Stage:
     """Play a case, and check what came of it.
 
     :raises AssertionError: it is not what the case expects.
@@ -322,11 +58,10 @@ def play(case: Case, place: Place) -> None:
 
     async def main() -> None:
         async with World(stage.app, place=place, activities=case.slots) as world:
-            begin = world.clock.monotonic()
-            stage.now = lambda: world.clock.monotonic() - begin
+            stage.began = world.clock.monotonic()
             for name in case.workers:
                 await world.join(name)
-            script = [world.spawn(_do(world, command)) for command in case.do]
+            script = [world.spawn(_do(world, stage, at)) for at in range(len(case.do))]
             try:
                 await asyncio.gather(*script)
                 ids = case.expect.instances
@@ -338,36 +73,27 @@ def play(case: Case, place: Place) -> None:
                     task.cancel()
                 raise
             found = {name: (state[0], state[1]) for name, state in ended.states.items()}
-            check(case.expect, stage, found)
+            check(case.expect, [name for name, _ in stage.begun], stage.done, stage.at_once, found)
+            _check_times(case.expect, stage.begun)
 
     simulate(main)
+    return stage
 
 
-def check(expect: Expect, stage: Stage, found: dict[str, tuple[str, str | None]]) -> None:
-    """Compare what came of a case with what it expects."""
-    begun = expect.done if expect.begun is None else expect.begun
-    assert Counter(stage.done) == Counter(expect.done), f"done: {stage.done}"
-    assert Counter(name for name, _ in stage.begun) == Counter(begun), f"begun: {stage.begun}"
+def _check_times(expect: Expect, begun: list[tuple[str, float]]) -> None:
     for first, last in expect.quiet:
-        early = [one for one in stage.begun if first <= one[1] <= last]
+        early = [one for one in begun if first <= one[1] <= last]
         assert not early, f"begun between {first} s and {last} s: {early}"
     for name, second in expect.before:
-        assert min(at for one, at in stage.begun if one == name) < second, f"{name} began late: {stage.begun}"
+        assert min(at for one, at in begun if one == name) < second, f"{name} began late: {begun}"
     for name, second in expect.after:
-        assert max(at for one, at in stage.begun if one == name) > second, f"{name} began early: {stage.begun}"
-    assert expect.at_once is None or stage.at_once == expect.at_once, f"{stage.at_once} at once"
-    assert set(found) == set(expect.instances), f"instances: {sorted(found)}"
-    for name, outcome in expect.instances.items():
-        status, output = found[name]
-        assert status == outcome.status, f"{name} is {status}: {output}"
-        if status == "Completed":
-            assert json.loads(output or "null") == outcome.output, f"{name} has given {output}"
-        elif outcome.output is not None:
-            assert outcome.output in (output or ""), f"{name} ended with {output}"
+        assert max(at for one, at in begun if one == name) > second, f"{name} began early: {begun}"
 
 
-async def _do(world: World, command: Command) -> None:
+async def _do(world: World, stage: Stage, number: int) -> None:
+    command = stage.case.do[number]
     await world.clock.sleep(command.at)
+    stage.moments.append(("do", "", number))
     refusal: TaskHubError | None = None
     try:
         await _carried_out(world, command)
@@ -378,32 +104,7 @@ async def _do(world: World, command: Command) -> None:
 
 
 async def _carried_out(world: World, command: Command) -> None:
-    client = world.client
     match command:
-        case Command(start=str(program)):
-            name = command.id or program
-            ids = [name] if command.count == 1 else [f"{name}-{number}" for number in range(1, command.count + 1)]
-            options = {} if command.priority is None else {"priority": command.priority}
-            for instance_id in ids:
-                await client.start(program, instance_id=instance_id, **options)
-        case Command(suspend=str(instance_id)):
-            await client.suspend(instance_id, "paused", recurse=command.recurse)
-        case Command(resume=str(instance_id)):
-            await client.resume(instance_id, recurse=command.recurse)
-        case Command(terminate=str(instance_id)):
-            grace = None if command.grace is None else timedelta(seconds=command.grace)
-            await client.terminate(instance_id, "stopped", wait=True, grace=grace, timeout=timedelta(minutes=10))
-        case Command(rewind=str(instance_id)):
-            await client.rewind(instance_id)
-        case Command(restart=str(instance_id)):
-            await client.restart(instance_id)
-        case Command(purge=str(instance_id)):
-            await client.purge(instance_id)
-        case Command(send=str(instance_id)):
-            await client.raise_event(instance_id, command.name, command.data)
-        case Command(see=str(instance_id)):
-            row = await client.get(instance_id)
-            assert (None if row is None else str(row.status)) == command.status, f"{command!r}: {row!r}"
         case Command(join=str(name)):
             await world.join(name)
         case Command(kill=str(name)):
@@ -413,7 +114,7 @@ async def _carried_out(world: World, command: Command) -> None:
         case Command(cut=str(name)):
             await _cut(world, name, command.seconds)
         case _:
-            raise AssertionError(f"no command: {command!r}")
+            await ask(world.client, command)
 
 
 def _worker(world: World, name: str) -> Machine:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.cases import FOLDER, load, play
+from tests.simulation.case_files import FOLDER, load
+from tests.simulation.cases import play
 from tests.simulation.world import MEMORY, WHOLE, Place
 
 FILES = sorted(FOLDER.glob("*.toml"))

@@ -24,7 +24,12 @@ from structlog.testing import LogCapture
 from airflow_provider_taskhub import virtual_time
 from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.client import Client
-from airflow_provider_taskhub.engine.events import HistoryEvent, OrchestratorCompleted, OrchestratorStarted
+from airflow_provider_taskhub.engine.events import (
+    FailureDetails,
+    HistoryEvent,
+    OrchestratorCompleted,
+    OrchestratorStarted,
+)
 from airflow_provider_taskhub.engine.registry import Registry
 from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.hub.hub import Hub
@@ -172,7 +177,13 @@ class Attempts(InProcess):
             return ActivityOutcome(too_late=True)  # as an executor does it
         _running.set(request)
         _listener.set(progress)
-        return await Standing(super().run(request, progress=progress), pause or Pause())
+        seconds = None if request.timeout is None else request.timeout.total_seconds()
+        try:
+            async with asyncio.timeout(seconds):
+                return await Standing(super().run(request, progress=progress), pause or Pause())
+        except TimeoutError:  # the failure of an activity is an outcome and no error, so this is the timeout
+            failure = FailureDetails(error_type="TimeoutError", error_message=f"longer than {seconds:g} s")
+            return ActivityOutcome(failure=failure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
