@@ -22,6 +22,7 @@ from airflow_provider_taskhub.client.termination import (
     FIRST_PAUSE,
     LONGEST_CLEAN_UP_PAUSE,
     LONGEST_PAUSE,
+    children_left,
     nothing_runs,
     something_runs,
     was_asked_to_clean_up,
@@ -322,22 +323,31 @@ class InstanceHandle:
         seconds = grace_seconds(grace)
         row = await self._existing()
         failed = row.status is Status.FAILED
-        left = recurse and row.status in (Status.FAILED, Status.TERMINATED)
-        if not row.status.is_final or left or (failed and await self._has_running_activities()):
+        stopped = failed or row.status is Status.TERMINATED
+        left = await children_left(self) if stopped and recurse else []
+        if not row.status.is_final or (failed and await self._has_running_activities()):
             event = ExecutionTerminated(
                 timestamp=self.hub.clock.utc_now(),
                 input=reason,
                 taskhub_execution_id=row.execution_id,
-                taskhub_recurse=recurse or None,
-                taskhub_grace=seconds,
+                taskhub_recurse=(recurse and not failed) or None,
+                taskhub_grace=None if failed else seconds,
+                taskhub_left_over=failed or None,
             )
             await self.hub.send(self.hub.message_to(event, OrchestrationInstance(instance_id=self.id)))
         deadline = Deadline(self.hub.clock, timeout)
+        for child in left:
+            with suppress(InstanceNotFound):  # it was purged meanwhile
+                await child.terminate(reason, wait=wait, grace=grace, timeout=deadline.left(), progress=progress)
         if not wait:
             return row
         longest = LONGEST_PAUSE if grace is None else LONGEST_CLEAN_UP_PAUSE
         ended = await _end_of(self, row.execution_id, deadline.left(), longest)
-        children = recurse and ended.status in (Status.FAILED, Status.TERMINATED)
+        if ended.status is Status.FAILED and not failed:  # it failed before it read the message
+            return await self.terminate(
+                reason, wait=True, recurse=recurse, grace=grace, timeout=deadline.left(), progress=progress
+            )
+        children = recurse and ended.status is Status.TERMINATED
         await nothing_runs(self, deadline, progress or (lambda child: None), recurse=children, longest=longest)
         return ended
 

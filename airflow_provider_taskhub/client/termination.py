@@ -38,6 +38,12 @@ CHILD_APPEARS = 30.0
 """Seconds to wait for the row of a child whose parent was terminated. After this time the child counts as ended."""
 
 
+async def children_left(instance: InstanceHandle) -> list[InstanceHandle]:
+    """Return the children of an instance that failed or was terminated which run, or have failed too."""
+    history, _ = await instance.readable_history()
+    return await _children(instance, history, lambda status: status is Status.FAILED or not status.is_final)
+
+
 async def something_runs(instance: InstanceHandle, status: Status) -> bool:
     """Return whether something of an instance that failed or was terminated runs.
 
@@ -46,13 +52,13 @@ async def something_runs(instance: InstanceHandle, status: Status) -> bool:
 
     :param status: the instance's status.
     """
-    history, _ = await instance.readable_history()
     if status is Status.FAILED:
         if any(record.runs for record in await instance.activities()):
             return True
-        left = await _children(instance, history, lambda status: status is Status.FAILED or not status.is_final)
+        left = await children_left(instance)
     else:
-        if not children.ends_children(history):
+        history, _ = await instance.readable_history()
+        if not _ends_children(history):
             return False
         left = await _children(instance, history, lambda status: status is not Status.COMPLETED)
     for child in left:
@@ -68,13 +74,23 @@ async def was_asked_to_clean_up(instance: InstanceHandle) -> bool:
     return grace.found(history) is not None
 
 
+def _ends_children(history: Sequence[HistoryEvent]) -> bool:
+    """Return whether the instance of this history was terminated with its children."""
+    request = grace.found(history)
+    terminated = any(event.taskhub_recurse for event in history if isinstance(event, ExecutionTerminated))
+    return terminated or (request is not None and request.recurse)
+
+
 async def _children(
-    instance: InstanceHandle, history: Sequence[HistoryEvent], wanted: Callable[[Status], bool]
+    instance: InstanceHandle, events: Sequence[HistoryEvent], wanted: Callable[[Status], bool]
 ) -> list[InstanceHandle]:
-    """Return the children of an instance whose status is wanted, without those for fire and forget."""
+    """Return the children of an instance whose status is wanted, without those for fire and forget.
+
+    :param events: the events that created the children. Others are ignored.
+    """
     created = [
         event
-        for event in history
+        for event in events
         if isinstance(event, SubOrchestrationInstanceCreated) and FIRE_AND_FORGET not in (event.tags or {})
     ]
     hub = instance.hub
@@ -102,7 +118,7 @@ async def nothing_runs(
     :param instance: the instance that has ended.
     :param deadline: the time until which to wait.
     :param progress: called with the id of each child before the wait for that child begins.
-    :param recurse: True: wait for its children too, which a terminate message has reached, and for their children.
+    :param recurse: True: if the instance was terminated, wait for its children too, and for the children of these.
     :param longest: the longest pause between two readings of a child's row, in seconds.
     :raises TimeoutError: if something still runs at the deadline.
     """
@@ -124,27 +140,38 @@ async def _activities_end(instance: InstanceHandle, deadline: Deadline) -> None:
 
 
 async def _family(
-    instance: InstanceHandle, deadline: Deadline, progress: Callable[[str], None], longest: float, *, recurse: bool
+    instance: InstanceHandle,
+    deadline: Deadline,
+    progress: Callable[[str], None],
+    longest: float,
+    *,
+    recurse: bool,
+    failed: bool = False,
 ) -> AsyncIterator[tuple[InstanceHandle, bool]]:
     """Yield an ended instance, and all its children as they end, and also the children of these children.
 
-    The children that have completed are not included, nor what these have started.
+    If the termination was only for the instance itself, its children are not waited for.
 
+    :param failed: whether the instance is a child that has failed, of a family that was terminated.
     :returns: each instance, and True if it has, or perhaps has, an activity without an answer.
     """
     history, unreadable = await instance.readable_history()
     yield instance, bool(unreadable) or _may_have_open_calls(history)
-    if not recurse:
+    if not (recurse and (failed or _ends_children(history))):
         return
-    for event in (*children.unfinished(history, cancelled=True), *children.failed(history)):
+    for event in children.unfinished(history, cancelled=True):
         progress(event.instance_id)
         child = instance.other(event.instance_id)
         row = await _child_row(child, deadline)
         if row is None or not (event.execution_id is None or same_start(row.execution_id, event.execution_id)):
             continue
         row = await child.wait(timeout=deadline.left(), longest=longest)
-        recurse = row.status in (Status.TERMINATED, Status.FAILED)
-        async for one in _family(child, deadline, progress, longest, recurse=recurse):
+        fails = row.status is Status.FAILED
+        recurse = fails or row.status is Status.TERMINATED
+        async for one in _family(child, deadline, progress, longest, recurse=recurse, failed=fails):
+            yield one
+    for child in await _children(instance, children.failed(history), lambda status: status is Status.FAILED):
+        async for one in _family(child, deadline, progress, longest, recurse=True, failed=True):
             yield one
 
 

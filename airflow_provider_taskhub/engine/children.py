@@ -1,10 +1,10 @@
 """Finds the children to terminate when their parent is terminated: pure functions over the parent's history.
 
-If the terminate message has ``TaskHubRecurse``, each child that has not completed gets a terminate message too. So does
-each child that has failed: its activities and children may go on, for a rewind that nobody will ask for. This message
-has the child's execution id, so that it cannot end a later run of the same instance id. It also has the name of the
-child's orchestrator, because perhaps the child has not begun yet. A child with DurableTask's fire-and-forget tag gets
-no message.
+If the terminate message has ``TaskHubRecurse``, each child that has not completed gets a terminate message too. This
+message has the child's execution id, so that it cannot end a later run of the same instance id. It also has the name of
+the child's orchestrator, because perhaps the child has not begun yet. A child that has failed gets a message for its
+activities and children: they may still run, for a rewind. A child with DurableTask's fire-and-forget tag gets no
+message.
 """
 
 from __future__ import annotations
@@ -71,17 +71,24 @@ def awaited(history: Iterable[HistoryEvent], *, cancelled: bool = False) -> tupl
     return tuple(waiting.values())
 
 
-def failed(history: Iterable[HistoryEvent]) -> list[Child]:
-    """Return the children of this generation that have failed or were terminated, so that something may run for them.
+def failed(history: Iterable[HistoryEvent]) -> tuple[SubOrchestrationInstanceCreated, ...]:
+    """Return the events that created the children of this generation that have failed: something may run for them.
 
-    Children with the fire-and-forget tag are not included.
+    Of several children with one instance id, the last one is returned. Children with the fire-and-forget tag are not
+    included, nor those of a .NET worker: it does not record their runs, and perhaps others use their ids by now.
 
     :param history: the events of the current generation.
     """
-    history = tuple(history)
+    history, found = tuple(history), dict[str, SubOrchestrationInstanceCreated]()
     ends = {event.task_scheduled_id for event in history if isinstance(event, SubOrchestrationInstanceFailed)}
-    created = (event for event in history if isinstance(event, SubOrchestrationInstanceCreated))
-    return [_child(one) for one in created if one.event_id in ends and FIRE_AND_FORGET not in (one.tags or {})]
+    for event in history:
+        if isinstance(event, SubOrchestrationInstanceCreated) and event.event_id in ends:
+            found[event.instance_id] = event
+    return tuple(
+        event
+        for event in found.values()
+        if event.taskhub_action_id is not None and FIRE_AND_FORGET not in (event.tags or {})
+    )
 
 
 def cleaning_up(history: Iterable[HistoryEvent]) -> tuple[SubOrchestrationInstanceCreated, ...]:
@@ -139,41 +146,30 @@ def terminations(history: Iterable[HistoryEvent], instance_id: str, time: Timest
     if not (terminated.taskhub_recurse if terminated else request and request.recurse):
         return []
     if terminated is None:  # what was asked to end with its parent still cleans up
-        reason = None if request is None else request.reason
+        reason, seconds = (None, None) if request is None else (request.reason, request.grace or None)
         found = tuple(map(_child, awaited(history)))
     else:
-        reason, found = terminated.input, unfinished(history, cancelled=True)
-    return [_termination(child, because(instance_id, reason), time) for child in (*found, *failed(history))]
+        reason, seconds, found = terminated.input, None, unfinished(history, cancelled=True)
+    why = because(instance_id, reason)
+    return [*(_termination(child, why, time) for child in found), *_of_failed(history, why, time, seconds)]
 
 
 def left_over(
     history: Iterable[HistoryEvent], terminate: ExecutionTerminated, instance_id: str, time: Timestamp
 ) -> list[Outbound]:
-    """Return the messages that terminate what runs of the children of an instance that has already ended.
-
-    :param history: the events of the instance since the last ``continue_as_new``. It has failed or was terminated.
-    :param terminate: a terminate message that has come after the end.
-    :param instance_id: instance id of the parent.
-    :param time: timestamp of the messages.
-    :returns: an empty list if the message is not for the children, or if they were terminated with the instance.
-    """
-    history = tuple(history)
-    if not terminate.taskhub_recurse or ends_children(history):
-        return []
-    why = because(instance_id, terminate.input)
-    found = (*unfinished(history, cancelled=True), *failed(history))
-    return [_termination(child, why, time, seconds=terminate.taskhub_grace) for child in found]
-
-
-def ends_children(history: Iterable[HistoryEvent]) -> bool:
-    """Return whether an instance was terminated, or asked to end, with its children.
+    """Return the messages that terminate the children of an instance that had failed when its terminate came.
 
     :param history: the events of the instance since the last ``continue_as_new``.
+    :param terminate: the terminate message.
+    :param instance_id: instance id of the parent.
+    :param time: timestamp of the messages.
     """
-    history = tuple(history)
-    request = grace.found(history)
-    terminated = any(event.taskhub_recurse for event in history if isinstance(event, ExecutionTerminated))
-    return terminated or (request is not None and request.recurse)
+    history, why, seconds = tuple(history), because(instance_id, terminate.input), terminate.taskhub_grace
+    found = unfinished(history, cancelled=True)
+    return [
+        *(_termination(child, why, time, seconds=seconds) for child in found),
+        *_of_failed(history, why, time, seconds),
+    ]
 
 
 def requests(history: Iterable[HistoryEvent], instance_id: str, time: Timestamp) -> list[Outbound]:
@@ -193,11 +189,22 @@ def requests(history: Iterable[HistoryEvent], instance_id: str, time: Timestamp)
         return []
     why = because(instance_id, request.reason)
     cut_short = () if request.call is None else map(_child, cleaning_up(history))
-    found = (*_earlier(history), *cut_short, *failed(history))
-    return [_termination(child, why, time, seconds=request.grace or None) for child in found]
+    found, seconds = (*_earlier(history), *cut_short), request.grace or None
+    return [
+        *(_termination(child, why, time, seconds=seconds) for child in found),
+        *_of_failed(history, why, time, seconds),
+    ]
 
 
-def _termination(child: Child, reason: str, time: Timestamp, *, seconds: int | None = None) -> Outbound:
+def _of_failed(history: Iterable[HistoryEvent], reason: str, time: Timestamp, seconds: int | None) -> list[Outbound]:
+    """Return the messages that end what the failed children of this generation have left running."""
+    found = map(_child, failed(history))
+    return [_termination(child, reason, time, seconds=seconds, left_over=True) for child in found]
+
+
+def _termination(
+    child: Child, reason: str, time: Timestamp, *, seconds: int | None = None, left_over: bool = False
+) -> Outbound:
     event = ExecutionTerminated(
         timestamp=time,
         input=reason,
@@ -205,6 +212,7 @@ def _termination(child: Child, reason: str, time: Timestamp, *, seconds: int | N
         taskhub_recurse=True,
         taskhub_child=child.name,
         taskhub_grace=seconds,
+        taskhub_left_over=left_over or None,
     )
     return Outbound(event=event, target=OrchestrationInstance(instance_id=child.instance_id))
 

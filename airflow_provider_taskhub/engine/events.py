@@ -239,6 +239,8 @@ class ExecutionTerminated(HistoryEvent):
     :param taskhub_grace: seconds for a clean-up by the instance's code; None: the instance ends at once.
     :param taskhub_cancels: number of the call of the parent's code with which the instance was started, if that code
         has cancelled the call. The instance then tells its parent when it has ended; None: another terminate.
+    :param taskhub_left_over: whether the message ends only what a failed run has left running. A run that is live, such
+        as one that was rewound meanwhile, does not take it.
     """
 
     event_type = EventType.ExecutionTerminated
@@ -249,6 +251,7 @@ class ExecutionTerminated(HistoryEvent):
     taskhub_child: str | None = None
     taskhub_grace: int | None = None
     taskhub_cancels: int | None = None
+    taskhub_left_over: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """A sample of the cases of ``tests/simulation/cases``, played by worker processes on a real store.
 
-What the processes do is told by the play in virtual time: an activity lasts, and a command waits, until all that came
-before it there has come here too. So the order is that of the play, and no second counts.
+The play in virtual time gives the order. An activity of a process lasts, and a command waits, until everything has
+happened that happened before it in that play. So no real time counts.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -21,8 +22,9 @@ from tests.e2e.house import House, Worker
 from tests.simulation.case_files import FOLDER, Command, ask, check, load
 from tests.simulation.cases import play
 from tests.simulation.world import MEMORY
-from tests.waiting import until_async
+from tests.waiting import PATIENCE, until_async
 
+LIMIT = timedelta(seconds=PATIENCE)
 ROOT = Path(__file__).parents[2]
 SAMPLE = [
     "cancel-an-activity-by-the-end",
@@ -69,12 +71,20 @@ class Stage:
                     await until_async(f"{name} begins", partial(self._has_begun, name, number))
                 elif kind == "end":
                     self.house.folder.joinpath(f"go-{name}-{number}").touch()
+                    await until_async(f"{name} ends", partial(self._has_left, name, number))
                 else:
+                    command = self.case.do[number]
+                    if command.resume:
+                        await until_async("the workers have read every message", partial(_is_quiet, client))
                     assert self._begun() <= told, f"begun too early: {self._begun() - told}"
-                    await self._do(client, self.case.do[number])
+                    carried_out = asyncio.create_task(self._do(client, command))
+                    if command.terminate or command.drain:  # it may end only after what the play does next
+                        self.ends.append(carried_out)
+                    else:
+                        await carried_out
             for task in self.ends:
                 await task
-            rows = {name: await client.wait(name) for name in expect.instances}
+            rows = {name: await client.wait(name, timeout=LIMIT) for name in expect.instances}
             for row in (await client.list(limit=1000)).instances:
                 rows.setdefault(row.instance_id, row)
         for worker in self.house.workers:
@@ -106,11 +116,9 @@ class Stage:
                 with self.house.folder.joinpath("effects").open("a") as file:
                     file.write(f"killed - {name}\n")
             case Command(drain=str(name)):
-                self.ends.append(asyncio.create_task(asyncio.to_thread(self._drain, name)))
+                assert await asyncio.to_thread(self._worker(name).end) == 0
             case Command(see=str(instance_id), status=status):
                 await until_async(f"{instance_id} is {status}", lambda: _is(client, instance_id, status))
-            case Command(terminate=str()):
-                self.ends.append(asyncio.create_task(ask(client, command)))
             case Command(suspend=str(instance_id)):
                 await ask(client, command)
                 await until_async("it is suspended", lambda: _is(client, instance_id, str(Status.SUSPENDED)))
@@ -120,11 +128,16 @@ class Stage:
     def _worker(self, name: str) -> Worker:
         return next(worker for worker in self.house.workers if worker.name == name)
 
-    def _drain(self, name: str) -> None:
-        assert self._worker(name).end() == 0
-
     def _has_begun(self, name: str, attempt: int) -> bool:
         return self._begun()[name] >= attempt
+
+    def _has_left(self, name: str, attempt: int) -> bool:
+        """Return whether so many attempts have ended, been cancelled, or died with their worker."""
+        lines = [line.split() for line in self.house.effects()]
+        killed = {line[2] for line in lines if line[0] == "killed"}
+        runs = Counter(line[2] for line in lines if line[:2] == ["begin", name])
+        runs.subtract(line[2] for line in lines if line[:2] == ["left", name])
+        return runs.total() - sum(runs[worker] for worker in killed) <= self._begun()[name] - attempt
 
     def _begun(self) -> Counter[str]:
         return Counter(line.split()[1] for line in self.house.effects() if line.startswith("begin "))
@@ -141,6 +154,10 @@ class Stage:
                 runs = Counter({run: count for run, count in runs.items() if run[1] != worker})
             most = max(most, runs.total())
         return most
+
+
+async def _is_quiet(client: Client) -> bool:
+    return not any(state.messages for state in await client.admin.partitions())
 
 
 async def _is(client: Client, instance_id: str, status: str | None) -> bool:

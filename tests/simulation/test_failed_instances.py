@@ -112,6 +112,21 @@ def test_a_rewind_runs_only_what_has_failed(pause: float) -> None:
     simulate(main)
 
 
+def test_a_terminate_of_a_failed_instance_does_not_end_what_was_rewound_meanwhile() -> None:
+    async def main() -> None:
+        async with World(app) as world:
+            one = await world.join("one")
+            await _failed(world)
+            await one.bury()
+            await world.client.terminate("i", "stop")
+            await world.client.rewind("i", "mended")
+            await world.join("two")
+            assert await _output(world) == ["bad", "short", "long"]
+            await world.settle()
+
+    simulate(main)
+
+
 def test_what_has_not_begun_when_the_instance_fails_does_not_begin_before_the_rewind() -> None:
     async def main() -> None:
         async with World(app, partitions=1, activities=2) as world:

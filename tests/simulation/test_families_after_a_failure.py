@@ -13,12 +13,13 @@ from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.errors import TaskFailedError
+from airflow_provider_taskhub.errors import TaskFailedError, TerminationRequested
 from airflow_provider_taskhub.hub.waiting.reasons import Reason
 from tests.simulation.world import World, simulate
 
 BROKEN = [True]
 RUNS: list[str] = []
+CLEANED: list[str] = []
 app = App("family")
 
 
@@ -61,10 +62,26 @@ async def long(whose: str) -> None:
         RUNS.remove(whose)
 
 
+@app.activity
+async def clean() -> None:
+    await asyncio.sleep(20)
+    CLEANED.append("cleans")
+
+
+@app.orchestrator
+async def cleans(ctx: OrchestrationContext) -> None:
+    try:
+        await ctx.wait_for_external_event("go")
+    except TerminationRequested:
+        await ctx.call_activity(clean)
+        raise
+
+
 @app.orchestrator
 async def broken(ctx: OrchestrationContext) -> None:
     ctx.call_activity(long, "broken")
     ctx.call_sub_orchestrator(waits, instance_id="waits-0")
+    ctx.call_sub_orchestrator(cleans, instance_id="cleans")
     await ctx.create_timer(timedelta(seconds=5))
     await ctx.call_activity(flaky)
 
@@ -73,6 +90,13 @@ async def broken(ctx: OrchestrationContext) -> None:
 async def tolerant(ctx: OrchestrationContext) -> str:
     with suppress(TaskFailedError):
         await ctx.call_sub_orchestrator(broken, instance_id="broken")
+    return await ctx.wait_for_external_event("go", str)
+
+
+@app.orchestrator
+async def patient(ctx: OrchestrationContext) -> str:
+    with suppress(TaskFailedError):
+        await ctx.call_sub_orchestrator(fails, instance_id="fails")
     return await ctx.wait_for_external_event("go", str)
 
 
@@ -140,7 +164,7 @@ def test_a_second_terminate_ends_the_children_that_the_first_one_has_left(wait: 
             children = [await world.client.get(f"waits-{number}") for number in range(2)]
             return state.status, [child and (child.status, child.output) for child in children]
 
-    assert simulate(main) == (Status.TERMINATED, [(Status.TERMINATED, "its parent 'i' was terminated: all")] * 2)
+    assert simulate(main) == (Status.TERMINATED, [(Status.TERMINATED, "all")] * 2)
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["", "and its worker dies"])
@@ -151,6 +175,7 @@ def test_what_a_failed_child_has_left_running_ends_with_its_family(how: str, die
 
     async def main() -> None:
         BROKEN[0] = True
+        CLEANED.clear()
         async with World(app) as world:
             client, first = world.client, await world.join("one")
             await client.start("top", instance_id="i")
@@ -178,12 +203,14 @@ def test_what_a_failed_child_has_left_running_ends_with_its_family(how: str, die
                 await asked
                 assert RUNS == []
             await world.wait("waits-0")
+            await world.wait("cleans")
             await world.settle()
             assert RUNS == []
             ended = [await client.get(one) for one in ("i", "tolerant", "broken", "waits-0")]
             others = [Status.TERMINATED, Status.FAILED, Status.TERMINATED]
             top = {"cancel": Status.COMPLETED, "terminate after a failure": Status.FAILED}.get(how, Status.TERMINATED)
             assert [row and row.status for row in ended] == [top, *others]
+            assert (["cleans"] if "grace" in how else []) == CLEANED
 
     simulate(main)
 
@@ -202,3 +229,40 @@ def test_a_rewound_instance_says_for_what_it_waits_and_that_it_has_not_ended() -
     status, ended, waiting = simulate(main)
     assert (status, ended, [why.reason for why in waiting]) == (Status.PENDING, None, [Reason.EVENTS])
     assert "event 'go'" in waiting[0].text
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_terminate_that_comes_with_the_failure_ends_what_is_left(wait: bool) -> None:
+    """A worker receives both messages at once. The first one fails the instance."""
+
+    async def main() -> Any:
+        async with World(app) as world:
+            client = world.client
+            await world.join("one")
+            await client.start("top", instance_id="i")
+            await _running(world, "i", "tolerant")
+            await client.raise_event("i", "fail")
+            await client.terminate("i", "stop", wait=wait, timeout=timedelta(minutes=5))
+            await world.settle()
+            return [str(row and row.status) for row in [await client.get("i"), await client.get("tolerant")]]
+
+    BROKEN[0] = True
+    assert simulate(main) == ["Failed", "Terminated"]
+
+
+def test_a_failed_child_that_was_purged_stays_so() -> None:
+    async def main() -> Any:
+        async with World(app) as world:
+            client = world.client
+            await world.join("one")
+            await client.start("patient", instance_id="i")
+            async with asyncio.timeout(60.0):
+                while (row := await client.get("fails")) is None or not row.status.is_final:
+                    await world.clock.sleep(0.5)
+            await client.purge("fails")
+            await client.terminate("i", "stop", wait=True, timeout=timedelta(seconds=20))
+            await world.settle()
+            return [row.instance_id for row in (await client.list()).instances]
+
+    BROKEN[0] = True
+    assert simulate(main) == ["i"]

@@ -114,6 +114,9 @@ _RECURSE = EventField(name="TaskHubRecurse", field="taskhub_recurse", kind=Kind.
 _CHILD = _taskhub("TaskHubChild", "taskhub_child")
 _GRACE = EventField(name="TaskHubGrace", field="taskhub_grace", kind=Kind.INT, taskhub_only=True)
 _CANCELS = EventField(name="TaskHubCancels", field="taskhub_cancels", kind=Kind.INT, taskhub_only=True)
+_LEFT_OVER = EventField(
+    name="TaskHubLeftOver", field="taskhub_left_over", kind=Kind.BOOL, taskhub_only=True, where=FieldPlace.MESSAGE
+)
 _CHILDREN = _taskhub("TaskHubChildren", "taskhub_children", FieldPlace.ROW)
 _ROOT = _taskhub("TaskHubRoot", "taskhub_root")
 _DEPTH = EventField(name="TaskHubDepth", field="taskhub_depth", kind=Kind.INT, taskhub_only=True)
@@ -165,7 +168,7 @@ LAYOUT_OF: Mapping[type[HistoryEvent], EventLayout] = {
     for layout in (
         _layout(ev.ExecutionStarted, *_STARTED, before=(_INSTANCE,), own=(_ROW_ETAG, _CHILDREN, _ROOT, _DEPTH)),
         _layout(ev.ExecutionCompleted, *_COMPLETION),
-        _layout(ev.ExecutionTerminated, _INPUT, own=(_EXECUTION_ID, _RECURSE, _CHILD, _GRACE, _CANCELS)),
+        _layout(ev.ExecutionTerminated, _INPUT, own=(_EXECUTION_ID, _RECURSE, _CHILD, _GRACE, _CANCELS, _LEFT_OVER)),
         _layout(ev.TaskScheduled, _NAME, _VERSION, _INPUT, _TRACE, _TAGS, own=_IDENTIFIED),
         _layout(ev.TaskCompleted, _TASK, _RESULT, own=_IDENTIFIED),
         _layout(ev.TaskFailed, _TASK, _REASON, _DETAILS, _FAILURE, own=_IDENTIFIED),

@@ -457,6 +457,10 @@ class Orchestrations:
         # Also those of the loaded history: the worker that stored them may have died before it marked the attempts.
         history = episode.history if episode.switched else (*loaded, *episode.history)
         calls = set() if ends else self._cancelling.calls(history, live.open_tasks)
+        # A terminate that comes with the failure ends what the instance has left running, as one that comes later does.
+        fails = episode.completed is not None and episode.status is Status.FAILED
+        late = [held for held in batch if fails and isinstance(held.message.event, ExecutionTerminated)]
+        batch = [held for held in batch if held not in late]
         queues_of = partial(self._calls.place, live, session.reader.tenure.partition)
         outgoing = self._hub.outbound(episode, self._queues.claimable, queues_of)
         with self._queues.reserved(outgoing):
@@ -501,6 +505,9 @@ class Orchestrations:
         if ends:
             await self._cancelling.cancel(session.instance_id, live.execution_id)
             await self._settler.delete(session, batch)
+        if late:
+            await self._settler.end_left_over(session, live, late)
+            await self._settler.delete(session, late)
         await self._limits.ended(live, episode.current)
 
     async def _trim(self, instance: OrchestrationInstance) -> None:

@@ -82,7 +82,7 @@ class Settler:
         for held, judged in found.discard:
             self._log_discarded(session, held, judged.reason)
         discarded = [held for held, _ in found.discard]
-        await self._end_left_over(session, live, discarded)
+        await self.end_left_over(session, live, discarded)
         if discarded and live.past:
             await self.repair(session, live, discarded)
         for held, run in found.record:
@@ -110,31 +110,31 @@ class Settler:
                 await self._hub.store.commit(Unit(steps=(Step(name="stored", operations=(deletion,)),)))
             session.reader.release([held])
 
-    async def _end_left_over(
-        self, session: Session[LoadedInstance], live: LoadedInstance, discarded: Sequence[Delivery]
+    async def end_left_over(
+        self, session: Session[LoadedInstance], live: LoadedInstance, messages: Sequence[Delivery]
     ) -> None:
-        """End what still runs of an instance that has ended, if one of the messages is a terminate for it.
-
-        These are the activities of a failed instance, and the children of one that has failed, or was terminated
-        without them.
-        """
-        if live.ended not in (Status.FAILED, Status.TERMINATED):
-            return
+        """End what a failed instance has left running, if one of the messages is a terminate for it: its activities,
+        and its children if the message is for them too."""
         hub, instance_id = self._hub, session.instance_id
-        for held in discarded:
-            event = held.message.event
-            if (
-                not isinstance(event, ExecutionTerminated)
-                or event.taskhub_execution_id is None
-                or not same_start(event.taskhub_execution_id, live.execution_id)
-            ):
-                continue
-            if live.ended is Status.FAILED and self._cancelling.concerns(live.open_tasks, None):
-                await self._cancelling.cancel(instance_id, live.execution_id)
-            if event.taskhub_recurse:
-                history = (await salvage(hub.store, hub.names, instance_id)).events
-                for message in left_over(history, event, instance_id, hub.clock.utc_now()):
-                    await hub.send(hub.message_to(message.event, message.target, sender=live.execution.instance))
+        ends = [
+            event
+            for event in (held.message.event for held in messages)
+            if isinstance(event, ExecutionTerminated)
+            and event.taskhub_execution_id is not None
+            and same_start(event.taskhub_execution_id, live.execution_id)
+        ]
+        if live.ended is not Status.FAILED or not ends:
+            return
+        if self._cancelling.concerns(live.open_tasks, None):
+            await self._cancelling.cancel(instance_id, live.execution_id)
+        recursive = [event for event in ends if event.taskhub_recurse]
+        if recursive:
+            found = await salvage(hub.store, hub.names, instance_id)
+            children = left_over(found.events, recursive[-1], instance_id, hub.clock.utc_now())
+            sender = live.execution.instance
+            puts = tuple([hub.message_to(one.event, one.target, sender=sender).put() for one in children])
+            if puts:
+                await hub.store.commit(Unit(steps=(Step(name="left over", operations=puts),)))
 
     async def delete(self, session: Session[LoadedInstance], messages: Sequence[Delivery]) -> None:
         """Delete messages from their queue."""
