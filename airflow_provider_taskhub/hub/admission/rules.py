@@ -329,24 +329,6 @@ def without_name(pending: Rule, ended: Rule) -> Rule:
     return rule
 
 
-def unless_left_over(rule: Rule) -> Rule:
-    """Return the rule for a terminate of a run that has not ended.
-
-    A terminate for what a failed run has left running is discarded: the run was rewound since, or it is not stored any
-    more, because it was purged.
-
-    :param rule: the rule for any other terminate.
-    """
-
-    def unless(message: Incoming, facts: Facts) -> Judged:
-        event = message.event
-        if isinstance(event, ExecutionTerminated) and event.taskhub_left_over:
-            return discard("its run has left nothing running: it was rewound or purged since")
-        return rule(message, facts)
-
-    return unless
-
-
 def with_its_start(message: Incoming, facts: Facts) -> Judged:
     """Defer the message until shortly before its run starts, and hold it then.
 

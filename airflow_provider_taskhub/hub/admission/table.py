@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from airflow_provider_taskhub.engine.events import ExecutionStarted
+from airflow_provider_taskhub.engine.events import ExecutionStarted, ExecutionTerminated
 from airflow_provider_taskhub.engine.identity import generation_of, run_name, same_start
 from airflow_provider_taskhub.hub.admission import rules
 from airflow_provider_taskhub.hub.admission.facts import Facts, Incoming, Judged, MessageKind, Verdict
@@ -40,6 +40,8 @@ def judge(message: Incoming, facts: Facts) -> Judged:
     """Decide what the worker does with a message."""
     if facts.processed(message.identity):
         return rules.discard("it is already in the history")
+    if isinstance(message.event, ExecutionTerminated) and message.event.taskhub_left_over:
+        return rules.discard("it only ends what its failed run has left running")  # the settler does that
     judged = TABLE[message.kind, relation(message, facts), State.LIVE if facts.live else State.FREE](message, facts)
     if judged.verdict is Verdict.ORPHAN and message.failures >= ORPHAN_TURNS:
         return rules.waits_for_a_parent(message, judged) or rules.discard(judged.reason, forgotten=True)
@@ -139,12 +141,12 @@ _RULES: dict[MessageKind, dict[tuple[Relation, State], Rule]] = {
         (UNNAMED, FREE): rules.without_name(rules.record, rules.ended),
     },
     MessageKind.TERMINATE: {
-        (SAME, LIVE): rules.unless_left_over(rules.process),
+        (SAME, LIVE): rules.process,
         (SAME, FREE): rules.ended,
         (OVER, LIVE): rules.ended,
         (OVER, FREE): rules.ended,
-        (WAITING, LIVE): rules.unless_left_over(rules.end_behind_live_run),
-        (WAITING, FREE): rules.unless_left_over(rules.end_unstarted),
+        (WAITING, LIVE): rules.end_behind_live_run,
+        (WAITING, FREE): rules.end_unstarted,
         (UNNAMED, LIVE): rules.process,
         (UNNAMED, FREE): rules.without_name(rules.end, rules.ended),
     },

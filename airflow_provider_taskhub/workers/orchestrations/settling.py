@@ -82,9 +82,9 @@ class Settler:
         for held, judged in found.discard:
             self._log_discarded(session, held, judged.reason)
         discarded = [held for held, _ in found.discard]
-        await self.end_left_over(session, live, discarded)
         if discarded and live.past:
             await self.repair(session, live, discarded)
+        await self.end_left_over(session, live, discarded)
         for held, run in found.record:
             await self._record(session, live, held, run)
         for held in discarded:
