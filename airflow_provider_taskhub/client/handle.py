@@ -286,7 +286,7 @@ class InstanceHandle:
         timeout: timedelta | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> InstanceState:
-        """Terminate the instance and its children. The call does not change an instance that has already ended.
+        """Terminate the instance and its children. An instance that has already ended keeps its status.
 
         Without ``grace`` the instance ends at once, and its code does not clean up. With ``grace``, what the
         orchestrator has started is cancelled, and the await at which it waits raises :class:`TerminationRequested`. The
@@ -320,8 +320,22 @@ class InstanceHandle:
         :raises TimeoutError: if something still runs after ``timeout``. The termination itself continues.
         """
         check_text(reason, "the reason")
-        seconds = grace_seconds(grace)
+        grace_seconds(grace)
         row = await self._existing()
+        return await self._end(reason, row, wait=wait, recurse=recurse, grace=grace, timeout=timeout, progress=progress)
+
+    async def _end(
+        self,
+        reason: str,
+        row: InstanceState,
+        *,
+        wait: bool,
+        recurse: bool,
+        grace: timedelta | None,
+        timeout: timedelta | None,
+        progress: Callable[[str], None] | None,
+    ) -> InstanceState:
+        """Terminate the run of a row, or what it has left running. Parameters: :meth:`terminate`."""
         failed = row.status is Status.FAILED
         stopped = failed or row.status is Status.TERMINATED
         left = await children_left(self) if stopped and recurse else []
@@ -331,7 +345,7 @@ class InstanceHandle:
                 input=reason,
                 taskhub_execution_id=row.execution_id,
                 taskhub_recurse=(recurse and not failed) or None,
-                taskhub_grace=None if failed else seconds,
+                taskhub_grace=None if failed else grace_seconds(grace),
                 taskhub_left_over=failed or None,
             )
             await self.hub.send(self.hub.message_to(event, OrchestrationInstance(instance_id=self.id)))
@@ -342,11 +356,15 @@ class InstanceHandle:
         if not wait:
             return row
         longest = LONGEST_PAUSE if grace is None else LONGEST_CLEAN_UP_PAUSE
-        ended = await _end_of(self, row.execution_id, deadline.left(), longest)
-        if ended.status is Status.FAILED and not failed:  # it failed before it read the message
-            return await self.terminate(
-                reason, wait=True, recurse=recurse, grace=grace, timeout=deadline.left(), progress=progress
-            )
+        if row.status.is_final:
+            ended = await self.get() or row
+        else:
+            ended = await _end_of(self, row.execution_id, deadline.left(), longest)
+            if ended.status is Status.FAILED and same_start(ended.execution_id, row.execution_id):
+                left_time = deadline.left()  # it failed before a worker read the message
+                return await self._end(
+                    reason, ended, wait=True, recurse=recurse, grace=grace, timeout=left_time, progress=progress
+                )
         children = recurse and ended.status is Status.TERMINATED
         await nothing_runs(self, deadline, progress or (lambda child: None), recurse=children, longest=longest)
         return ended

@@ -27,6 +27,7 @@ from airflow_provider_taskhub.engine.events import (
     SubOrchestrationInstanceCreated,
     SubOrchestrationInstanceFailed,
 )
+from airflow_provider_taskhub.engine.failures import is_terminated
 from airflow_provider_taskhub.engine.identity import child_execution_id
 from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.tags import FIRE_AND_FORGET
@@ -80,7 +81,11 @@ def failed(history: Iterable[HistoryEvent]) -> tuple[SubOrchestrationInstanceCre
     :param history: the events of the current generation.
     """
     history, found = tuple(history), dict[str, SubOrchestrationInstanceCreated]()
-    ends = {event.task_scheduled_id for event in history if isinstance(event, SubOrchestrationInstanceFailed)}
+    ends = {
+        event.task_scheduled_id
+        for event in history
+        if isinstance(event, SubOrchestrationInstanceFailed) and not is_terminated(event)
+    }
     for event in history:
         if isinstance(event, SubOrchestrationInstanceCreated) and event.event_id in ends:
             found[event.instance_id] = event
@@ -159,15 +164,17 @@ def left_over(
 ) -> list[Outbound]:
     """Return the messages that terminate the children of an instance that had failed when its terminate came.
 
+    Unlike the children of a terminated instance, these tell their parent how they ended: it may be rewound.
+
     :param history: the events of the instance since the last ``continue_as_new``.
     :param terminate: the terminate message.
     :param instance_id: instance id of the parent.
     :param time: timestamp of the messages.
     """
     history, why, seconds = tuple(history), because(instance_id, terminate.input), terminate.taskhub_grace
-    found = unfinished(history, cancelled=True)
+    found = (child for child in unfinished(history, cancelled=True) if child.execution_id is not None)
     return [
-        *(_termination(child, why, time, seconds=seconds) for child in found),
+        *(_termination(child, why, time, seconds=seconds, answers=True) for child in found),
         *_of_failed(history, why, time, seconds),
     ]
 
@@ -203,14 +210,20 @@ def _of_failed(history: Iterable[HistoryEvent], reason: str, time: Timestamp, se
 
 
 def _termination(
-    child: Child, reason: str, time: Timestamp, *, seconds: int | None = None, left_over: bool = False
+    child: Child,
+    reason: str,
+    time: Timestamp,
+    *,
+    seconds: int | None = None,
+    answers: bool = False,
+    left_over: bool = False,
 ) -> Outbound:
     event = ExecutionTerminated(
         timestamp=time,
         input=reason,
         taskhub_execution_id=child.execution_id,
         taskhub_recurse=True,
-        taskhub_child=child.name,
+        taskhub_child=None if answers else child.name,
         taskhub_grace=seconds,
         taskhub_left_over=left_over or None,
     )

@@ -36,9 +36,10 @@ from airflow_provider_taskhub.hub.queues.outgoing import (
     Routing,
     outbound_message,
     outbound_messages,
+    sending,
 )
 from airflow_provider_taskhub.hub.unreadable_rows import unreadable
-from airflow_provider_taskhub.storage.primitives import Entity, Step, Store, Transact, Unit
+from airflow_provider_taskhub.storage.primitives import Entity, Store, Transact, Unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,9 +178,7 @@ class Hub:
 
     async def send(self, made: OutboundMessage) -> None:
         """Put a message into its queue. A large payload is written before the message."""
-        blobs = (made.blob,) if made.blob is not None else ()
-        steps = (Step(name="payloads", operations=blobs), Step(name="outbound", operations=(made.put(),)))
-        await self.store.commit(Unit(steps=steps))
+        await self.store.commit(Unit(steps=sending([made])))
 
     async def raise_event(self, event: EventRaised, target: OrchestrationInstance) -> None:
         """Send an event of a client. The message names the event that this process sent to the same run before it."""

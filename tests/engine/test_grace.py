@@ -335,7 +335,6 @@ class Test_branches:
 
 
 class Test_the_deadline:
-    @pytest.mark.rows("D63")
     def test_ends_the_instance(self) -> None:
         play, said = in_work()
         play.take(asked(play))

@@ -607,3 +607,16 @@ def test_a_deferred_message_comes_again_after_a_quarter_of_its_age() -> None:
     event = named(raised(), OTHER)
     pauses = [judged(event, Facts(row=PENDING), at=-age).pause.total_seconds() for age in (0, 8, 40, 400)]
     assert pauses == [2, 2, 10, 15]
+
+
+def test_a_terminate_for_what_a_failed_run_has_left_running_ends_no_other_run() -> None:
+    """A run that is stored as live fails again soon, if its checkpoint was cut off. One that was rewound does not."""
+    event = replace(TERMINATED, taskhub_execution_id=GEN0, taskhub_child="c", taskhub_left_over=True)
+    assert verdict(event, DONE) is DISCARD
+    assert [verdict(event, RUNNING, failures=count) for count in (0, ORPHAN_TURNS)] == [ORPHAN, DISCARD]
+    assert verdict(event, replace(RUNNING, rewound=True)) is DISCARD
+    assert verdict(event, AFTER_OTHER) is ORPHAN
+    for facts in (Facts(), replace(RUNNING, execution_id=OTHER, ended={run_name(GEN0)})):
+        assert verdict(event, facts) is DISCARD
+    row = RowFacts(execution_id=GEN0, status=Status.PENDING)
+    assert verdict(event, Facts(row=row)) is DISCARD, "it waits for its start: it has not failed"

@@ -163,7 +163,7 @@ def test_an_activity_that_was_too_late_is_asked_for_again_and_runs_once(kind: st
     assert set(records) <= {RecordState.COMPLETED}
 
 
-@pytest.mark.rows("D30", "D62", "D64")
+@pytest.mark.rows("D30", "D62", "D63", "D64")
 @PLACES
 @pytest.mark.parametrize(("kind", "workers"), [("plain", 1), ("plain", 2), ("recorded", 2), ("impatient", 1)])
 def test_nothing_begins_while_its_instance_is_suspended_and_all_of_it_after_the_resume(

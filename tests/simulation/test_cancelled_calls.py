@@ -84,7 +84,7 @@ class Loads:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.rows("D63")
+@pytest.mark.rows("D62", "D63")
 def test_running_and_waiting_calls_end_and_none_begins_after_the_confirmed_end(kind: str, workers: int) -> None:
     """There are slots for a part of the calls; the others wait in their queue."""
     loads = Loads(**KINDS[kind])
@@ -140,6 +140,7 @@ def test_a_call_whose_worker_dies_is_not_run_again(kind: str) -> None:
     simulate(main, limit=timedelta(hours=1))
 
 
+@pytest.mark.rows("D88")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("limit", ["limit", "limit for each tenant", "memory"])
 def test_a_call_that_waits_for_a_limit_does_not_begin(kind: str, limit: str) -> None:

@@ -11,10 +11,18 @@ import pytest
 
 from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.engine.children import left_over, reports_end
 from airflow_provider_taskhub.engine.context import OrchestrationContext
-from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.events import (
+    ExecutionTerminated,
+    FailureDetails,
+    Status,
+    SubOrchestrationInstanceCreated,
+    SubOrchestrationInstanceFailed,
+)
 from airflow_provider_taskhub.errors import TaskFailedError, TerminationRequested
 from airflow_provider_taskhub.hub.waiting.reasons import Reason
+from tests.hub.by_hand import NOW
 from tests.simulation.world import World, simulate
 
 BROKEN = [True]
@@ -119,7 +127,8 @@ async def _failed(world: World, orchestrator: str) -> None:
 
 
 async def _ended(client: Client, grace: timedelta | None) -> None:
-    await client.terminate("i", "all", wait=True, grace=grace, timeout=timedelta(minutes=5))
+    reason = "all " + "x" * 60_000  # too long for a message of a queue
+    await client.terminate("i", reason, wait=True, grace=grace, timeout=timedelta(minutes=5))
 
 
 async def _running(world: World, *ids: str) -> None:
@@ -267,3 +276,24 @@ def test_a_failed_child_that_was_purged_stays_so() -> None:
 
     BROKEN[0] = True
     assert simulate(main) == ["i"]
+
+
+def test_the_children_of_a_failed_parent_tell_it_how_they_end() -> None:
+    """It may be rewound, and then waits for the answer of each."""
+    created = [
+        SubOrchestrationInstanceCreated(
+            timestamp=NOW, event_id=number, name="c", instance_id=f"c{number}", taskhub_action_id=known
+        )
+        for number, known in enumerate(["a" * 32, "b" * 32, "c" * 32, None])
+    ]
+    answers = [
+        SubOrchestrationInstanceFailed(
+            timestamp=NOW, task_scheduled_id=1, failure=FailureDetails(error_type="E", error_message="no")
+        ),
+        SubOrchestrationInstanceFailed(timestamp=NOW, task_scheduled_id=2, failure=None, details=None),
+    ]
+    terminate = ExecutionTerminated(timestamp=NOW, input="stop", taskhub_recurse=True, taskhub_grace=30)
+    found = {one.target.instance_id: one.event for one in left_over([*created, *answers], terminate, "p", NOW)}
+    assert set(found) == {"c0", "c1"}, "c2 was terminated, and of c3, which .NET has started, no run is known"
+    told = {name: (one.taskhub_left_over, one.taskhub_grace, reports_end([one])) for name, one in found.items()}
+    assert told == {"c0": (None, 30, True), "c1": (True, 30, False)}

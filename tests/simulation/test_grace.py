@@ -93,7 +93,7 @@ async def is_terminated(world: World, instance_id: str, reason: str = "late") ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.rows("D63")
+@pytest.mark.rows("D61", "D63")
 def test_the_clean_up_begins_when_the_work_has_ended(kind: str) -> None:
     clusters = Clusters(**KINDS[kind])
 

@@ -38,14 +38,14 @@ LIMIT = 2
 class Gate:
     """Counts how many attempts of the activity run, and how many have run at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: timedelta | None = None) -> None:
         self.inside: set[tuple[str, int]] = set()
         self.most = 0
         self.ran: Counter[int] = Counter()
         self.broken: set[int] = set()
         self.app = app = App("limited")
 
-        @app.activity(limit=LIMIT)
+        @app.activity(limit=LIMIT, timeout=timeout)
         async def load(what: tuple[int, float]) -> int:
             number, seconds = what
             key = (f"{number}", running().attempt)
@@ -357,9 +357,9 @@ def test_a_moved_call_has_been_delivered_as_often_as_before() -> None:
 
 
 @pytest.mark.rows("D88")
-@pytest.mark.parametrize("end", ["fails", "is terminated"])
+@pytest.mark.parametrize("end", ["fails", "is terminated", "times out"])
 def test_the_place_of_an_attempt_is_free_again_at_once_however_it_ends(end: str) -> None:
-    gate = Gate()
+    gate = Gate(timeout=timedelta(seconds=5) if end == "times out" else None)
     gate.broken = {0, 1}
 
     async def main() -> None:
@@ -376,7 +376,7 @@ def test_the_place_of_an_attempt_is_free_again_at_once_however_it_ends(end: str)
                 if end == "is terminated":
                     await world.client.terminate(f"i{number}", "enough", wait=True)
                 state = await world.wait(f"i{number}")
-                assert state.status is (Status.FAILED if end == "fails" else Status.TERMINATED)
+                assert state.status is (Status.TERMINATED if end == "is terminated" else Status.FAILED)
             ended = world.clock.monotonic()
             assert (await world.wait("next")).status is Status.COMPLETED
             assert world.clock.monotonic() - ended < 4
@@ -394,6 +394,7 @@ def _held(machine: Any) -> list[Any]:
     return [held for source in machine.backend.readers for held in source.items.reader.held()]
 
 
+@pytest.mark.rows("D88")
 @pytest.mark.parametrize("proves", [True, False], ids=["proven dead", "silent"])
 def test_the_places_of_a_dead_worker_are_free_again(proves: bool) -> None:
     gate = Gate()

@@ -287,17 +287,17 @@ def test_an_outage_of_the_store_takes_no_turn_away() -> None:
 
 
 @pytest.mark.rows("D28")
-@pytest.mark.parametrize(
-    ("connection", "activities", "warnings"), [("azure", 100, 1), ("azure", 20, 0), (None, 100, 0)]
-)
+@pytest.mark.parametrize(("connection", "activities", "warnings"), [("azure", 79, 1), ("azure", 78, 0), (None, 100, 0)])
 def test_more_work_at_once_than_the_store_has_connections_is_warned_of(
     connection: str | None, activities: int, warnings: int
 ) -> None:
+    """Twice as much is not too much. A worker runs 100 instances at once, and two kinds of activities."""
+
     async def main() -> None:
         async with World(Use().app, connection=connection, activities=activities) as world:
             await world.join("a")
             said = world.said("more_work_than_connections")
-            assert [one["at_once"] for one in said] == [300] * warnings
+            assert [one["at_once"] for one in said] == [258] * warnings
 
     simulate(main)
 

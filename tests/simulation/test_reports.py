@@ -126,7 +126,7 @@ def test_an_attempt_has_an_end_only_after_its_executor_has_said_so(name: str, la
         ("talks", "", ["running", *(f"running {part / 10}" for part in range(1, 8)), "completed 1.0"]),
         ("fails", "", ["running", "failed"]),
         ("kept", "terminate", ["running", "cancelling", "cancelled"]),
-        ("kept", "suspend", ["running", "completed"]),
+        pytest.param("kept", "suspend", ["running", "completed"], marks=pytest.mark.rows("D63")),
         ("kept", "stop", ["running", "lost"]),
     ],
 )

@@ -122,6 +122,7 @@ def cut_off(world: World, machine: Machine, plan: Plan) -> None:
     machine.plan = machine.leases = plan
 
 
+@pytest.mark.rows("D68")
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("seconds", [15.0, 25.0, 45.0, 200.0])
 @pytest.mark.parametrize(

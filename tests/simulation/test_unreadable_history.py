@@ -224,7 +224,7 @@ def test_an_instance_whose_history_cannot_be_read_is_shown_ended_and_removed(how
     assert play(drive) == ((Status.TERMINATED, None) if how == "the start is damaged" else told)
 
 
-@pytest.mark.rows("K46", "D63")
+@pytest.mark.rows("K46")
 @pytest.mark.parametrize("how", DAMAGES)
 def test_a_child_whose_history_cannot_be_read_tells_the_parent_that_cancels_it(how: str) -> None:
     """Also if its history does not say any more who its parent is: the message of the parent says it."""

@@ -99,6 +99,7 @@ class Facts:
     :param checkpointed: time of the sentinel's last change, by the storage service; None: not read, or no sentinel.
     :param scheduled: event ids of the events in the history that scheduled an activity, child or timer.
     :param final: True if the history ends with a completion.
+    :param rewound: whether the history has the mark of a rewind. ``continue_as_new`` removes it.
     :param parent: parent that started the stored run; None: a client started it.
     :param fire_and_forget: True if the parent does not wait for the stored run.
     :param seen: identities of messages that were processed: the history has the event of such a message, or the
@@ -112,6 +113,7 @@ class Facts:
     checkpointed: Timestamp | None = None
     scheduled: Set[int] = frozenset()
     final: bool = False
+    rewound: bool = False
     parent: ParentInstance | None = None
     fire_and_forget: bool = False
     seen: Set[str] = frozenset()

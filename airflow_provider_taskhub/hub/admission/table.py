@@ -41,13 +41,25 @@ def judge(message: Incoming, facts: Facts) -> Judged:
     if facts.processed(message.identity):
         return rules.discard("it is already in the history")
     if isinstance(message.event, ExecutionTerminated) and message.event.taskhub_left_over:
-        return rules.discard("it only ends what its failed run has left running")  # the settler does that
+        return _left_over(message, facts)
     judged = TABLE[message.kind, relation(message, facts), State.LIVE if facts.live else State.FREE](message, facts)
     if judged.verdict is Verdict.ORPHAN and message.failures >= ORPHAN_TURNS:
         return rules.waits_for_a_parent(message, judged) or rules.discard(judged.reason, forgotten=True)
     if message.spent and judged.verdict in (Verdict.RETRY_SOON, Verdict.RETRY_LATER):
         return _last(message, facts, judged)
     return judged
+
+
+def _left_over(message: Incoming, facts: Facts) -> Judged:
+    """Decide about a terminate for what a failed run has left running. It is discarded, and the settler carries it out.
+
+    A run that is stored as live was rewound. Or its last checkpoint was cut off after it had told its parent of the
+    failure: then the message is judged again, for two minutes, because the run fails again soon.
+    """
+    same = relation(message, facts) is Relation.SAME
+    if same and facts.live and not facts.rewound and message.failures < ORPHAN_TURNS:
+        return Judged(verdict=Verdict.ORPHAN, reason="the checkpoint with the failure of its run is not complete")
+    return rules.discard("it only ends what its failed run has left running")
 
 
 def _last(message: Incoming, facts: Facts, judged: Judged) -> Judged:

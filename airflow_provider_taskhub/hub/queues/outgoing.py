@@ -24,7 +24,7 @@ from airflow_provider_taskhub.fast_dataclass import dataclass
 from airflow_provider_taskhub.hub.formats.message_envelope import Envelope, TaskMessage, spill
 from airflow_provider_taskhub.hub.model import HubNames
 from airflow_provider_taskhub.hub.queues.delivery import ORDERED, Delivery
-from airflow_provider_taskhub.storage.primitives import MAX_VISIBILITY, PutBlob, PutMessage, Receipt
+from airflow_provider_taskhub.storage.primitives import MAX_VISIBILITY, PutBlob, PutMessage, Receipt, Step
 
 NOBODY = OrchestrationInstance(instance_id="", execution_id="")
 """The sender in messages of clients: empty ids."""
@@ -106,6 +106,13 @@ def _delay(event: HistoryEvent, now: Timestamp) -> timedelta:
     else:
         return timedelta(0)
     return min(max(timedelta(0), due - now), MAX_VISIBILITY)
+
+
+def sending(messages: Sequence[OutboundMessage]) -> tuple[Step, Step]:
+    """Return the steps that put messages into their queues. Their large payloads are written first."""
+    blobs = tuple([made.blob for made in messages if made.blob is not None])
+    puts = tuple([made.put() for made in messages])
+    return Step(name="payloads", operations=blobs), Step(name="outbound", operations=puts)
 
 
 def outbound_message(

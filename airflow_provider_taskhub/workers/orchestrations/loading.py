@@ -20,6 +20,7 @@ from airflow_provider_taskhub.engine.events import (
     ExecutionStarted,
     ExecutionSuspended,
     ExecutionTerminated,
+    GenericEvent,
     HistoryEvent,
     OrchestrationInstance,
     ParentInstance,
@@ -78,6 +79,7 @@ class LoadedInstance:
     :ivar seen: the identities of processed messages; the value is True if later generations must remember the identity.
     :ivar past: the history as loaded; empty after the first episode or repair.
     :ivar ended: the final status; None while the instance has not ended.
+    :ivar rewound: whether the generation was rewound.
     :ivar forgetful: True after a ``continue_as_new`` had to remember more consumed messages than the sentinel has room
         for, so that the oldest were forgotten.
     :ivar has_place: True if the instance is known to have a place of its limit, or to have no limit.
@@ -98,6 +100,7 @@ class LoadedInstance:
     seen: dict[str, bool] = field(default_factory=dict)
     past: tuple[HistoryEvent, ...] = ()
     ended: Status | None = None
+    rewound: bool = False
     forgetful: bool = False
     has_place: bool = False
     stuck: bool = False
@@ -111,7 +114,7 @@ class LoadedInstance:
         if switched:
             self.scheduled.clear()
             self.open_tasks.clear()
-            self.cancels = False
+            self.cancels = self.rewound = False
             self.seen.clear()
         for event in events:
             if event.taskhub_message_id is not None:
@@ -132,6 +135,8 @@ class LoadedInstance:
                     self.name, self.tags, self.parent = event.name, dict(event.tags or {}), event.parent
                 case ExecutionCompleted():
                     self.ended = event.status
+                case GenericEvent():
+                    self.rewound |= event.is_rewind
 
     def remember(self, stored: Stored) -> None:
         """Set what is stored after a checkpoint, and remember the consumed messages that the sentinel lists."""
@@ -170,6 +175,7 @@ class LoadedInstance:
             ended=frozenset(self.stored.ended),
             scheduled=self.scheduled.keys(),
             final=self.ended is not None,
+            rewound=self.rewound,
             parent=self.parent,
             fire_and_forget=FIRE_AND_FORGET in self.tags,
             seen=self.seen.keys(),

@@ -42,13 +42,13 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import Suspension
 from airflow_provider_taskhub.hub.queues import quarantine
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
+from airflow_provider_taskhub.hub.queues.outgoing import OutboundMessage, sending
 from airflow_provider_taskhub.storage.primitives import (
     MAX_VISIBILITY,
     DeleteBlob,
     DeleteMessage,
     Entity,
     PutBlob,
-    PutMessage,
     Step,
     Unit,
 )
@@ -128,13 +128,15 @@ class Settler:
         if self._cancelling.concerns(live.open_tasks, None):
             await self._cancelling.cancel(instance_id, live.execution_id)
         recursive = [event for event in ends if event.taskhub_recurse]
-        if recursive:
-            found = await salvage(hub.store, hub.names, instance_id)
-            children = left_over(found.events, recursive[-1], instance_id, hub.clock.utc_now())
-            sender = live.execution.instance
-            puts = tuple([hub.message_to(one.event, one.target, sender=sender).put() for one in children])
-            if puts:
-                await hub.store.commit(Unit(steps=(Step(name="left over", operations=puts),)))
+        if not recursive:
+            return
+        found = await salvage(hub.store, hub.names, instance_id)
+        if found.lock is None or found.lock.etag != live.stored.sentinel_etag:
+            return  # it was rewound, started again or purged meanwhile
+        children = left_over(found.events, recursive[-1], instance_id, hub.clock.utc_now())
+        made = [hub.message_to(one.event, one.target, sender=live.execution.instance) for one in children]
+        if made:
+            await hub.store.commit(Unit(steps=sending(made), check=session.reader.tenure.check))
 
     async def delete(self, session: Session[LoadedInstance], messages: Sequence[Delivery]) -> None:
         """Delete messages from their queue."""
@@ -252,7 +254,7 @@ class Settler:
         """
         if not found.refuse:
             return
-        hub, puts = self._hub, list[PutMessage]()
+        hub, answers = self._hub, list[OutboundMessage]()
         for held, judged, run in found.refuse:
             event, now = held.message.event, hub.clock.utc_now()
             answer = None
@@ -265,14 +267,13 @@ class Settler:
             elif isinstance(event, ExecutionStarted) and event.parent is not None:
                 instance, answer = event.instance, refusal(event, event.parent, judged.reason, now)
             if answer is not None:
-                puts.append(hub.message_to(answer.event, answer.target, sender=instance).put())
+                answers.append(hub.message_to(answer.event, answer.target, sender=instance))
             level = logging.WARNING if isinstance(event, ExecutionStarted) else logging.INFO
             log.log(level, "child_refused", instance_id=session.instance_id, reason=judged.reason)
         write, stored = checkpoint.refused(
             hub.names, session.instance_id, live.stored, [name for _, _, name in found.refuse]
         )
-        outbound = Step(name="outbound", operations=tuple(puts))
-        await self._write_sentinel(session, live, stored, outbound, Step(name="sentinel", operations=(write,)))
+        await self._write_sentinel(session, live, stored, *sending(answers), Step(name="sentinel", operations=(write,)))
 
     async def steer(self, session: Session[LoadedInstance], live: LoadedInstance) -> None:
         """Store the stamp of a suspension that the engine has dropped, before its message is deleted.
