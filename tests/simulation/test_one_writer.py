@@ -337,16 +337,17 @@ def test_each_instance_has_a_queue_of_its_own_in_memory_and_its_end_frees_all_th
         async with world(partitions=1, activities=4) as hub:
             backend = (await hub.join("only")).backend
             assert len(backend.sessions) == 0
-            for name, *argument in (("events", 2), ("recorded", 3), ("chain", 2), ("failing",)):
+            for name, *argument in (("events", 2), ("recorded", 3), ("chain", 2), ("failing",), ("busy",)):
                 await hub.client.start(name, *argument, instance_id=name)
             await hub.clock.sleep(1.0)
             alive = [backend.sessions.get(name) for name in ("events", "recorded", "failing")]
             assert len({id(one) for one in alive if one is not None}) == 3
-            assert backend.running == 1
+            assert backend.running == 2, "an activity of 'recorded', and that of 'busy'"
             assert backend.sessions._bytes > 0
             assert len(backend.calls._open) > 0
             await hub.client.raise_event("events", "go", 1)
             await hub.client.raise_event("events", "go", 2)
+            await hub.client.terminate("busy", wait=True)
             for name in ("events", "recorded", "chain", "failing"):
                 await hub.wait(name)
             await hub.ended()
