@@ -25,15 +25,15 @@ class Loss:
     :param alive: whether it is alive again.
     :param noticed: how the others have noticed it.
     :param partitions: the partitions that were taken from it, and whose owner was not lost again since.
-    :param taken_by: full names of the workers that have taken them, or else the attempts.
+    :param taken_by: full names of the workers that took the partitions; if no partition was taken, the attempts.
     :param first: when the first one was taken; None: none was taken.
     :param last: when the last one was taken; None: none was taken.
-    :param after: the longest time, in seconds, from its last renewal of one of them until that was taken, by the clock
-        of the store; None: none was taken, or the time is not known.
-    :param messages: how many messages were due in the queues of these partitions then, as far as the workers that have
-        taken them have counted; None: none has.
-    :param instances: for how many instances these messages are; None: as for ``messages``.
-    :param more: whether the count of one of the partitions has ended at its largest number: it had perhaps more.
+    :param after: the longest time, in seconds, from the last renewal of a lease by the lost worker until the partition
+        was taken, by the clock of the store; None: none was taken, or the time is not known.
+    :param messages: how many messages were due in the queues of these partitions then, as their new owners have
+        counted; None: no owner has counted.
+    :param instances: how many instances these messages are for; None: no owner has counted.
+    :param more: whether the count of a partition has reached its maximum, so that there may have been more messages.
     :param attempts: how many of its attempts of activities were taken over, as far as that is known.
     """
 
@@ -53,7 +53,7 @@ class Loss:
 
 @app.callback()
 def group() -> None:
-    """Keep ``show`` a command of its own: Typer would make the only command of a group the group itself."""
+    """Make ``show`` a subcommand. Without this callback, Typer would run it as ``taskhub failover`` itself."""
 
 
 @app.command()
@@ -75,10 +75,10 @@ def show(hub: HubName = None, json: AsJson = False) -> None:
     for up to a minute on Azure. At most 10,000 messages are counted in a partition: `10000+` says that there were
     perhaps more. Instances that only wait, for example for an activity, do not count.
 
-    `attempts`: attempts of activities with a record that were taken over, so that the next attempt began. The number of
-    a worker that took a partition too is kept with the partition. The number of another worker is known while it runs.
-    A worker from which only attempts were taken over, because it owned no partition or because these have been lost
-    again since, has no time.
+    `attempts`: attempts of activities with a record that were taken over, so that the next attempt began. If the
+    worker that took the attempts also took a partition, their number is kept with the partition. Otherwise the number
+    is known only while that worker runs. A lost worker has no time if only attempts were taken from it: it owned no
+    partition, or its partitions were lost again since.
 
     Example: taskhub failover show --json
     """

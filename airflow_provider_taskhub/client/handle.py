@@ -202,9 +202,9 @@ class InstanceHandle:
         The record of a worker that has died says ``running`` until another worker begins the next attempt, which can
         take long if no slot is free. Here such an attempt is ``lost``, and ended when its worker was last heard of.
 
-        :param patience: for how many seconds this client must have missed the worker; 0 for a client that reads once,
-            such as that of a command. Which workers are alive is what
-            this client has read last, for example with ``client.admin.workers()``. No clocks are compared.
+        :param patience: seconds for which this client must have missed the worker; 0 for a client that reads only once,
+            such as a command. The client uses the list of live workers that it read last, for example with
+            ``client.admin.workers()``. No clocks are compared.
         """
         gone = self._connection.members.gone
         return tuple(
@@ -295,9 +295,9 @@ class InstanceHandle:
         instance is resumed. Of several requests with ``grace`` the first one counts, and a call without ``grace`` ends
         the instance at once.
 
-        The activities of a failed instance with an activity record go on, for a later rewind. This call ends them, and
-        with ``recurse`` also what runs of its children. It also ends the children of an instance that was terminated
-        without them.
+        When an instance fails, its activities that have an activity record go on, so that a rewind can use their
+        results. This call ends these activities, and with ``recurse`` also those of its children. If the instance was
+        terminated without its children, a call with ``recurse`` ends them.
 
         An instance with a damaged history can be terminated too. The worker finds the instance's children and parent in
         the events that can still be read. Afterwards the history contains only the termination.
@@ -335,7 +335,10 @@ class InstanceHandle:
         timeout: timedelta | None,
         progress: Callable[[str], None] | None,
     ) -> InstanceState:
-        """Terminate the run of a row, or what it has left running. Parameters: :meth:`terminate`."""
+        """Terminate the run that ``row`` shows. If it has failed, end its activities and children that still run.
+
+        Other parameters: :meth:`terminate`.
+        """
         failed = row.status is Status.FAILED
         stopped = failed or row.status is Status.TERMINATED
         left = await children_left(self) if stopped and recurse else []
@@ -396,7 +399,8 @@ class InstanceHandle:
         :param timeout: with ``recurse``, the longest time that the call may take; None: no limit.
         :returns: the state before the suspension. A suspended instance stays so, with its reason and its time.
         :raises InstanceNotFound: if there is no such instance.
-        :raises InvalidStateError: if the instance has ended, or cleans up after a terminate.
+        :raises InvalidStateError: if the instance has ended, cleans up after a terminate, or was cancelled by its
+            parent.
         :raises InputError: if the reason or ``by`` cannot be stored.
         :raises TimeoutError: with ``recurse``, if an instance is not suspended after ``timeout``. What was requested
             until then stays requested. The call can be repeated.
@@ -418,7 +422,7 @@ class InstanceHandle:
         state = await _send_suspension(self.hub, row, event, "suspended")
 
         async def suspend(child: InstanceHandle) -> None:
-            with suppress(InstanceNotFound, InvalidStateError):  # it has ended, or was purged
+            with suppress(InstanceNotFound, InvalidStateError):  # it has ended, is about to, or was purged
                 await child.suspend(reason, by=suspended_by)
 
         if recurse:
@@ -465,8 +469,8 @@ class InstanceHandle:
         again.
 
         :param reason: this text is stored in the history.
-        :param terminated: True: an instance that was terminated goes on too, with the calls that had no answer made
-            again, and its terminated children go on. DurableTask cannot do this.
+        :param terminated: True: an instance that was terminated goes on too. It makes its unanswered calls again, and
+            its terminated children go on. DurableTask cannot do this.
         :returns: the state. Its status is Pending until the instance ends, as in DurableTask.
         :raises InstanceNotFound: if there is no such instance.
         :raises InvalidStateError: if the instance has not failed (or, with ``terminated``, was not terminated).
@@ -485,8 +489,8 @@ class InstanceHandle:
         return await self._existing()
 
     async def runs_on(self) -> bool:
-        """Return whether something of the instance runs: it has not ended. Or it has failed, and activities of it or
-        of its children still run. Or it was terminated with its children, and one of these still cleans up.
+        """Return True if the instance has not ended, if activities of a failed family still run, or if a child that was
+        terminated with its parent still cleans up.
 
         :raises InstanceNotFound: if there is no such instance.
         """
@@ -500,7 +504,8 @@ class InstanceHandle:
 
     async def _end_of_termination(self) -> None:
         """Wait until nothing of a terminated instance runs. Its children may still be about to end, and their answers
-        would let the rewound instance fail again. An instance that could clean up is refused anyway, at once."""
+        would let the rewound instance fail again. There is no wait for an instance that was terminated with
+        grace: the rewind refuses it."""
         row = await self._existing()
         if row.status is Status.TERMINATED and not await was_asked_to_clean_up(self):
             deadline = Deadline(self.hub.clock, TERMINATION_ENDS)
@@ -529,7 +534,9 @@ class InstanceHandle:
         elif row.status is Status.PENDING and row.restarts and row.completed is None:
             policy = StartPolicy.ATTACH  # puts the start message again: the first restart was perhaps interrupted
         elif not row.status.is_final:
-            error = refused(row, "it cannot be restarted before its end, only started as another one with a new id")
+            error = refused(
+                row, "it has not ended, so it cannot be restarted. To start another one with its input, use a new id"
+            )
             raise InstanceExists(str(error))
 
         async def release() -> None:

@@ -87,7 +87,7 @@ class Starter:
                     return await self._taken(made, policy)
 
             if start.scheduled_start_time is not None and start.scheduled_start_time > start.timestamp:
-                return await make()  # nothing of it waits for a worker before its time
+                return await make()  # no worker needs to read it before its time
             return await self._let_in(start, policy, make, WAITS_FOR if intake_timeout is None else intake_timeout)
 
     async def _let_in(
@@ -97,8 +97,10 @@ class Starter:
         make: Callable[[], Awaitable[InstanceState]],
         within: timedelta,
     ) -> InstanceState:
-        """Make a start if the intake limit of the hub leaves room, or as soon as it does. If the limit is reached, an
-        instance that exists is found all the same: that is no new start."""
+        """Make a start as soon as the intake limit of the hub leaves room.
+
+        If the limit is reached, an existing instance is still returned, because it is no new start.
+        """
         instance_id = start.instance.instance_id
 
         async def once() -> InstanceState:
@@ -192,7 +194,7 @@ class Starter:
         hub, limit = self.hub, InstanceLimit.of(row.tags)
         run = OrchestrationInstance(instance_id=row.instance_id, execution_id=row.execution_id)
         if limit is not None and await waiting_instances.of_instance(hub.store, hub.names, limit.name, run):
-            return  # its message is in the row in which it waits for its turn
+            return  # the row of the waiting instance contains the start message
         full = await self.hub.instance(row.instance_id, payloads=True) or row
         start = ExecutionStarted(
             timestamp=row.created or self.hub.clock.utc_now(),

@@ -39,16 +39,16 @@ CHILD_APPEARS = 30.0
 
 
 async def children_left(instance: InstanceHandle) -> list[InstanceHandle]:
-    """Return the children of an instance that failed or was terminated which run, or have failed too."""
+    """Return those children of a failed or terminated instance that run or have failed."""
     history, _ = await instance.readable_history()
     return await _children(instance, history, lambda status: status is Status.FAILED or not status.is_final)
 
 
 async def something_runs(instance: InstanceHandle, status: Status) -> bool:
-    """Return whether something of an instance that failed or was terminated runs.
+    """Return True if an activity or a child of a failed or terminated instance still runs.
 
-    After a failure, activities and children go on. After a termination, the children that were terminated with the
-    instance may still clean up, and their children.
+    After a failure, activities and children go on. After a termination with children, the children and their children
+    may still clean up.
 
     :param status: the instance's status.
     """
@@ -112,8 +112,9 @@ async def nothing_runs(
 ) -> None:
     """Wait until nothing of an ended instance runs any more, and no activity of it can begin.
 
-    An activity begins at most :data:`BEGINS_WITHIN` after its worker has seen the instance open. So after this time
-    from the end no activity begins. Then the records show all activities with a record that still run.
+    An activity begins at most :data:`BEGINS_WITHIN` after its worker has seen the instance open. So no activity begins
+    later than this time after the end of the instance. Then the records show all activities with a record that still
+    run.
 
     :param instance: the instance that has ended.
     :param deadline: the time until which to wait.
@@ -152,7 +153,7 @@ async def _family(
 
     If the termination was only for the instance itself, its children are not waited for.
 
-    :param failed: whether the instance is a child that has failed, of a family that was terminated.
+    :param failed: True if the instance is a failed child and one of its ancestors was terminated.
     :returns: each instance, and True if it has, or perhaps has, an activity without an answer.
     """
     history, unreadable = await instance.readable_history()

@@ -2,9 +2,9 @@
 
 If the terminate message has ``TaskHubRecurse``, each child that has not completed gets a terminate message too. This
 message has the child's execution id, so that it cannot end a later run of the same instance id. It also has the name of
-the child's orchestrator, because perhaps the child has not begun yet. A child that has failed gets a message for its
-activities and children: they may still run, for a rewind. A child with DurableTask's fire-and-forget tag gets no
-message.
+the child's orchestrator, because perhaps the child has not begun yet. A child that has failed gets a message that ends
+its activities and children. They may still run, because a rewind could use their results. A child with DurableTask's
+fire-and-forget tag gets no message.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Child:
 
 
 def awaited(history: Iterable[HistoryEvent], *, cancelled: bool = False) -> tuple[SubOrchestrationInstanceCreated, ...]:
-    """Return the events that created the children of this generation that have neither completed nor been cancelled.
+    """Return the events that created those children of this generation that have not answered and were not cancelled.
 
     Children with the fire-and-forget tag are not included, because the orchestrator does not wait for their end.
 
@@ -73,10 +73,11 @@ def awaited(history: Iterable[HistoryEvent], *, cancelled: bool = False) -> tupl
 
 
 def failed(history: Iterable[HistoryEvent]) -> tuple[SubOrchestrationInstanceCreated, ...]:
-    """Return the events that created the children of this generation that have failed: something may run for them.
+    """Return the events that created the failed children of this generation. Their activities may still run.
 
     Of several children with one instance id, the last one is returned. Children with the fire-and-forget tag are not
-    included, nor those of a .NET worker: it does not record their runs, and perhaps others use their ids by now.
+    included. Children of a .NET parent are not included either: .NET does not record their runs, so others may use
+    their ids now.
 
     :param history: the events of the current generation.
     """
@@ -97,7 +98,7 @@ def failed(history: Iterable[HistoryEvent]) -> tuple[SubOrchestrationInstanceCre
 
 
 def cleaning_up(history: Iterable[HistoryEvent]) -> tuple[SubOrchestrationInstanceCreated, ...]:
-    """Return the events that created the children that were asked to clean up with their parent: they do not answer it.
+    """Return the events of children that were asked to clean up with their parent. Such a child sends no answer.
 
     :param history: the events of the current generation.
     """
@@ -113,7 +114,7 @@ def cleaning_up(history: Iterable[HistoryEvent]) -> tuple[SubOrchestrationInstan
 
 
 def unfinished(history: Iterable[HistoryEvent], *, cancelled: bool = False) -> tuple[Child, ...]:
-    """Return the children that have not completed, also those that were started before a ``continue_as_new``.
+    """Return the children that have not answered, also those that were started before a ``continue_as_new``.
 
     Children with the fire-and-forget tag are not included.
 
@@ -137,20 +138,20 @@ def carried(history: Iterable[HistoryEvent]) -> str | None:
 
 
 def terminations(history: Iterable[HistoryEvent], instance_id: str, time: Timestamp) -> list[Outbound]:
-    """Return the messages that terminate the open children of an instance, and what runs for those that have failed.
+    """Return the messages that end the open children of an instance, and what its failed children have left running.
 
     :param history: the events of the instance since the last ``continue_as_new``, with the ExecutionTerminated event or
         the request to end.
     :param instance_id: instance id of the parent.
     :param time: timestamp of the messages.
-    :returns: an empty list if neither the terminate nor the request to end includes the children, so that they go on.
+    :returns: an empty list if the children go on. The terminate decides this; without one, the request to end decides.
     """
     history = tuple(history)
     request = grace.found(history)
     terminated = next((event for event in reversed(history) if isinstance(event, ExecutionTerminated)), None)
     if not (terminated.taskhub_recurse if terminated else request and request.recurse):
         return []
-    if terminated is None:  # what was asked to end with its parent still cleans up
+    if terminated is None:  # the children that were asked to end are not terminated: they still clean up
         reason, seconds = (None, None) if request is None else (request.reason, request.grace or None)
         found = tuple(map(_child, awaited(history)))
     else:
@@ -164,7 +165,7 @@ def left_over(
 ) -> list[Outbound]:
     """Return the messages that terminate the children of an instance that had failed when its terminate came.
 
-    Unlike the children of a terminated instance, these tell their parent how they ended: it may be rewound.
+    Unlike the children of a terminated instance, these children answer, because their parent may be rewound.
 
     :param history: the events of the instance since the last ``continue_as_new``.
     :param terminate: the terminate message.
@@ -182,9 +183,9 @@ def left_over(
 def requests(history: Iterable[HistoryEvent], instance_id: str, time: Timestamp) -> list[Outbound]:
     """Return the messages that ask the open children of earlier generations to end, because their parent is asked to.
 
-    They also end what runs for the children that have failed. The open children of the current generation get theirs
-    with their cancels. A parent whose clean-up is cut short by a cancel also ends the children that it has asked to
-    clean up.
+    They also end what the failed children have left running. An open child of the current generation gets its message
+    when its call is cancelled. If a cancel ends the clean-up of the parent early, the parent also ends the children
+    that it has asked to clean up.
 
     :param history: the events of the instance since the last ``continue_as_new``, with the request to end.
     :param instance_id: instance id of the parent.
@@ -237,10 +238,10 @@ def _earlier(history: Iterable[HistoryEvent]) -> list[Child]:
 
 
 def reports_end(history: Iterable[HistoryEvent]) -> bool:
-    """Return whether an instance sends its outcome to its parent: False if the child was terminated with its parent.
+    """Return True if an instance sends its outcome to its parent.
 
-    A parent that has not ended yet would treat such an outcome as a failure of the child. The parent's code waits for
-    the end of a child that it has cancelled.
+    It does not if it was terminated together with the parent, which could take the outcome for a failure. A child that
+    the parent's code has cancelled does send it, because that code waits for it.
 
     :param history: the events of the child.
     """

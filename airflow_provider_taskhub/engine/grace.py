@@ -1,10 +1,10 @@
-"""Terminates that do not end an instance at once: it has time to clean up, or its parent waits for the end.
+"""Terminates that do not end the instance at once. It cleans up first, or its parent waits until its calls have ended.
 
-The message is an ExecutionTerminated with ``TaskHubGrace`` or ``TaskHubCancels``. So whatever must end an instance
-without its code (it has not begun, its history is damaged, its code blocks the worker) finds a terminate as any other,
-and a worker of another system ends the instance at once. In the history of an instance that goes on, an
-ExecutionTerminated would mislead readers. So the history has the request as an EventRaised with the name
-:data:`.validation.TERMINATE_EVENT`.
+The message is an ExecutionTerminated with ``TaskHubGrace`` or ``TaskHubCancels``. Sometimes a worker must end an
+instance without its code: the instance has not begun, its history is damaged, or its code blocks the worker. Then the
+message counts as a normal terminate. A worker of another system ends the instance at once. In the history of an
+instance that goes on, an ExecutionTerminated would mislead readers. So the history has the request as an EventRaised
+with the name :data:`.validation.TERMINATE_EVENT`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Request:
     :param grace: seconds for the clean-up; 0: there is none.
     :param recurse: whether the instance's children are terminated too, with the same time.
     :param child: name of the instance's orchestrator if the instance's parent has sent the request; else None.
-    :param call: number of the call of the parent that its code has cancelled. No code of the instance runs any more
-        then, and it ends when all that it has called has ended (:mod:`.stopping`); None: it cleans up.
+    :param call: number of the parent's call of this instance, if the parent's code has cancelled it. Then no code of
+        the instance runs, and it ends when its calls have ended (:mod:`.stopping`). None: it cleans up.
     """
 
     reason: str | None
@@ -40,8 +40,8 @@ class Request:
 
 
 def as_stored(event: HistoryEvent) -> HistoryEvent:
-    """Return the event that the history has for an event that has arrived: for a terminate that does not end
-    the instance at once an EventRaised, else the event itself."""
+    """Return how the history stores an arriving event: an EventRaised for a terminate with grace or a cancel, else the
+    event itself."""
     if not isinstance(event, ExecutionTerminated):
         return event
     if not _is_valid(event.taskhub_grace, event.taskhub_cancels):
@@ -63,7 +63,7 @@ def as_stored(event: HistoryEvent) -> HistoryEvent:
 
 
 def request_of(event: HistoryEvent) -> Request | None:
-    """Return the request that an event of a history tells of; None: it tells of none."""
+    """Return the request in an event of a history; None: the event has no request."""
     if not isinstance(event, EventRaised) or not is_own_event(event.name):
         return None
     try:
@@ -85,8 +85,7 @@ def found(history: Iterable[HistoryEvent]) -> Request | None:
 
 
 def which_counts(first: Request | None, later: Request | None) -> Request | None:
-    """Return which of two requests counts: the first one. But if the parent's code cancels an instance that cleans up,
-    the clean-up ends."""
+    """Return the request that counts: the first one. But a cancel by the parent replaces a request to clean up."""
     cancels = later is not None and later.call is not None
     return later if first is None or (cancels and first.call is None) else first
 

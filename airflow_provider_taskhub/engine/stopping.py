@@ -1,7 +1,7 @@
 """Ends a child whose parent has cancelled it: pure functions over the child's history.
 
-No code of the child runs any more, so any worker can end it. What it has called is cancelled, and each later episode
-takes the answers that come. The child ends, and tells its parent, with the last answer. So nothing of it runs then.
+No code of the child runs any more, so any worker can end it. Its open calls are cancelled. Each later episode takes the
+answers. After the last answer the child ends and tells its parent, so nothing of the child runs any more.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _ANSWERS = (TaskCompleted, TaskFailed, SubOrchestrationInstanceCompleted, SubOrc
 def open_calls(history: Iterable[HistoryEvent]) -> dict[int, Call]:
     """Return the calls of activities and children that have no answer, by their numbers.
 
-    Children with the fire-and-forget tag are not included: nobody waits for them. Nor are those that were asked to
-    clean up before the parent's cancel has come: they do not answer.
+    Children with the fire-and-forget tag are not included. Children that were asked to clean up before the cancel are
+    not included either: they do not answer.
 
     :param history: the events of the current generation.
     """
@@ -127,7 +127,7 @@ def _fits(
     event: TaskCompleted | TaskFailed | SubOrchestrationInstanceCompleted | SubOrchestrationInstanceFailed,
     call: Call | None,
 ) -> bool:
-    """Return whether an answer is that of a call, and not of another decision that had the number before."""
+    """Return True if an answer belongs to this call, and not to an earlier call with the same number."""
     if call is None or isinstance(event, TaskCompleted | TaskFailed) is not isinstance(call, TaskScheduled):
         return False
     echo, known = event.taskhub_action_id, call.taskhub_action_id

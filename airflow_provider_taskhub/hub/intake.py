@@ -5,9 +5,9 @@ one read of this row in ten seconds in which it starts something. The starts of 
 children were refused or had to wait, instances that run could not end, and the hub would stand still.
 
 What waits is counted by the lengths of the control queues, and not by the instances: finding the Pending ones would
-read all rows. A count is used for some seconds, and this client's own starts since then are added to it. So of several
-clients each may start as many more as there was room when it has counted. If the store does not answer, the hub takes
-the start: the limit must not be the reason for an outage.
+read all rows. A count is used for some seconds, and this client's own starts since then are added to it. Clients do not
+know of each other's starts, so each may fill the whole room that it has counted. If the store does not answer, the hub
+takes the start: the limit must not be the reason for an outage.
 """
 
 from __future__ import annotations
@@ -55,11 +55,12 @@ _AT_ONCE = 16
 class Counted:
     """What a client knows of the messages that wait.
 
-    :param waiting: how many waited when it has counted.
+    :param waiting: how many messages waited when the client counted.
     :param age: seconds since then.
     :param made: how many starts it has made since then.
     :param under_way: how many starts this client has begun and not yet finished.
-    :param exact: whether the count has left hidden messages out. Otherwise it says only how many wait at most.
+    :param exact: whether the client has looked into the queues. Otherwise ``waiting`` also includes all hidden
+        messages.
     """
 
     waiting: int
@@ -165,12 +166,14 @@ def _full(hub: str, limit: IntakeLimit, waiting: int) -> IntakeFull:
 
 
 async def count(store: Store, names: HubNames, partitions: int, *, enough: int = 0) -> tuple[int, bool]:
-    """Count about how many messages wait for a worker. Cost: one request for each partition; if the queues have
-    ``enough`` messages, one more, which leaves the hidden messages out.
+    """Count about how many messages wait for a worker.
+
+    Cost: one request for each partition. If the queues have ``enough`` messages: one more for each queue that is not
+    empty. This leaves out the hidden messages of the queues in which few messages are visible.
 
     :param partitions: how many partitions the hub has.
     :param enough: below this number it does not matter which messages are hidden.
-    :returns: the number, and whether the hidden messages were left out.
+    :returns: the number, and whether the queues were looked into.
     """
     queues = [names.control(partition) for partition in range(partitions)]
     lengths = dict(zip(queues, await gather_bounded(store.count, queues, limit=_AT_ONCE), strict=True))

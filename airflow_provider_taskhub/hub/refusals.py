@@ -1,4 +1,4 @@
-"""Tells why an instance does not take a command: its state, since when it is in it, and which commands it takes."""
+"""Tells why an instance refuses a command: its state, the time of this state, and the commands that it takes."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def refused(row: InstanceState, what: str) -> InvalidStateError:
 
 
 def state_text(row: InstanceState) -> str:
-    """Return the state of an instance, and since when it is in it: ``Suspended since 2026-01-01 00:00:30 UTC``."""
+    """Return the state of an instance and its time, for example ``Suspended since 2026-01-01 00:00:30 UTC``."""
     since = _since(row)
-    # Since when an instance runs is not stored: it may have been suspended or rewound.
+    # The row does not say when the instance began to run: it may have been suspended or rewound since.
     word = " since" if row.status.is_final or row.status is Status.SUSPENDED else ", created"
     return f"{row.status}" if since is None else f"{row.status}{word} {since.text()[:19].replace('T', ' ')} UTC"
 
 
 def _since(row: InstanceState) -> Timestamp | None:
-    """Return since when an instance is in its state, as far as its row says; of an open one, when it was created."""
+    """Return when the instance ended or was suspended; in other states, when it was created."""
     if row.status.is_final:
         return row.ended
     return row.suspended_at if row.status is Status.SUSPENDED else row.created

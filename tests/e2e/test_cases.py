@@ -1,7 +1,7 @@
 """A sample of the cases of ``tests/simulation/cases``, played by worker processes on a real store.
 
-The play in virtual time gives the order. An activity of a process lasts, and a command waits, until everything has
-happened that happened before it in that play. So no real time counts.
+The test first plays the case in virtual time and notes the order of what happens. The processes repeat this order: each
+activity ends, and each command is given, only in its turn. So the test does not depend on real time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ON_AZURITE = ["cancel-the-slower-activity", "failover-of-a-recorded-activity", "
 class Stage:
     """The processes that play a case.
 
-    :ivar moments: as in the play in virtual time.
+    :ivar moments: what happened in the play in virtual time, in order (:class:`tests.simulation.cases.Stage`).
     """
 
     def __init__(self, house: House, file: Path) -> None:
@@ -132,7 +132,7 @@ class Stage:
         return self._begun()[name] >= attempt
 
     def _has_left(self, name: str, attempt: int) -> bool:
-        """Return whether so many attempts have ended, been cancelled, or died with their worker."""
+        """Return True if at least ``attempt`` attempts have ended, were cancelled, or died with their worker."""
         lines = [line.split() for line in self.house.effects()]
         killed = {line[2] for line in lines if line[0] == "killed"}
         runs = Counter(line[2] for line in lines if line[:2] == ["begin", name])

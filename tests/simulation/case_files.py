@@ -45,7 +45,7 @@ class Strict(BaseModel):
 
 
 class OneThing(Strict):
-    """A table of which exactly one of some keys is given."""
+    """A table that must have exactly one of some keys."""
 
     KINDS: ClassVar[tuple[str, ...]]
 
@@ -82,7 +82,7 @@ class Step(OneThing):
     fail: str | None = None
     """Raise an error with this text."""
     tidy: list[Step] | None = None
-    """These steps, which the steps ``clean`` follow if the instance is asked to end meanwhile."""
+    """Run these steps. If the instance is asked to end meanwhile, run the steps ``clean`` after that."""
 
     clean: list[Step] = Field(default_factory=list)
     waits: bool = False
@@ -100,13 +100,13 @@ class Step(OneThing):
     pause: float = 1.0
     """Seconds between two attempts."""
     within: float | None = None
-    """A limit in seconds, by ``ctx.timeout``. The value is "late" if it is over."""
+    """A limit in seconds, by ``ctx.timeout``. The value is "late" if the time is over."""
     caught: bool = False
     """The code catches a failure. The value is "failed"."""
 
 
 class Command(OneThing):
-    """What is done at a second of the world."""
+    """A command, and the second of virtual time at which it is given."""
 
     KINDS = (
         "start",
@@ -145,7 +145,7 @@ class Command(OneThing):
     drain: str | None = None
     """A worker stops, as on SIGTERM."""
     cut: str | None = None
-    """The store answers a worker nothing for ``seconds``; "*": it answers nobody."""
+    """For ``seconds``, the store does not answer this worker; "*": it answers no worker."""
 
     recurse: bool = False
     """Suspend or resume the children too."""
@@ -308,7 +308,7 @@ def check(expect: Expect, begun: Sequence[str], done: Sequence[str], at_once: in
     :param done: the activities that came to their end without an error.
     :param at_once: the largest number of activities that ran at the same time.
     :param found: status and output of each instance.
-    :raises AssertionError: it is not what the case expects.
+    :raises AssertionError: if the result is not what the case expects.
     """
     assert Counter(done) == Counter(expect.done), f"done: {done}"
     assert Counter(begun) == Counter(expect.done if expect.begun is None else expect.begun), f"begun: {begun}"
@@ -324,7 +324,7 @@ def check(expect: Expect, begun: Sequence[str], done: Sequence[str], at_once: in
 
 
 async def ask(client: Client, command: Command) -> None:
-    """Carry out a command of which only the hub hears. A terminate returns when it is confirmed."""
+    """Carry out a command that the client sends to the hub. A terminate returns when it is confirmed."""
     match command:
         case Command(start=str(program)):
             name = command.id or program

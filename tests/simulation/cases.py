@@ -50,7 +50,7 @@ class Stage:
 def play(case: Case, place: Place) -> Stage:
     """Play a case, and check what came of it.
 
-    :raises AssertionError: it is not what the case expects.
+    :raises AssertionError: if the result is not what the case expects.
     """
     stage = Stage(case)
     if not any(command.kill or command.drain or command.cut for command in case.do):

@@ -1,4 +1,4 @@
-"""A parent failed while children run: what a terminate and a rewind do with them, and what people are told."""
+"""Tests of a parent that failed while its children run: terminate, rewind, and what the client shows."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def _running(world: World, *ids: str) -> None:
 
 @pytest.mark.parametrize("who", ["i", "waits-0"])
 def test_one_rewind_goes_on_although_children_were_terminated_after_the_failure(who: str) -> None:
-    """They are started again, as those are that were terminated before it."""
+    """The rewind starts these children again, like children that were terminated before the failure."""
 
     async def main() -> Any:
         async with World(app) as world:
@@ -180,7 +180,7 @@ def test_a_second_terminate_ends_the_children_that_the_first_one_has_left(wait: 
 @pytest.mark.parametrize("how", ["terminate", "terminate with grace", "cancel", "terminate after a failure"])
 @pytest.mark.rows("D63")
 def test_what_a_failed_child_has_left_running_ends_with_its_family(how: str, dies: bool) -> None:
-    """Nobody can rewind this child alone so that its parent goes on: the parent has handled the failure."""
+    """The parent has handled the failure, so a rewind of this child alone would not change the parent."""
 
     async def main() -> None:
         BROKEN[0] = True
@@ -242,7 +242,7 @@ def test_a_rewound_instance_says_for_what_it_waits_and_that_it_has_not_ended() -
 
 @pytest.mark.parametrize("wait", [True, False])
 def test_a_terminate_that_comes_with_the_failure_ends_what_is_left(wait: bool) -> None:
-    """A worker receives both messages at once. The first one fails the instance."""
+    """A worker receives both messages at once. The first message makes the instance fail."""
 
     async def main() -> Any:
         async with World(app) as world:
@@ -279,7 +279,7 @@ def test_a_failed_child_that_was_purged_stays_so() -> None:
 
 
 def test_the_children_of_a_failed_parent_tell_it_how_they_end() -> None:
-    """It may be rewound, and then waits for the answer of each."""
+    """The parent may be rewound, and then it waits for an answer from each child."""
     created = [
         SubOrchestrationInstanceCreated(
             timestamp=NOW, event_id=number, name="c", instance_id=f"c{number}", taskhub_action_id=known
@@ -294,6 +294,6 @@ def test_the_children_of_a_failed_parent_tell_it_how_they_end() -> None:
     ]
     terminate = ExecutionTerminated(timestamp=NOW, input="stop", taskhub_recurse=True, taskhub_grace=30)
     found = {one.target.instance_id: one.event for one in left_over([*created, *answers], terminate, "p", NOW)}
-    assert set(found) == {"c0", "c1"}, "c2 was terminated, and of c3, which .NET has started, no run is known"
+    assert set(found) == {"c0", "c1"}, "c2 was terminated, and the run of c3 is unknown, because .NET started it"
     told = {name: (one.taskhub_left_over, one.taskhub_grace, reports_end([one])) for name, one in found.items()}
     assert told == {"c0": (None, 30, True), "c1": (True, 30, False)}

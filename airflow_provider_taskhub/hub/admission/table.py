@@ -51,10 +51,11 @@ def judge(message: Incoming, facts: Facts) -> Judged:
 
 
 def _left_over(message: Incoming, facts: Facts) -> Judged:
-    """Decide about a terminate for what a failed run has left running. It is discarded, and the settler carries it out.
+    """Decide about a terminate that only ends activities and children of a failed run.
 
-    A run that is stored as live was rewound. Or its last checkpoint was cut off after it had told its parent of the
-    failure: then the message is judged again, for two minutes, because the run fails again soon.
+    The message is discarded, and the settler ends them. A run that is live was rewound. Or its checkpoint was cut off
+    after its parent had learned of the failure. Then the message is judged again for two minutes, because the run will
+    fail again.
     """
     same = relation(message, facts) is Relation.SAME
     if same and facts.live and not facts.rewound and message.failures < ORPHAN_TURNS:

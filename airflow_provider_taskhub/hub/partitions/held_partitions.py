@@ -43,8 +43,8 @@ difference comes from the owner's two clocks."""
 _WRITES = 3
 """How often the write of one renewal or release is tried if other workers change the lease at the same time."""
 _LONGEST = 16
-"""If a worker stops polling the queues of its partitions, it takes no partitions for a time. If this happens again and
-again, the time doubles, up to this many times the first one."""
+"""If a worker stops polling the queues of its partitions, it leaves free partitions to others for a time. If this
+happens again and again, the time doubles, up to this many times the first one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -147,7 +147,7 @@ class HeldPartitions:
 
     @property
     def stalled(self) -> bool:
-        """Whether this worker takes no partitions now, because it did not poll the queue of one that it owned."""
+        """Whether this worker leaves free partitions to others for a time: it did not poll a queue of its own."""
         return self._clock.monotonic() < self._paused_until
 
     @property
@@ -274,9 +274,9 @@ class HeldPartitions:
     def _note_polls(self, leases: Iterable[Lease]) -> None:
         """Note whether another worker has polled one of its queues since the last call.
 
-        Two times of the same owner are compared, and never a time of this worker with one of another worker. They are
-        read while this worker is refused. The first growth does not count: the first reading may be older than the last
-        poll before an outage for all.
+        The times of one owner are compared with each other, never with a time of this worker. They are read while this
+        worker is refused. The first increase does not count, because that poll may be from before an outage of the
+        whole store.
         """
         if not self.refused:
             self._polls.clear()
@@ -293,8 +293,8 @@ class HeldPartitions:
                     self._others_polled = self._clock.monotonic()
 
     def _stall(self) -> None:
-        """Take no partitions for a time: as long as a queue must be unpolled until :meth:`_look_for_unpolled` finds it.
-        Double this time if it happens again soon.
+        """Leave free partitions to other workers, at first for as long as a queue must be unpolled until
+        :meth:`_look_for_unpolled` finds it. If it happens again soon, double the time.
         """
         now = self._clock.monotonic()
         if now < self._paused_until:
@@ -323,8 +323,8 @@ class HeldPartitions:
     def note_silence(self, partition: int, renewed: Timestamp) -> None:
         """Note for people how long the lost owner of a partition had been silent when this worker took it.
 
-        The store's clock gives both times, so this worker reads when the store has stored its lease, in a task of its
-        own. The next renewal stores the result. A failure is only logged.
+        Both times must come from the store's clock. So a separate task reads the lease again, to get the time at which
+        the store has written it. The next renewal stores the result. A failure is only logged.
 
         :param renewed: when the lost owner last renewed the lease, by the clock of the store.
         """

@@ -7,10 +7,10 @@ A worker that dies frees nothing. So while no place is free, each worker looks a
 a place if the record of its attempt says that the attempt has ended. If the record does not change any more, or if its
 worker is proven dead, it first marks the attempt as lost, as a takeover does.
 
-A place may name an attempt whose record is not there yet. If it stays so, its worker counts as silent, and the place is
-freed. A slow worker may write the record at the same moment. So each side writes first and reads after that: the slow
-worker reads the place again after its claim, and this worker reads the record again after it has freed the place. At
-least one of them sees the other, and no more attempts run than the limit says.
+A place may name an attempt that has no record yet. If no record appears, the worker of the attempt counts as silent,
+and the place is freed. A slow worker may write the record at the same moment. So each side writes first and reads after
+that: the slow worker reads the place again after its claim, and this worker reads the record again after it has freed
+the place. At least one of them sees the other, and no more attempts run than the limit says.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ActivityLimit(HubPlaces):
         self._mine: dict[tuple[OrchestrationInstance, int], int] = {}
         """The numbers of the places that attempts of this worker have, by the instance and number of the call."""
         self._taken_over: set[tuple[OrchestrationInstance, int]] = set()
-        """Those of them whose places an earlier attempt had."""
+        """The calls in ``_mine`` whose place was taken over from an earlier attempt."""
         self._looked = 0.0
         """Monotonic time of the last look."""
         self._silences: dict[int, Silence] = {}
@@ -104,7 +104,8 @@ class ActivityLimit(HubPlaces):
         self._changed.set()
 
     async def undo(self, record: ActivityRecord) -> None:
-        """A place that an earlier attempt had stays held: that attempt may run. A look finds out whether it does."""
+        """Keep a place that was taken over from an earlier attempt, because that attempt may still run. A later look
+        checks this."""
         if (record.instance, record.task_id) in self._taken_over:
             self.forget(record)
         else:
@@ -203,8 +204,8 @@ class ActivityLimit(HubPlaces):
     async def _take_away(self, place: Place) -> bool:
         """Free a place.
 
-        The place first names nobody. Then the record is read once more: if its worker was only slow, it gets the place
-        back. No third worker can take the place in between.
+        This worker first reserves the place for itself, so that no third worker can take it. Then it reads the record
+        again. If an attempt of the call runs after all, that attempt gets the place.
 
         :returns: False if the place was changed meanwhile, or if its attempt runs after all.
         """

@@ -4,8 +4,8 @@ An episode is one run of an orchestrator. Quarantine is the table of messages th
 
 Three cases need work before a message is deleted. A repeated message shows that the last checkpoint may have been cut
 off after its history was written; then the missing writes of that checkpoint are done. A suspension or resume that
-comes before the first checkpoint of its run is stored in the sentinel, the last row of the history. So is the name of a
-child's run that never begins.
+comes before the first checkpoint of its run is stored in the sentinel, the last row of the history. The name of a
+child's run that never begins is stored there too.
 """
 
 from __future__ import annotations
@@ -102,8 +102,7 @@ class Settler:
         await self._give_back_later(session, found)
 
     async def _delete_stored(self, session: Session[LoadedInstance], messages: Sequence[Delivery]) -> None:
-        """Delete messages that a row of the hub has now. Their payloads stay in the same blobs, so their deletion is
-        not that of messages whose work is done."""
+        """Delete messages that were copied into a row of the hub. The row still uses their payload blobs."""
         for held in messages:
             async with held.changing:  # a renewal under way would make the receipt of the deletion stale
                 deletion = DeleteMessage(queue=held.queue, message=held.receipt, quiet=True)
@@ -113,8 +112,10 @@ class Settler:
     async def end_left_over(
         self, session: Session[LoadedInstance], live: LoadedInstance, messages: Sequence[Delivery]
     ) -> None:
-        """End what a failed instance has left running, if one of the messages is a terminate for it: its activities,
-        and its children if the message is for them too."""
+        """If one of the messages is a terminate for a failed instance, end its activities that still run.
+
+        If the message is for its children too, end these.
+        """
         hub, instance_id = self._hub, session.instance_id
         ends = [
             event
@@ -173,7 +174,7 @@ class Settler:
         """Complete the last checkpoint of an instance if it was cut off after its history was written.
 
         A message that is delivered again shows that this may have happened. The repair writes the instance row and the
-        completion hint, and cancels activities of an instance that has ended, or has cancelled their calls.
+        completion hint, and cancels activities whose instance has ended or whose calls were cancelled.
 
         :param batch: the messages to be settled. The watchdog puts them into quarantine if the replay does not end.
         :raises Aborted: if another owner has committed since the history was loaded, so that its newer instance row
