@@ -23,7 +23,7 @@ def refused(row: InstanceState, what: str) -> InvalidStateError:
     :param row: the instance.
     :param what: what it does not take, as the rest of a sentence: ``it cannot be suspended``.
     """
-    takes = _TAKES.get(row.status, _ENDED)
+    takes = _TAKES.get(Status.SUSPENDED if row.is_held else row.status, _ENDED)
     return InvalidStateError(f"instance {row.instance_id!r} is {state_text(row)}: {what}. It takes: {takes}")
 
 
@@ -32,6 +32,7 @@ def state_text(row: InstanceState) -> str:
     since = _since(row)
     # The row does not say when the instance began to run: it may have been suspended or rewound since.
     word = " since" if row.status.is_final or row.status is Status.SUSPENDED else ", created"
+    word = ", suspended since" if row.is_held and row.status is Status.PENDING else word
     return f"{row.status}" if since is None else f"{row.status}{word} {since.text()[:19].replace('T', ' ')} UTC"
 
 
@@ -39,7 +40,7 @@ def _since(row: InstanceState) -> Timestamp | None:
     """Return when the instance ended or was suspended; in other states, when it was created."""
     if row.status.is_final:
         return row.ended
-    return row.suspended_at if row.status is Status.SUSPENDED else row.created
+    return row.suspended_at if row.is_held else row.created
 
 
 def refused_at_its_end(row: InstanceState, request: grace.Request) -> InvalidStateError:

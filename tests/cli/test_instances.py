@@ -507,6 +507,11 @@ def test_a_command_that_an_instance_does_not_need_says_its_state_and_since_when(
     assert re.match(
         f"i: is Pending, created{time[6:]}, and not suspended: this only takes back a", taskhub("resume", "i").output
     )
+    held = {"TaskHubSuspended": f"{Timestamp.parse('2026-01-01T00:00:00Z').ticks}:ann"}
+    asyncio.run(merged(path, i=held))
+    said = "i: is Pending, suspended since 2026-01-01 00:00:00 UTC: nothing changes\n"
+    assert taskhub("suspend", "i").output == said
+    assert taskhub("resume", "i").output == "i: asked to resume\n"
     asyncio.run(merged(path, i={"RuntimeStatus": "Suspended"}))
     assert taskhub("suspend", "i").output.startswith("i: is Suspended")
     assert taskhub("suspend", "i").output.endswith(": nothing changes\n")

@@ -124,6 +124,8 @@ class Stage:
                 await until_async("it is suspended", lambda: _is(client, instance_id, str(Status.SUSPENDED)))
             case _:
                 await ask(client, command)
+                if command.send and any(worker.process.poll() is None for worker in self.house.workers):
+                    await until_async("the workers have read the event", partial(_is_quiet, client))
 
     def _worker(self, name: str) -> Worker:
         return next(worker for worker in self.house.workers if worker.name == name)

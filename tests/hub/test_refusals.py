@@ -47,3 +47,11 @@ def test_a_refusal_says_the_state_since_when_and_what_is_possible(status: Status
 def test_a_row_without_times_says_the_state() -> None:
     row = InstanceState(instance_id="i", execution_id="e", name="o", status=Status.RUNNING)
     assert str(refused(row, "no")).startswith("instance 'i' is Running: no. It takes: ")
+
+
+def test_an_instance_that_begins_suspended_says_so() -> None:
+    row = InstanceState(
+        instance_id="i", execution_id="e", name="o", status=Status.PENDING, created=CREATED, suspended_at=SUSPENDED
+    )
+    said = "is Pending, suspended since 2026-11-30 02:00:00 UTC: no. It takes: resume, terminate, raise-event"
+    assert str(refused(row, "no")) == f"instance 'i' {said}"

@@ -96,7 +96,7 @@ def suspend(
         return await client.suspend(instance_id, reason, recurse=recurse, timeout=timedelta(seconds=timeout))
 
     state, what = with_client(hub, work), "suspended with its children" if recurse else "asked to suspend"
-    again = state.status is Status.SUSPENDED and not recurse
+    again = state.is_held and not recurse
     _report(state, f"{_state(state)}: nothing changes" if again else what, json=json)
 
 
@@ -116,7 +116,7 @@ def resume(
         return await client.resume(instance_id, reason, recurse=recurse)
 
     state, what = with_client(hub, work), f"asked to resume{' with its children' if recurse else ''}"
-    if state.status is not Status.SUSPENDED and not recurse:
+    if not state.is_held and not recurse:
         what = f"{_state(state)}, and not suspended: this only takes back a suspension that was asked for just now"
     _report(state, what, json=json)
 
