@@ -26,6 +26,7 @@ from airflow_provider_taskhub.client import Client, HubAdmin, InstanceHandle, pu
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.actions import FIRE_AND_FORGET
 from airflow_provider_taskhub.engine.events import (
+    ExecutionTerminated,
     FailureDetails,
     HistoryEvent,
     OrchestrationInstance,
@@ -36,6 +37,7 @@ from airflow_provider_taskhub.engine.events import (
     TaskScheduled,
     TimerFired,
 )
+from airflow_provider_taskhub.engine.grace import as_stored
 from airflow_provider_taskhub.engine.identity import next_execution_id
 from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.hub import watches
@@ -524,6 +526,24 @@ def test_a_command_that_an_instance_does_not_need_says_its_state_and_since_when(
     assert re.fullmatch(
         f"i: is Failed{time}. What still runs of it was asked to end\n", taskhub("terminate", "i").output
     )
+
+
+def test_a_second_terminate_with_time_for_a_clean_up_says_that_the_first_one_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = Told(monkeypatch)
+
+    async def terminate(instance: InstanceHandle, reason: str, **given: Any) -> InstanceState:
+        return told.state
+
+    monkeypatch.setattr(InstanceHandle, "terminate", terminate)
+    assert taskhub("terminate", "i", "--grace", "5").output == "i: asked to end\n"
+    told.history = (
+        as_stored(ExecutionTerminated(timestamp=Timestamp.parse("2026-01-01T00:00:00Z"), taskhub_grace=60)),
+    )
+    said = "i: is Running. It is about to end already: the first request counts\n"
+    assert taskhub("terminate", "i", "--grace", "5").output == said
+    assert taskhub("terminate", "i").output == "i: asked to end\n"
 
 
 def test_terminate_names_the_child_that_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from airflow_provider_taskhub.cli.output import as_json, console
 from airflow_provider_taskhub.cli.watching import terminated
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.client.suspension import SUSPENDED_WITHIN
+from airflow_provider_taskhub.client.termination import was_asked_to_clean_up
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.validation import LONGEST_GRACE
 from airflow_provider_taskhub.hub.model import InstanceState
@@ -54,18 +55,24 @@ def terminate(
     Example: taskhub instances terminate flights-2013 --reason "wrong year" --wait
     """
 
-    async def work(client: Client) -> InstanceState:
+    async def work(client: Client) -> tuple[InstanceState, bool]:
         time = None if grace is None else timedelta(seconds=grace)
+        again = time is not None and await was_asked_to_clean_up(client.instance(instance_id))
         if not wait:
-            return await client.terminate(instance_id, reason, recurse=recurse, grace=time)
+            return await client.terminate(instance_id, reason, recurse=recurse, grace=time), again
         limit = None if timeout is None else timedelta(seconds=timeout)
-        return await terminated(client, instance_id, reason, recurse=recurse, grace=time, timeout=limit, quiet=json)
+        state = await terminated(client, instance_id, reason, recurse=recurse, grace=time, timeout=limit, quiet=json)
+        return state, again
 
-    state = with_client(hub, work)
+    state, again = with_client(hub, work)
     if json:
         as_json(state)
         return
-    if wait or not state.status.is_final:
+    if again and not state.status.is_final:
+        console.print(
+            f"{instance_id}: {_state(state)}. It is about to end already: the first request counts", soft_wrap=True
+        )
+    elif wait or not state.status.is_final:
         console.print(f"{instance_id}: {state.status if state.status.is_final else 'asked to end'}", soft_wrap=True)
     elif state.status is Status.COMPLETED:
         console.print(str(refused(state, "there is nothing to end")), soft_wrap=True)
