@@ -13,12 +13,13 @@ import json
 import random
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 from airflow_provider_taskhub.activity import activity_info
 from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import InstanceNotFound
 from airflow_provider_taskhub.storage.faults import Call, Fault, Plan, lost, straggling, unsent
 from tests.e2e.explore.app import outcome, program
@@ -85,8 +86,10 @@ def explored(
             await carry_out(world.client, programs, wrong, together=TOGETHER)
             deaths.cancel()
             await check(world.client, programs, wrong, by_program(effects))
+            rows = (await world.client.list(limit=1000)).instances
+            ended = {row.execution_id or "" for row in rows if row.status is Status.TERMINATED}
             for made in programs:
-                if texts := outlived(made["steps"], effects):
+                if texts := outlived(made["steps"], effects, ended):
                     wrong[made["id"]] += texts
             for name in wrong:
                 with suppress(InstanceNotFound):
@@ -99,10 +102,14 @@ def explored(
     return wrong, programs, simulate(play)
 
 
-def outlived(steps: Sequence[Step], effects: Sequence[str]) -> list[str]:
-    """Which activities of children ran after their parent had seen the end of the child that it cancelled.
+def outlived(steps: Sequence[Step], effects: Sequence[str], ended: Collection[str]) -> list[str]:
+    """Return which activities of children ran after their parent had seen the end of the child that it cancelled.
+
+    The parent does not wait for what a grandchild has left running that has failed or returned by itself, and not for
+    calls from before a ``continue_as_new``.
 
     :param effects: what activities wrote, in the order of time.
+    :param ended: execution ids of the instances that were terminated.
     """
     told: list[str] = []
     for step in _parts(steps):
@@ -112,7 +119,9 @@ def outlived(steps: Sequence[Step], effects: Sequence[str]) -> list[str]:
         marks = [at for at, line in enumerate(effects) if line.startswith(f"{step['after']['key']} ")]
         late = effects[marks[0] :] if marks else ()
         told += [
-            f"after the end of its instance, which was cancelled: {line}" for line in late if line.split()[0] in keys
+            f"after the end of its instance, which was cancelled: {line}"
+            for line in late
+            if line.split()[0] in keys and line.split()[1] in ended
         ]
     return told
 
