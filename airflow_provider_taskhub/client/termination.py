@@ -153,7 +153,7 @@ async def _family(
 
     If the termination was only for the instance itself, its children are not waited for.
 
-    :param failed: True if the instance is a failed child and one of its ancestors was terminated.
+    :param failed: True if the instance is a failed child, and its parent or an instance above that was terminated.
     :returns: each instance, and True if it has, or perhaps has, an activity without an answer.
     """
     history, unreadable = await instance.readable_history()

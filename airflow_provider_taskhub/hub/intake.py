@@ -104,7 +104,7 @@ class Intake:
     async def place(self) -> AsyncIterator[None]:
         """Let one start in, which is made during the ``with`` block.
 
-        :raises IntakeFull: if the limit is reached. The code in the block does not run then.
+        :raises IntakeFull: if the limit is reached. Then the code in the block does not run.
         """
         limit = await self._current()
         if limit is None:
@@ -166,7 +166,7 @@ def _full(hub: str, limit: IntakeLimit, waiting: int) -> IntakeFull:
 
 
 async def count(store: Store, names: HubNames, partitions: int, *, enough: int = 0) -> tuple[int, bool]:
-    """Count about how many messages wait for a worker.
+    """Return the approximate number of messages that wait for a worker.
 
     Cost: one request for each partition. If the queues have ``enough`` messages: one more for each queue that is not
     empty. This leaves out the hidden messages of the queues in which few messages are visible.

@@ -43,8 +43,8 @@ difference comes from the owner's two clocks."""
 _WRITES = 3
 """How often the write of one renewal or release is tried if other workers change the lease at the same time."""
 _LONGEST = 16
-"""If a worker stops polling the queues of its partitions, it leaves free partitions to others for a time. If this
-happens again and again, the time doubles, up to this many times the first one."""
+"""If a worker stops polling the queues of its partitions, it leaves free partitions to others for a time. Each time
+that this happens again soon, the time doubles. The longest time is the first one times this number."""
 
 
 @dataclass(slots=True, eq=False)

@@ -50,8 +50,8 @@ class ActivityLimit(HubPlaces):
 
     :param peers: tells which other workers are proven dead.
     :param end_sessions: ends Spark Connect sessions that lost attempts have left running.
-    :param taken_over: called with the name of the lost worker when this worker has found that an attempt is lost, so
-        that the next one may begin.
+    :param taken_over: called when this worker has marked an attempt as lost. The argument is the name of the worker
+        that ran the attempt.
     """
 
     def __init__(

@@ -457,7 +457,7 @@ class Orchestrations:
         # Also those of the loaded history: the worker that stored them may have died before it marked the attempts.
         history = episode.history if episode.switched else (*loaded, *episode.history)
         calls = set() if ends else self._cancelling.calls(history, live.open_tasks)
-        # A terminate that comes with the failure ends what the instance has left running, as one that comes later does.
+        # A terminate in the batch that makes the instance fail also ends its activities and children that still run.
         fails = episode.completed is not None and episode.status is Status.FAILED
         late = [held for held in batch if fails and isinstance(held.message.event, ExecutionTerminated)]
         batch = [held for held in batch if held not in late]
