@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -15,7 +18,7 @@ from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.hub.history import activity_records
 from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE, LeaseTimes, SparkSettings
-from airflow_provider_taskhub.storage.faults import Call, Fault, Plan
+from airflow_provider_taskhub.storage.faults import Call, Fault, Plan, lost, unsent
 from airflow_provider_taskhub.storage.primitives import PutMessage, Transact
 from airflow_provider_taskhub.workers.activities.recorded import LOCKED_FILE_PAUSE
 from tests.simulation.world import Machine, World, running, simulate
@@ -221,6 +224,44 @@ def test_who_watches_a_record_when_the_outage_begins_does_not_take_the_attempt_o
 def test_a_worker_never_takes_over_an_attempt_that_runs_in_the_same_worker() -> None:
     """The work item has come twice, and only the renewals fail, for longer than the take time."""
     watched(unrenewed, AZURE_LEASE, same=True, after=0.5, seconds=90.0)
+
+
+@pytest.mark.parametrize("fault", [unsent, lost])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_worker_that_gets_two_copies_of_a_work_item_runs_the_attempt_once_though_a_claim_gets_no_answer(
+    number: int, fault: Callable[[], Fault]
+) -> None:
+    """Both copies are claimed at the same moment, so the two claims are equal to the last byte.
+
+    :param number: which of the two claims gets no answer.
+    """
+    diary = Diary()
+
+    async def play() -> Any:
+        async with World(diary.app(), partitions=1) as hub:
+            await hub.join("decides", roles=("orchestrator",))
+            await hub.client.start("long", 2.0, instance_id="one")
+            await hub.clock.sleep(5.0)
+            queue = hub.client.hub.names.work_items
+            puts = [done.operation for done in hub.tape if isinstance(done.operation, PutMessage)]
+            (text,) = {put.text for put in puts if put.queue == queue}
+            await hub.store.execute(PutMessage(queue=queue, text=text))
+            claims = itertools.count(1)
+
+            def plan(call: Call) -> Fault | None:
+                what = call.what
+                if isinstance(what, Transact) and what.table == hub.client.hub.names.activities:
+                    return fault() if next(claims) == number else None
+                return None
+
+            cut_off(hub, await hub.join("acts", roles=("activity",)), plan)
+            state = await hub.wait("one")
+            await hub.settle()
+            return state.output, next(claims) > 2
+
+    assert simulate(play) == ('"done"', True)
+    assert Counter(diary.steps).most_common(1)[0][1] == 1
+    assert len(diary.steps) == round(2.0 / STEP)
 
 
 @pytest.mark.rows("D101", "D103")
