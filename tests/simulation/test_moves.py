@@ -1,4 +1,4 @@
-"""The product changes the record of an attempt as the table of the engine says, and in each way that it says.
+"""The product changes instances and the records of attempts as the tables of the engine say, records in each such way.
 
 Every simulation compares what its workers and clients have written with the table when its world ends.
 """
@@ -6,6 +6,7 @@ Every simulation compares what its workers and clients have written with the tab
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from airflow_provider_taskhub.errors import TaskCancelledError
 from airflow_provider_taskhub.hub import rewind as rewinding
 from airflow_provider_taskhub.hub.history import activity_records as records
 from airflow_provider_taskhub.hub.model import RecordState
+from airflow_provider_taskhub.storage.primitives import RowOperation, RowVerb, Transact
 from tests.simulation.moves import MOVES
 from tests.simulation.world import World, simulate
 
@@ -35,6 +37,11 @@ async def work(seconds: float) -> None:
     await asyncio.sleep(seconds)
     if seconds == 3.0:
         raise OSError("no disk")
+
+
+@app.orchestrator
+async def fine(ctx: OrchestrationContext) -> None:
+    return
 
 
 @app.orchestrator
@@ -132,4 +139,24 @@ def test_a_world_in_which_an_attempt_moves_in_another_way_fails(state: RecordSta
             await hub.store.execute(records.update(hub.names, replace(record, state=state), row.etag))
 
     with pytest.raises(AssertionError, match=state):
+        simulate(main)
+
+
+@pytest.mark.rows("D65")
+@pytest.mark.parametrize(("status", "strange"), [("Running", True), ("Completed", False)])
+def test_a_world_in_which_an_instance_that_has_ended_runs_again_fails(status: str, strange: bool) -> None:
+    async def main() -> None:
+        async with World(app) as world:
+            await world.join("one")
+            await world.client.start("fine", instance_id="i")
+            await world.wait("i")
+            hub = world.client.hub
+            row = await hub.store.get(hub.names.instances, "i", "")
+            assert row is not None
+            again = RowOperation(
+                verb=RowVerb.MERGE, entity=replace(row, properties={"RuntimeStatus": status}), etag=row.etag
+            )
+            await hub.store.execute(Transact(table=hub.names.instances, rows=(again,)))
+
+    with pytest.raises(AssertionError, match=r"COMPLETED.*RUNNING") if strange else nullcontext():
         simulate(main)
