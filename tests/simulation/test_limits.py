@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ import pytest
 from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.context import OrchestrationContext
-from airflow_provider_taskhub.engine.events import OrchestrationInstance, Status
+from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance, Status
 from airflow_provider_taskhub.hub.history import activity_records as records
 from airflow_provider_taskhub.hub.history.places import Limit
 from airflow_provider_taskhub.hub.model import (
@@ -29,8 +30,9 @@ from airflow_provider_taskhub.hub.model import (
 from airflow_provider_taskhub.settings import EMBEDDED_LEASE
 from airflow_provider_taskhub.storage.primitives import Operation, Result, Transact
 from airflow_provider_taskhub.workers.activities.limits import ActivityLimit
+from airflow_provider_taskhub.workers.executors.attempt_values import MAX_CRASHES, ActivityOutcome, ActivityRequest
 from airflow_provider_taskhub.workers.peers import Peers
-from tests.simulation.world import RARE_RENEWALS, World, running, simulate
+from tests.simulation.world import RARE_RENEWALS, Attempts, World, running, simulate
 
 LIMIT = 2
 
@@ -383,6 +385,41 @@ def test_the_place_of_an_attempt_is_free_again_at_once_however_it_ends(end: str)
             assert gate.most == LIMIT
             assert gate.ran == {LIMIT: 1, LIMIT + 1: 1}
             await world.clock.sleep(10)
+            (limit,) = await world.client.admin.limits()
+            assert (limit.waiting, limit.holders) == (0, ())
+            await world.settle()
+
+    simulate(main)
+
+
+@pytest.mark.rows("D88")
+def test_the_place_of_an_attempt_whose_executor_dies_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker lives. The calls fail when they have killed three executors, and the calls behind them run."""
+    gate, run, began = Gate(), Attempts.run, Counter[int]()
+
+    async def dies(self: Attempts, request: ActivityRequest, **more: Any) -> ActivityOutcome:
+        outcome = await run(self, request, **more)
+        ((number, _),) = json.loads(request.input or "")
+        began[number] += 1
+        if number >= LIMIT:
+            return outcome
+        failure = FailureDetails(error_type="Killed", error_message="died")
+        return ActivityOutcome(failure=failure, crashed=True)
+
+    monkeypatch.setattr(Attempts, "run", dies)
+
+    async def main() -> None:
+        async with World(gate.app) as world:
+            await world.join("one")
+            for number in range(LIMIT):
+                await world.client.start("loads", [number, 1, 3.0], instance_id=f"i{number}")
+            await world.clock.sleep(2)
+            await world.client.start("loads", [LIMIT, LIMIT, 1.0], instance_id="next")
+            assert (await world.wait("next")).status is Status.COMPLETED
+            for number in range(LIMIT):
+                assert (await world.wait(f"i{number}")).status is Status.FAILED
+            assert gate.most == LIMIT
+            assert began == {number: MAX_CRASHES if number < LIMIT else 1 for number in range(2 * LIMIT)}
             (limit,) = await world.client.admin.limits()
             assert (limit.waiting, limit.holders) == (0, ())
             await world.settle()
