@@ -16,15 +16,15 @@ from uuid import uuid4
 from airflow_provider_taskhub import codec, tracing
 from airflow_provider_taskhub.client.connection import Connection
 from airflow_provider_taskhub.client.families import descendants
+from airflow_provider_taskhub.client.purging import PURGED_AT_ONCE, purge_instance
 from airflow_provider_taskhub.client.starting import Starter
 from airflow_provider_taskhub.client.suspension import SUSPENDED_WITHIN, resume_children, suspend_children
 from airflow_provider_taskhub.client.termination import (
-    FIRST_PAUSE,
-    LONGEST_CLEAN_UP_PAUSE,
     LONGEST_PAUSE,
-    children_left,
+    end_of,
     nothing_runs,
     something_runs,
+    terminate,
     was_asked_to_clean_up,
 )
 from airflow_provider_taskhub.client.watching import Watches
@@ -34,17 +34,14 @@ from airflow_provider_taskhub.engine.events import (
     EventRaised,
     ExecutionResumed,
     ExecutionSuspended,
-    ExecutionTerminated,
     HistoryEvent,
     OrchestrationInstance,
     Status,
 )
-from airflow_provider_taskhub.engine.identity import check_instance_id, same_start
+from airflow_provider_taskhub.engine.identity import check_instance_id
 from airflow_provider_taskhub.engine.validation import check_column, check_event, check_text, grace_seconds
-from airflow_provider_taskhub.errors import Conflict, InstanceExists, InstanceNotFound, InvalidStateError, NotFound
+from airflow_provider_taskhub.errors import Conflict, InstanceExists, InstanceNotFound, InvalidStateError
 from airflow_provider_taskhub.hub import logs
-from airflow_provider_taskhub.hub.formats.instance_rows import ended
-from airflow_provider_taskhub.hub.formats.keys import escape
 from airflow_provider_taskhub.hub.history import activity_records as records
 from airflow_provider_taskhub.hub.history import failed_attempt as blame
 from airflow_provider_taskhub.hub.history import pages
@@ -52,7 +49,6 @@ from airflow_provider_taskhub.hub.history.failed_attempt import FailedAttempt
 from airflow_provider_taskhub.hub.history.lineage import lineage_of_family
 from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, load, request_to_end
 from airflow_provider_taskhub.hub.history.pages import ChildPage, HistoryPage
-from airflow_provider_taskhub.hub.history.purge import purge
 from airflow_provider_taskhub.hub.history.salvage import salvage
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, Member, StartPolicy
@@ -64,14 +60,9 @@ from airflow_provider_taskhub.lineage import Lineage
 from airflow_provider_taskhub.tags import OWNER_TAG, WATCH_TAG
 
 FINAL = tuple(status for status in Status if status.is_final)
-PURGED_AT_ONCE = 8
-"""The largest number of instances that are purged at the same time."""
 MISSED = 3.0
 """Seconds for which a client must miss a worker before it shows the attempts of the worker as lost. A worker that has
 just started can run an activity before the client reads its row."""
-TRIES = 5
-"""The largest number of tries of one purge. A try fails if another process changes the instance at the same time."""
-
 TERMINATION_ENDS = timedelta(minutes=1)
 """How long a rewind of a terminated instance waits until nothing of it runs."""
 
@@ -123,7 +114,7 @@ class InstanceHandle:
         :raises TimeoutError: if the instance has not ended within ``timeout``. The instance itself continues.
         :raises InstanceNotFound: if there is no such instance.
         """
-        return await _end_of(self, None, timeout, longest)
+        return await end_of(self, None, timeout, longest)
 
     async def waiting(self, *, members: Sequence[Member] | None = None) -> tuple[Why, ...]:
         """Return why the instance makes no progress, the most important reason first.
@@ -322,55 +313,9 @@ class InstanceHandle:
         check_text(reason, "the reason")
         grace_seconds(grace)
         row = await self._existing()
-        return await self._end(reason, row, wait=wait, recurse=recurse, grace=grace, timeout=timeout, progress=progress)
-
-    async def _end(
-        self,
-        reason: str,
-        row: InstanceState,
-        *,
-        wait: bool,
-        recurse: bool,
-        grace: timedelta | None,
-        timeout: timedelta | None,
-        progress: Callable[[str], None] | None,
-    ) -> InstanceState:
-        """Terminate the run that ``row`` shows. If it has failed, end its activities and children that still run.
-
-        Other parameters: :meth:`terminate`.
-        """
-        failed = row.status is Status.FAILED
-        stopped = failed or row.status is Status.TERMINATED
-        left = await children_left(self) if stopped and recurse else []
-        if not row.status.is_final or (failed and await self._has_running_activities()):
-            event = ExecutionTerminated(
-                timestamp=self.hub.clock.utc_now(),
-                input=reason,
-                taskhub_execution_id=row.execution_id,
-                taskhub_recurse=(recurse and not failed) or None,
-                taskhub_grace=None if failed else grace_seconds(grace),
-                taskhub_left_over=failed or None,
-            )
-            await self.hub.send(self.hub.message_to(event, OrchestrationInstance(instance_id=self.id)))
-        deadline = Deadline(self.hub.clock, timeout)
-        for child in left:
-            with suppress(InstanceNotFound):  # it was purged meanwhile
-                await child.terminate(reason, wait=wait, grace=grace, timeout=deadline.left(), progress=progress)
-        if not wait:
-            return row
-        longest = LONGEST_PAUSE if grace is None else LONGEST_CLEAN_UP_PAUSE
-        if row.status.is_final:
-            ended = await self.get() or row
-        else:
-            ended = await _end_of(self, row.execution_id, deadline.left(), longest)
-            if ended.status is Status.FAILED and same_start(ended.execution_id, row.execution_id):
-                left_time = deadline.left()  # it failed before a worker read the message
-                return await self._end(
-                    reason, ended, wait=True, recurse=recurse, grace=grace, timeout=left_time, progress=progress
-                )
-        children = recurse and ended.status is Status.TERMINATED
-        await nothing_runs(self, deadline, progress or (lambda child: None), recurse=children, longest=longest)
-        return ended
+        return await terminate(
+            self, row, reason, wait=wait, recurse=recurse, grace=grace, timeout=timeout, progress=progress
+        )
 
     async def suspend(
         self,
@@ -499,9 +444,6 @@ class InstanceHandle:
             return await something_runs(self, status)
         return not status.is_final
 
-    async def _has_running_activities(self) -> bool:
-        return any(record.runs for record in await self.activities())
-
     async def _end_of_termination(self) -> None:
         """Wait until nothing of a terminated instance runs. Its children may still be about to end, and their answers
         would let the rewound instance fail again. There is no wait for an instance that was terminated with
@@ -571,29 +513,6 @@ class InstanceHandle:
         return await purge_instance(self) or any(purged)
 
 
-async def purge_instance(instance: InstanceHandle, *, unread: timedelta = timedelta(0)) -> bool:
-    """Delete an instance that has ended. Result and other errors: :meth:`InstanceHandle.purge`.
-
-    :param unread: how long after its end an instance with a watch row is not deleted.
-    :raises Watched: if the instance is not deleted because of its watch row.
-    """
-    check_instance_id(instance.id)
-    hub = instance.hub
-    for _ in range(TRIES):
-        row = await instance.get(payloads=False)
-        if row is None:
-            return False
-        if not row.status.is_final:
-            raise refused(row, "terminate it first, then purge it")
-        age = hub.clock.utc_now() - row.completed if row.completed is not None else timedelta(0)
-        try:
-            await purge(hub.store, hub.names, row, watched=age >= unread)
-            return True
-        except (Conflict, NotFound) as error:  # another client restarted, rewound or purged the instance: try again
-            last = error
-    raise last
-
-
 async def _send_suspension(
     hub: Hub, row: InstanceState, event: ExecutionSuspended | ExecutionResumed, what: str
 ) -> InstanceState:
@@ -606,25 +525,3 @@ async def _send_suspension(
     named = replace(event, taskhub_execution_id=row.execution_id)
     await hub.send(hub.message_to(named, OrchestrationInstance(instance_id=row.instance_id)))
     return row
-
-
-async def _end_of(
-    instance: InstanceHandle, run: str | None, timeout: timedelta | None, longest: float = LONGEST_PAUSE
-) -> InstanceState:
-    """Wait until an instance has ended. Other parameters and errors: :meth:`InstanceHandle.wait`.
-
-    :param run: the execution id of the run to wait for. The wait also ends when another run has the same instance id.
-        None: wait for the run that the instance has.
-    """
-    hub = instance.hub
-    deadline = Deadline(hub.clock, timeout)
-    waited = "" if timeout is None else f" after {round(timeout.total_seconds(), 1):g} s"
-    pause = FIRST_PAUSE
-    async with hub.store.subscribe(ended(hub.names, escape(instance.id))) as changed:
-        while True:
-            row = await instance._existing()
-            if row.status.is_final or (run is not None and not same_start(row.execution_id, run)):
-                return await instance.get() or row
-            deadline.check(f"instance {instance.id!r} is {row.status}{waited}")
-            await changed(deadline.shorten(pause))
-            pause = min(longest, pause * 1.5)

@@ -1,4 +1,4 @@
-"""Purges many instances: page by page, a few at the same time, not faster than the caller allows."""
+"""Purges one instance, or many: page by page, a few at the same time, not faster than the caller allows."""
 
 from __future__ import annotations
 
@@ -7,19 +7,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from datetime import timedelta
 from functools import partial
+from typing import TYPE_CHECKING
 
 from airflow_provider_taskhub.client import listing
-from airflow_provider_taskhub.client.handle import PURGED_AT_ONCE, InstanceHandle, purge_instance
 from airflow_provider_taskhub.client.listing import Wanted
 from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.identity import check_instance_id
 from airflow_provider_taskhub.errors import Conflict, InputError, NotFound, Throttled, Unavailable
 from airflow_provider_taskhub.fast_dataclass import dataclass
-from airflow_provider_taskhub.hub.history.purge import Watched
+from airflow_provider_taskhub.hub.history.purge import Watched, purge
 from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.refusals import refused
 from airflow_provider_taskhub.retries import Retries, retry
+
+if TYPE_CHECKING:
+    from airflow_provider_taskhub.client.handle import InstanceHandle
 
 PURGES = Retries(after=(Throttled,), tries=5, first=1.0)
 """How the purge of one instance is tried again when the store answers that there are too many requests."""
+PURGED_AT_ONCE = 8
+"""The largest number of instances that are purged at the same time."""
+TRIES = 5
+"""The largest number of tries of one purge. A try fails if another process changes the instance at the same time."""
 UNREAD = timedelta(days=7)
 """How long after its end an instance that an Airflow task may still read is left. A watch row that is there later than
 that will perhaps never be deleted, for example because its Airflow deployment does not exist any more."""
@@ -81,6 +90,29 @@ async def purge_many(
         if continuation is None:
             complete = not failed and not watched
             return PurgeResult(purged=purged, complete=complete, failed=failed, watched=tuple(sorted(watched)))
+
+
+async def purge_instance(instance: InstanceHandle, *, unread: timedelta = timedelta(0)) -> bool:
+    """Delete an instance that has ended. Result and other errors: ``InstanceHandle.purge``.
+
+    :param unread: how long after its end an instance with a watch row is not deleted.
+    :raises Watched: if the instance is not deleted because of its watch row.
+    """
+    check_instance_id(instance.id)
+    hub = instance.hub
+    for _ in range(TRIES):
+        row = await instance.get(payloads=False)
+        if row is None:
+            return False
+        if not row.status.is_final:
+            raise refused(row, "terminate it first, then purge it")
+        age = hub.clock.utc_now() - row.completed if row.completed is not None else timedelta(0)
+        try:
+            await purge(hub.store, hub.names, row, watched=age >= unread)
+            return True
+        except (Conflict, NotFound) as error:  # another client restarted, rewound or purged the instance: try again
+            last = error
+    raise last
 
 
 async def _purge_one(hub: Hub, instance: InstanceHandle, failed: dict[str, str], watched: list[str]) -> bool:

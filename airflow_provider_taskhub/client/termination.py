@@ -1,9 +1,10 @@
-"""Waits until nothing of a terminated instance runs any more: no activity, no child, and no child of a child."""
+"""Terminates an instance, and waits until nothing of it runs any more: no activity, no child, no child of a child."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from airflow_provider_taskhub.clock import Deadline
@@ -13,6 +14,7 @@ from airflow_provider_taskhub.engine.events import (
     ExecutionStarted,
     ExecutionTerminated,
     HistoryEvent,
+    OrchestrationInstance,
     OrchestratorStarted,
     Status,
     SubOrchestrationInstanceCreated,
@@ -21,7 +23,10 @@ from airflow_provider_taskhub.engine.events import (
     TaskScheduled,
 )
 from airflow_provider_taskhub.engine.identity import generation_of, same_start
+from airflow_provider_taskhub.engine.validation import grace_seconds
 from airflow_provider_taskhub.errors import InstanceNotFound
+from airflow_provider_taskhub.hub.formats.instance_rows import ended
+from airflow_provider_taskhub.hub.formats.keys import escape
 from airflow_provider_taskhub.hub.model import BEGINS_WITHIN, InstanceState, RecordState
 from airflow_provider_taskhub.tags import FIRE_AND_FORGET
 
@@ -36,6 +41,77 @@ CHILDREN_AT_ONCE = 16
 """The largest number of children whose rows are read at the same time."""
 CHILD_APPEARS = 30.0
 """Seconds to wait for the row of a child whose parent was terminated. After this time the child counts as ended."""
+
+
+async def terminate(
+    instance: InstanceHandle,
+    row: InstanceState,
+    reason: str,
+    *,
+    wait: bool,
+    recurse: bool,
+    grace: timedelta | None,
+    timeout: timedelta | None,
+    progress: Callable[[str], None] | None,
+) -> InstanceState:
+    """Terminate the run that ``row`` shows. If it has failed, end its activities and children that still run.
+
+    Other parameters: ``InstanceHandle.terminate``.
+    """
+    failed = row.status is Status.FAILED
+    stopped = failed or row.status is Status.TERMINATED
+    left = await children_left(instance) if stopped and recurse else []
+    if not row.status.is_final or (failed and await _has_running_activities(instance)):
+        event = ExecutionTerminated(
+            timestamp=instance.hub.clock.utc_now(),
+            input=reason,
+            taskhub_execution_id=row.execution_id,
+            taskhub_recurse=(recurse and not failed) or None,
+            taskhub_grace=None if failed else grace_seconds(grace),
+            taskhub_left_over=failed or None,
+        )
+        await instance.hub.send(instance.hub.message_to(event, OrchestrationInstance(instance_id=instance.id)))
+    deadline = Deadline(instance.hub.clock, timeout)
+    for child in left:
+        with suppress(InstanceNotFound):  # it was purged meanwhile
+            await child.terminate(reason, wait=wait, grace=grace, timeout=deadline.left(), progress=progress)
+    if not wait:
+        return row
+    longest = LONGEST_PAUSE if grace is None else LONGEST_CLEAN_UP_PAUSE
+    if row.status.is_final:
+        last = await instance.get() or row
+    else:
+        last = await end_of(instance, row.execution_id, deadline.left(), longest)
+        if last.status is Status.FAILED and same_start(last.execution_id, row.execution_id):
+            rest = deadline.left()  # it failed before a worker read the message
+            return await terminate(
+                instance, last, reason, wait=True, recurse=recurse, grace=grace, timeout=rest, progress=progress
+            )
+    family = recurse and last.status is Status.TERMINATED
+    await nothing_runs(instance, deadline, progress or (lambda child: None), recurse=family, longest=longest)
+    return last
+
+
+async def end_of(
+    instance: InstanceHandle, run: str | None, timeout: timedelta | None, longest: float = LONGEST_PAUSE
+) -> InstanceState:
+    """Wait until an instance has ended. Other parameters and errors: ``InstanceHandle.wait``.
+
+    :param run: the execution id of the run to wait for. The wait also ends when another run has the same instance id.
+        None: wait for the run that the instance has.
+    """
+    hub = instance.hub
+    deadline = Deadline(hub.clock, timeout)
+    waited = "" if timeout is None else f" after {round(timeout.total_seconds(), 1):g} s"
+    pause = FIRST_PAUSE
+    async with hub.store.subscribe(ended(hub.names, escape(instance.id))) as changed:
+        while True:
+            row = await instance._existing()
+            if row.status.is_final or (run is not None and not same_start(row.execution_id, run)):
+                return await instance.get() or row
+            deadline.check(f"instance {instance.id!r} is {row.status}{waited}")
+            await changed(deadline.shorten(pause))
+            pause = min(longest, pause * 1.5)
 
 
 async def children_left(instance: InstanceHandle) -> list[InstanceHandle]:
@@ -53,7 +129,7 @@ async def something_runs(instance: InstanceHandle, status: Status) -> bool:
     :param status: the instance's status.
     """
     if status is Status.FAILED:
-        if any(record.runs for record in await instance.activities()):
+        if await _has_running_activities(instance):
             return True
         left = await children_left(instance)
     else:
@@ -66,6 +142,10 @@ async def something_runs(instance: InstanceHandle, status: Status) -> bool:
             if await child.runs_on():
                 return True
     return False
+
+
+async def _has_running_activities(instance: InstanceHandle) -> bool:
+    return any(record.runs for record in await instance.activities())
 
 
 async def was_asked_to_clean_up(instance: InstanceHandle) -> bool:
