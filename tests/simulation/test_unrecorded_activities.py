@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_taskhub.activity import activity_info
 from airflow_provider_taskhub.app import App, OrchestrationContext, TaskFailedError
-from airflow_provider_taskhub.client import handle
+from airflow_provider_taskhub.client import termination
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hub.formats.message_envelope import decode
 from airflow_provider_taskhub.hub.model import StartPolicy
@@ -408,7 +408,7 @@ def test_more_slots_than_one_receive_can_fill(slots: int) -> None:
 @pytest.mark.parametrize("ending", ["by itself", "terminated", "before it began"])
 def test_who_waits_for_an_instance_is_told_of_its_end(monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
     """Not found by looking now and then: there is no other look within an hour."""
-    monkeypatch.setattr(handle, "FIRST_PAUSE", 3600.0)
+    monkeypatch.setattr(termination, "FIRST_PAUSE", 3600.0)
 
     async def play() -> Any:
         async with World(Book().app()) as hub:
