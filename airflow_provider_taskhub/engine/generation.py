@@ -469,7 +469,7 @@ class Generation:
                 self._carry(kept)
             else:
                 self._dispatch(entry, kept)
-        if self._driver.is_held:  # it was asked to end while it was suspended
+        if self._driver.is_held or self._driver.is_over:  # it was asked to end while it was suspended
             self._run(self._cancel_all)
 
     def _carry(self, event: HistoryEvent) -> None:
@@ -560,10 +560,20 @@ class Generation:
                 return
             if (error := main._error or self._driver.cleanup_error) is not None:
                 self._raise(error)
-            else:
+            elif not self._wants_generation or self._request is not None or not self._has_cancelled_activities():
                 self._return(main._result)
         except BaseException as error:  # also SystemExit: an orchestrator must not end its worker
             self._raise(reworded(error))
+
+    def _has_cancelled_activities(self) -> bool:
+        """Return whether the end of an activity is not confirmed that the code has cancelled.
+
+        The next generation has an empty history. Nobody would find the cancel there, and the activity would go on.
+        """
+        return any(
+            isinstance(task, Attempts) and task.is_cancelled and not task.is_child
+            for task in self._forgotten.unfinished()
+        )
 
     def _return(self, value: Any) -> None:
         ends = Happening.CONTINUED if self._wants_generation else Happening.RETURNED

@@ -315,6 +315,100 @@ def test_a_cancel_before_continue_as_new_is_no_cancel_of_the_next_generation() -
     simulate(main, limit=timedelta(hours=1))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("waits", [True, False], ids=["waits for a place", "runs"])
+def test_continue_as_new_waits_until_what_was_cancelled_before_it_has_ended(kind: str, waits: bool) -> None:
+    loads = Loads(**KINDS[kind], **({"limit": 1} if waits else {}))
+
+    @loads.app.orchestrator
+    async def rounds(ctx: OrchestrationContext, number: int) -> int:
+        if number == 0:
+            tasks = [ctx.call_activity("load", 0), ctx.call_activity("load", 1)]
+            await ctx.create_timer(timedelta(seconds=5))
+            for task in tasks:
+                task.cancel()
+            ctx.continue_as_new(1)
+        return number
+
+    async def main() -> None:
+        async with World(loads.app) as world:
+            await world.join("one")
+            await world.client.start("rounds", 0, instance_id="one")
+            assert (await world.wait("one")).output == "1"
+            assert len(loads.begun) == (1 if waits else 2)
+            assert [how for _, _, how in loads.ended] == ["cancelled"] * len(loads.begun)
+            await world.clock.sleep(700)
+            assert len(loads.begun) == len(loads.ended)
+            await world.settle()
+
+    simulate(main, limit=timedelta(hours=1))
+
+
+@pytest.mark.parametrize("suspended", [False, True])
+@pytest.mark.parametrize("order", ["terminate", "grace", "event", "cancel"])
+def test_orders_for_an_instance_that_waits_for_a_cancelled_activity_before_continue_as_new(
+    order: str, suspended: bool
+) -> None:
+    """No worker can take the activity: it has a pool of its own."""
+    app, rounds = App("waits"), list[int]()
+
+    @app.activity(pool="none")
+    async def load() -> None:
+        raise AssertionError
+
+    @app.orchestrator
+    async def loop(ctx: OrchestrationContext, number: int) -> str:
+        rounds.append(number)
+        if number == 0:
+            ctx.call_activity(load).cancel()
+            ctx.continue_as_new(1)
+            return ""
+        return str(await ctx.wait_for_external_event("told"))
+
+    @app.orchestrator
+    async def parent(ctx: OrchestrationContext) -> str:
+        child = ctx.call_sub_orchestrator(loop, 0, instance_id="one")
+        await ctx.wait_for_external_event("stop")
+        child.cancel()
+        try:
+            return str(await child)
+        except TaskCancelledError:
+            return "cancelled"
+
+    async def main() -> None:
+        async with World(app) as world:
+            await world.join("one")
+            await world.client.start(
+                *(("parent",) if order == "cancel" else ("loop", 0)), instance_id="p" if order == "cancel" else "one"
+            )
+            await world.clock.sleep(5)
+            if suspended:
+                await world.client.suspend("one")
+                await world.clock.sleep(5)
+            match order:
+                case "terminate":
+                    await world.client.terminate("one", "enough")
+                case "grace":
+                    await world.client.terminate("one", "enough", grace=timedelta(seconds=60))
+                case "event":
+                    await world.client.raise_event("one", "told", "yes")
+                    await world.client.resume("one")
+                    await world.join("two", pools="none")
+                case "cancel":
+                    await world.client.raise_event("p", "stop")
+                    await world.join("two", pools="none")
+            state = await world.wait("one")
+            if order == "event":
+                assert (state.status, state.output) == (Status.COMPLETED, '"yes"')
+            else:
+                assert state.status is Status.TERMINATED
+                assert 1 not in rounds
+            if order == "cancel":
+                assert (await world.wait("p")).output == '"cancelled"'
+
+    simulate(main, limit=timedelta(hours=1))
+
+
 def test_an_instance_that_cancels_nothing_costs_no_request_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     real = CancelledCalls._read
