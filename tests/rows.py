@@ -29,7 +29,7 @@ DEVIATIONS = {
     "D34": "a timeout of an activity fails it; a warning is code of its orchestrator, with ctx.timeout",
     "D36": "the one state that is left is called running",
     "D61": "a suspend or terminate takes effect at once, also if nothing is left; only a clean-up may call activities",
-    "D62": "a call that has not begun stays in its queue: held by a suspension, dropped unrun in its turn after a kill",
+    "D62": "a cancelled call with records ends at once; others stay in their queue: held, or dropped in their turn",
     "D63": "a kill waits for the executor's word, a terminate only if asked to; a pause asks no executor",
     "D67": "an end also comes to an attempt that no executor has, or whose worker is gone; suspended is no state of it",
     "D68": "a record begins with its claim; it has no state for dispatched, and a standstill is only logged",

@@ -300,7 +300,8 @@ class InstanceHandle:
             takes two seconds more. With ``grace`` the call may see the end 10 seconds late, because it reads the
             instance more and more seldom. With ``recurse`` the call waits for all children in the same way.
         :param recurse: True: also terminate every child that has not ended, and the children of these children.
-            Children that were started with the tag for fire and forget always continue.
+            Children that were started with the tag for fire and forget always continue. A child that somebody has
+            rewound after it had told its parent of its failure continues, too.
         :param grace: time for the clean-up of the instance, and of each child; None: no clean-up. It is rounded up to
             whole seconds. It begins when a worker interrupts the orchestrator.
         :param timeout: the longest time that ``wait`` may take; None: no limit.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from airflow_provider_taskhub.engine.actions import CallSite
 from airflow_provider_taskhub.engine.no_event_loop import CancelledError
@@ -47,6 +47,16 @@ class CancelScope:
         self.entry = Task[None]()
         self._where = where
         self._token: Token[CancelScope | None] | None = None
+
+    def __enter__(self) -> NoReturn:
+        raise OrchestrationError(
+            f"write `async with` before ctx.cancel_scope at {self._where}. A generator function has no such block: "
+            "cancel each task with task.cancel(), then yield it",
+            retryable=False,
+        )
+
+    def __exit__(self, *error: object) -> None:
+        """Never called. A ``with`` needs it to call :meth:`__enter__`."""
 
     async def __aenter__(self) -> Self:
         if self._token is not None:

@@ -481,8 +481,10 @@ class Generation:
             self.result = event.input
         elif self._request is not None:
             lines = "; ".join(map(str, self._driver.lines()))
-            told = "orchestrator %r has not ended its clean-up within %s s, at %s"
-            self._context.logger.warning(told, self.definition.name, self._request.grace, lines)
+            told, left = "orchestrator %r has not ended its clean-up within %s s, at %s%s", self._cancelled()
+            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            waits = f". It waited for the end of the cancelled {left[0].named()}{more}" if left else ""
+            self._context.logger.warning(told, self.definition.name, self._request.grace, lines, waits)
             self.result = self._request.reason
         self.close()
         self._wants_generation = False
@@ -560,19 +562,22 @@ class Generation:
                 return
             if (error := main._error or self._driver.cleanup_error) is not None:
                 self._raise(error)
-            elif not self._wants_generation or self._request is not None or not self._has_cancelled_activities():
+            elif self._may_return():
                 self._return(main._result)
         except BaseException as error:  # also SystemExit: an orchestrator must not end its worker
             self._raise(reworded(error))
 
-    def _has_cancelled_activities(self) -> bool:
-        """Return whether the end of an activity is not confirmed that the code has cancelled.
+    def _cancelled(self) -> list[Attempts]:
+        """Return the calls that the code or a terminate has cancelled, and whose end is not confirmed."""
+        return [task for task in self._forgotten.unfinished() if isinstance(task, Attempts) and task.is_cancelled]
 
-        The next generation has an empty history. Nobody would find the cancel there, and the activity would go on.
+    def _may_return(self) -> bool:
+        """Return False while ``continue_as_new`` waits until cancelled activities have ended.
+
+        The next generation has an empty history. Nobody would find a cancel there, and the activity would go on.
         """
-        return any(
-            isinstance(task, Attempts) and task.is_cancelled and not task.is_child
-            for task in self._forgotten.unfinished()
+        return (
+            self._request is not None or not self._wants_generation or all(call.is_child for call in self._cancelled())
         )
 
     def _return(self, value: Any) -> None:

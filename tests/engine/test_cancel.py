@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -24,6 +24,7 @@ from airflow_provider_taskhub.engine.events import (
 from airflow_provider_taskhub.engine.identity import run_name
 from airflow_provider_taskhub.engine.replay import run
 from airflow_provider_taskhub.engine.retry import RetryPolicy
+from airflow_provider_taskhub.engine.tasks import Task
 from airflow_provider_taskhub.errors import SubOrchestrationFailedError, TaskCancelledError, TaskFailedError
 from tests.engine.play import Play, played
 
@@ -429,6 +430,16 @@ class Test_a_scope:
 
         play, _ = played(work)
         assert "was entered before: call ctx.cancel_scope again for each block" in str(play.last.output)
+
+    def test_a_plain_with_is_told_how_to_write_it(self) -> None:
+        def work(ctx: OrchestrationContext) -> Generator[Task[Any], Any, None]:
+            with ctx.cancel_scope():
+                yield ctx.call_activity("load")
+
+        play, _ = played(work)
+        text = str(play.last.output)
+        assert "write `async with` before ctx.cancel_scope at test_cancel.py:" in text
+        assert "cancel each task with task.cancel(), then yield it" in text
 
     def test_that_is_never_entered_is_named(self) -> None:
         async def work(ctx: OrchestrationContext) -> None:

@@ -344,6 +344,18 @@ class Test_the_deadline:
         (text,) = said
         assert text.startswith("orchestrator 'work' has not ended its clean-up within 60 s, at test_grace.py:")
 
+    def test_names_the_cancelled_calls_for_which_the_clean_up_has_waited(self) -> None:
+        async def work(ctx: OrchestrationContext) -> None:
+            await ctx.when_all([ctx.call_activity(name) for name in ("load", "send")])
+
+        play, said = played(work)
+        play.take(asked(play))
+        play.take(deadline(play))
+        ended(play)
+        (text,) = said
+        assert "It waited for the end of the cancelled activity 'load' at test_grace.py:" in text
+        assert text.endswith(" and 1 more")
+
     def test_ends_code_that_goes_on(self) -> None:
         async def work(ctx: OrchestrationContext) -> None:
             while True:

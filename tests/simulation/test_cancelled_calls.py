@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.engine.context import OrchestrationContext
-from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.events import Status, TaskScheduled
 from airflow_provider_taskhub.engine.tasks import CancellableTask
 from airflow_provider_taskhub.errors import TaskCancelledError, TaskFailedError
 from airflow_provider_taskhub.hub.history.cancelled_calls import CancelledCalls
@@ -135,6 +135,60 @@ def test_a_call_whose_worker_dies_is_not_run_again(kind: str) -> None:
             state = await world.wait("one")
             assert (state.status, json.loads(state.output or "")) == (Status.COMPLETED, [CANCELLED] * 3)
             assert len(loads.begun) == 3
+            await world.settle()
+
+    simulate(main, limit=timedelta(hours=1))
+
+
+class Busy(Loads):
+    """The same, but another instance has all places, and keeps them."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.cleaned: list[float] = []
+
+        @self.app.activity(record=False)
+        async def clean() -> None:
+            self.cleaned.append(asyncio.get_running_loop().time())
+
+        @self.app.orchestrator
+        async def cleans(ctx: OrchestrationContext, count: int) -> None:
+            try:
+                await ctx.when_all([ctx.call_activity("load", number) for number in range(count)])
+            finally:
+                await ctx.call_activity(clean)
+
+
+@pytest.mark.rows("D62")
+@pytest.mark.parametrize("limit", ["limit", "limit for each tenant", "memory", "slots", "pool"])
+def test_a_recorded_call_that_waits_in_a_queue_is_confirmed_at_once(limit: str) -> None:
+    """Also if its turn never comes: the worker of the orchestrator writes the record, as cancelled."""
+    queue = {"slots": {}, "pool": {"pool": "other"}}
+    loads = Busy(record=True, **LIMITS.get(limit, queue.get(limit, {})))
+
+    async def main() -> None:
+        async with World(loads.app, memory="2g", activities=2 if limit == "slots" else None) as world:
+            await world.join("one")
+            await world.client.start("all", 2, instance_id="other", tags={"tenant": "a"})
+            await world.clock.sleep(5)
+            await world.client.start("all", 40, instance_id="one", tags={"tenant": "a"})
+            await world.client.start("cleans", 3, instance_id="two", tags={"tenant": "a"})
+            await world.clock.sleep(5)
+            await world.client.raise_event("one", "stop")
+            await world.client.terminate("two", "enough", grace=timedelta(seconds=60))
+            await world.clock.sleep(10)
+            for name, count in (("one", 40), ("two", 3)):
+                records = await world.client.instance(name).activities()
+                assert [record.state for record in records if record.name == "load"] == [RecordState.CANCELLED] * count
+            if limit == "slots":  # they are needed for what comes after the cancels
+                await world.client.terminate("other", "enough")
+            asked = world.clock.monotonic()
+            assert json.loads((await world.wait("one")).output or "") == [CANCELLED] * 40
+            assert (await world.wait("two")).status is Status.TERMINATED
+            assert world.clock.monotonic() - asked < 20
+            assert len(loads.cleaned) == 1
+            assert len(loads.begun) == (0 if limit == "pool" else 2)
+            await world.client.terminate("other", "enough", wait=True)
             await world.settle()
 
     simulate(main, limit=timedelta(hours=1))
@@ -576,15 +630,15 @@ def test_a_cancelled_child_is_terminated_with_its_own_children_begun_or_not() ->
 def test_the_next_owner_marks_the_attempts_if_the_worker_that_stored_the_cancel_dies_before_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    loads, machines, real = Loads(record=True), list[Machine](), ActivityCancellation.cancel
+    loads, machines, real = Loads(record=True), list[Machine](), ActivityCancellation.cancel_calls
 
-    async def cancel(self: ActivityCancellation, *args: Any) -> None:
+    async def cancel(self: ActivityCancellation, *args: Any) -> list[TaskScheduled]:
         if not machines[0].dead:
             machines[0].die()
             await asyncio.sleep(3600)
-        await real(self, *args)
+        return await real(self, *args)
 
-    monkeypatch.setattr(ActivityCancellation, "cancel", cancel)
+    monkeypatch.setattr(ActivityCancellation, "cancel_calls", cancel)
 
     async def main() -> None:
         async with World(loads.app) as world:
@@ -603,9 +657,22 @@ def test_the_next_owner_marks_the_attempts_if_the_worker_that_stored_the_cancel_
     simulate(main, limit=timedelta(hours=1))
 
 
-def test_an_attempt_whose_record_comes_after_the_cancel_ends_after_its_first_heartbeat() -> None:
-    """Its worker has asked before the cancel. Nothing could mark the record, because there was none yet."""
-    loads = Loads(record=True)
+@pytest.mark.parametrize("known", [True, False])
+def test_an_attempt_whose_claim_comes_after_the_cancel_does_not_begin_or_ends_after_its_first_heartbeat(
+    monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """Its worker has asked before the cancel.
+
+    :param known: whether the worker of the orchestrator has the activity. If not, it cannot mark the record, because
+        there is none yet.
+    """
+    loads, real = Loads(record=True), ActivityCancellation.cancel_calls
+
+    async def cancel(self: ActivityCancellation, *args: Any) -> list[TaskScheduled]:
+        self._activities = self._activities if known else {}
+        return await real(self, *args)
+
+    monkeypatch.setattr(ActivityCancellation, "cancel_calls", cancel)
 
     def slow(call: Call) -> Fault | None:
         is_claim = isinstance(call.what, Transact) and call.what.table.endswith("Activities")
@@ -620,7 +687,7 @@ def test_an_attempt_whose_record_comes_after_the_cancel_ends_after_its_first_hea
             await world.client.raise_event("one", "stop")
             state = await world.wait("one")
             assert json.loads(state.output or "") == [CANCELLED]
-            assert len(loads.begun) == 1, "it has begun, and was ended"
+            assert len(loads.begun) == (0 if known else 1), "if it has begun, it was ended"
             await world.settle()
 
     simulate(main, limit=timedelta(hours=1))
@@ -876,7 +943,7 @@ def test_a_cancelled_child_waits_for_its_message_in_quarantine_and_says_so(
     monkeypatch: pytest.MonkeyPatch, terminated: bool
 ) -> None:
     """Put back, the call is confirmed and does not begin. A terminate of the child ends it without that."""
-    loads, real, broken = Families(record=True), Activities._process, True
+    loads, real, broken = Families(record=False), Activities._process, True
 
     async def process(self: Activities, held: Any) -> None:
         if broken:

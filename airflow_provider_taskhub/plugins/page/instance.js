@@ -237,7 +237,7 @@ function paintDetail(activities) {
   if (input) pair("input", text("input", pretty(input)));
   if (record) {
     pair("state", record.state, record.message ? ` · ${record.message}` : "", record.progress != null ? ` · ${Math.round(record.progress * 100)} %` : "");
-    pair("worker", el("span", { title: record.worker }, worker(record.worker)), `, executor ${record.executor}`);
+    pair("worker", ...(record.worker ? [el("span", { title: record.worker }, worker(record.worker)), `, executor ${record.executor}`] : ["none: it was cancelled before it began"]));
     pair("time", `${exactTime(record.claimed)} – ${record.ended ? exactTime(record.ended) : "now"}`, el("span", { class: "mute" }, ` · ${duration((record.ended ?? last.time) - record.claimed)}`));
     if (record.application) pair("Spark", record.application, /^https?:\/\//.test(record.spark_ui ?? "") ? [" ", el("a", { "data-key": `spark ${place}`, href: record.spark_ui, target: "_blank", rel: "noopener noreferrer" }, "Spark UI")] : "");
     if (record.result) pair("output", text("output", pretty(record.result)));

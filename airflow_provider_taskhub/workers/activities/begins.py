@@ -22,7 +22,7 @@ from datetime import timedelta
 import structlog
 
 from airflow_provider_taskhub.engine.events import FailureDetails, TaskScheduled
-from airflow_provider_taskhub.errors import StorageError, TaskCancelledError, Unavailable
+from airflow_provider_taskhub.errors import StorageError, Unavailable
 from airflow_provider_taskhub.hub.admission.facts import SECOND
 from airflow_provider_taskhub.hub.history.calls import Calls, calls_of
 from airflow_provider_taskhub.hub.hub import Hub
@@ -30,6 +30,7 @@ from airflow_provider_taskhub.hub.model import BEGINS_WITHIN
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.workers.activities.cancellation import (
     Fate,
+    failure_of_cancelled,
     fate_by_history,
     fate_by_row,
     fate_of,
@@ -217,9 +218,7 @@ class Begins:
         """Answer a cancelled call, and delete its work item. Call this when nothing of the activity runs any more."""
         instance_id = held.message.instance.instance_id
         log.info("activity_cancelled", activity=event.name, instance_id=instance_id, task_id=event.event_id)
-        text, kind = f"activity {event.name!r} was cancelled by the orchestrator", TaskCancelledError.__name__
-        failure = FailureDetails(error_type=kind, error_message=text, is_non_retriable=True)
-        await self._responses.respond(held, event, ActivityOutcome(failure=failure))
+        await self._responses.respond(held, event, ActivityOutcome(failure=failure_of_cancelled(event)))
 
     async def is_cancelled(self, held: Delivery) -> bool:
         """Return True if the orchestrator has cancelled the call of a work item, and its instance has not ended.

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from enum import StrEnum
 
-from airflow_provider_taskhub.engine.events import EventSent, HistoryEvent, OrchestrationInstance, Status
+from airflow_provider_taskhub.codec import Timestamp
+from airflow_provider_taskhub.concurrency import gather_bounded
+from airflow_provider_taskhub.engine.events import (
+    EventSent,
+    FailureDetails,
+    HistoryEvent,
+    OrchestrationInstance,
+    Status,
+    TaskScheduled,
+)
 from airflow_provider_taskhub.engine.identity import run_name, same_start
+from airflow_provider_taskhub.engine.lifecycle import ActivityHappening, ActivityState, react_activity
 from airflow_provider_taskhub.engine.registry import Registry
+from airflow_provider_taskhub.errors import Conflict, TaskCancelledError
 from airflow_provider_taskhub.hub.admission.facts import SECOND
 from airflow_provider_taskhub.hub.history import activity_records as records
 from airflow_provider_taskhub.hub.history.load import sentinel_of
 from airflow_provider_taskhub.hub.hub import Hub
-from airflow_provider_taskhub.hub.model import InstanceState
+from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, RecordState
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
+from airflow_provider_taskhub.storage.primitives import Entity
+
+CALLS_AT_ONCE = 16
+"""The largest number of calls of one instance that are cancelled at the same time."""
 
 
 class ActivityCancellation:
@@ -59,30 +76,76 @@ class ActivityCancellation:
         names = {number: open_tasks[number] for number in calls if number in open_tasks}
         return {number for number, name in names.items() if self.concerns({number: name}, None)}
 
-    async def cancel(self, instance_id: str, execution_id: str | None, calls: Collection[int] | None = None) -> None:
+    async def cancel(self, instance_id: str, execution_id: str | None) -> None:
         """Mark the running attempts of one run of the instance as ``cancelling``. Their workers then end them.
 
         Attempts of a later run of the same instance id go on.
 
         :param execution_id: the execution id of any generation of the run (``continue_as_new`` begins a generation).
             None: no attempt is marked.
-        :param calls: numbers of the calls of this very generation whose attempts are marked; None: all of the run.
         :raises StorageError: if the store fails, or if a record changes during each try. It is then unknown whether all
             attempts are marked.
         """
-        store, names = self._hub.store, self._hub.names
-        if calls is None:
-            found = [
-                one
-                for one in await records.of_instance(store, names, instance_id)
-                if same_start(one[0].instance.execution_id, execution_id)
-            ]
-        else:
-            instance = OrchestrationInstance(instance_id=instance_id, execution_id=execution_id)
-            within = await records.of_calls(store, names, instance, min(calls), max(calls))
-            found = [one for one in within if one[0].task_id in calls]
-        for one in found:
-            await records.ask_to_stop(store, names, one)
+        for one in await records.of_instance(self._hub.store, self._hub.names, instance_id):
+            if same_start(one[0].instance.execution_id, execution_id):
+                await records.ask_to_stop(self._hub.store, self._hub.names, one)
+
+    async def cancel_calls(
+        self, instance: OrchestrationInstance, calls: Mapping[int, TaskScheduled]
+    ) -> list[TaskScheduled]:
+        """Mark the running attempts of cancelled calls as ``cancelling``. Their workers then end them.
+
+        A call without an attempt waits in a queue, perhaps for hours. If this worker knows that its activity has
+        records, the first record is written here, as cancelled. So no worker begins it.
+
+        :param instance: the generation that has made the calls.
+        :param calls: the calls, by their numbers.
+        :returns: the calls that do not begin. They can be answered.
+        :raises StorageError: as for :meth:`cancel`.
+        """
+        hub = self._hub
+        within = await records.of_calls(hub.store, hub.names, instance, min(calls), max(calls))
+        found: defaultdict[int, list[tuple[ActivityRecord, Entity]]] = defaultdict(list)
+        for one in within:
+            found[one[0].task_id].append(one)
+
+        async def cancel(number: int) -> bool:
+            call = calls[number]
+            definition = self._activities.get(call.name)
+            if not found[number] and definition is not None and definition.record:
+                withdrawn = _withdrawn(instance, call, hub.clock.utc_now())
+                with suppress(Conflict):  # a worker has begun an attempt meanwhile
+                    await hub.store.execute(records.claim(hub.names, withdrawn, supersede=None))
+                    return True
+                found[number] = await records.attempts(hub.store, hub.names, instance, number)
+            for one in found[number]:
+                await records.ask_to_stop(hub.store, hub.names, one)
+            return any(record.state is RecordState.CANCELLED and not record.worker for record, _ in found[number])
+
+        ended = await gather_bounded(cancel, calls, limit=CALLS_AT_ONCE)
+        return [call for call, over in zip(calls.values(), ended, strict=True) if over]
+
+
+def _withdrawn(instance: OrchestrationInstance, call: TaskScheduled, now: Timestamp) -> ActivityRecord:
+    """Return the record of a call that was cancelled before a worker began it."""
+    return ActivityRecord(
+        instance=instance,
+        task_id=call.event_id,
+        action_id=call.taskhub_action_id or "",
+        attempt=1,
+        name=call.name,
+        state=RecordState(react_activity(ActivityState.QUEUED, ActivityHappening.CANCEL).state),
+        worker="",
+        executor="",
+        claimed=now,
+        ended=now,
+    )
+
+
+def failure_of_cancelled(call: TaskScheduled) -> FailureDetails:
+    """Return the failure that tells an orchestrator that a call which it has cancelled has ended or does not begin."""
+    text = f"activity {call.name!r} was cancelled by the orchestrator"
+    return FailureDetails(error_type=TaskCancelledError.__name__, error_message=text, is_non_retriable=True)
 
 
 class Fate(StrEnum):

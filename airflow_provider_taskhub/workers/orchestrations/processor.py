@@ -482,7 +482,7 @@ class Orchestrations:
             self._hub.cancelled_calls.note(session.instance_id, new=new)
         self._queues.hand_over(done.claimed)
         if calls:
-            await self._cancelling.cancel(session.instance_id, live.execution_id, calls)
+            await self._settler.cancel_calls(session, live, calls)
             await self._settler.delete(session, batch)
         if episode.completed is None:
             if episode.switched and is_due(episode.current, self._kept_generations):

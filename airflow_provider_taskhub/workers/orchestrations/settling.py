@@ -11,7 +11,7 @@ child's run that never begins is stored there too.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -28,12 +28,14 @@ from airflow_provider_taskhub.engine.events import (
     ExecutionTerminated,
     OrchestrationInstance,
     Status,
+    TaskScheduled,
 )
 from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.engine.parent_response import refusal, response, start_of_cancelled
 from airflow_provider_taskhub.errors import Conflict, NotFound, StorageError, UnknownOrchestrator
 from airflow_provider_taskhub.hub.admission.facts import Facts, Judged, Verdict, delay
 from airflow_provider_taskhub.hub.formats.instance_rows import changed, repair_row, suspension_row
+from airflow_provider_taskhub.hub.history import activity_records as records
 from airflow_provider_taskhub.hub.history import checkpoint
 from airflow_provider_taskhub.hub.history.checkpoint import completion
 from airflow_provider_taskhub.hub.history.load import HistoryUnreadable, mark_unreadable, sentinel_of
@@ -52,7 +54,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Step,
     Unit,
 )
-from airflow_provider_taskhub.workers.activities.cancellation import ActivityCancellation
+from airflow_provider_taskhub.workers.activities.cancellation import ActivityCancellation, failure_of_cancelled
 from airflow_provider_taskhub.workers.orchestrations.commit import Aborted
 from airflow_provider_taskhub.workers.orchestrations.instance_limits import InstanceLimits
 from airflow_provider_taskhub.workers.orchestrations.loading import LoadedInstance
@@ -139,6 +141,24 @@ class Settler:
         if made:
             await hub.store.commit(Unit(steps=sending(made), check=session.reader.tenure.check))
 
+    async def cancel_calls(
+        self, session: Session[LoadedInstance], live: LoadedInstance, numbers: Collection[int]
+    ) -> None:
+        """Cancel calls of activities that have, or perhaps have, records. Answer those that no worker has begun.
+
+        :param numbers: the numbers of the calls, which the code has cancelled.
+        """
+        calls = {number: call for number in numbers if isinstance(call := live.scheduled.get(number), TaskScheduled)}
+        if not calls:
+            return
+        hub = self._hub
+        instance = OrchestrationInstance(instance_id=session.instance_id, execution_id=live.execution_id)
+        ended, now = await self._cancelling.cancel_calls(instance, calls), hub.clock.utc_now()
+        answers = [records.answer(call, now, result=None, failure=failure_of_cancelled(call)) for call in ended]
+        if answers:
+            made = [hub.message_to(one, instance, sender=instance) for one in answers]
+            await hub.store.commit(Unit(steps=sending(made), check=session.reader.tenure.check))
+
     async def delete(self, session: Session[LoadedInstance], messages: Sequence[Delivery]) -> None:
         """Delete messages from their queue."""
         if messages:
@@ -200,8 +220,8 @@ class Settler:
             log.info("instance_row_repaired", instance_id=session.instance_id)
         calls = self._cancelling.calls(live.past, live.open_tasks)
         live.past = ()
-        if calls and live.ended in (None, Status.FAILED):
-            await self._cancelling.cancel(session.instance_id, live.execution_id, calls)
+        if live.ended in (None, Status.FAILED):
+            await self.cancel_calls(session, live, calls)
         if live.ended is not None:
             hints = completion(hub.names, live.execution.instance, live.ended, live.tags)
             for hint in (*hints, *hub.awaited.hints(hub.names, instance_id)):
