@@ -521,7 +521,7 @@ class OrchestrationContext:
     def continue_as_new(self, new_input: Any = NO_INPUT, *, save_events: bool = True) -> None:
         """Start the orchestrator again with a new input and an empty history, when the orchestrator returns.
 
-        Until it returns, its waits still get events.
+        Until it returns, its waits still get events. If it has cancelled activities, the new start waits for their end.
 
         :param new_input: the new input: one value that JSON can express; None is an input too. Without it, the
             orchestrator runs with the default of its parameter.

@@ -453,6 +453,12 @@ class Driver:
         """Whether the branches wait for :meth:`end`."""
         return bool(self._held)
 
+    @property
+    def has_not_begun_to_end(self) -> bool:
+        """Whether no branch has got the error of :meth:`hold` yet."""
+        branches = (self.main, *self._branches.values())
+        return all(isinstance(one._awaited, Ending) for one in branches if not one._done)
+
     def end(self, cancelled: Sequence[Task[Any]]) -> None:
         """Let the branches go on when what was cancelled has ended, and the orchestrator function after its branches.
 

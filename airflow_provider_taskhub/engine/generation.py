@@ -137,6 +137,7 @@ class Generation:
         self._request: grace.Request | None = None  # of somebody who terminates the instance and leaves it time
         self._deadline = -1  # number of the timer that ends this time
         self._is_ending = False  # True while the request cancels what is open
+        self._unconfirmed: list[Attempts] | None = None  # what the code has cancelled before continue_as_new
         self._closed = False
         self._limit = MAX_ACTIONS
         self._context = OrchestrationContext(self, log)
@@ -481,10 +482,14 @@ class Generation:
             self.result = event.input
         elif self._request is not None:
             lines = "; ".join(map(str, self._driver.lines()))
-            told, left = "orchestrator %r has not ended its clean-up within %s s, at %s%s", self._cancelled()
-            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-            waits = f". It waited for the end of the cancelled {left[0].named()}{more}" if left else ""
-            self._context.logger.warning(told, self.definition.name, self._request.grace, lines, waits)
+            told, left = "ended its clean-up within %s s, at %s", self._cancelled()
+            if left and self._driver.has_not_begun_to_end:
+                more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+                lines = f"{left[0].named()}{more}"
+                told = "begun its clean-up within %s s: it waited for the end of the cancelled %s"
+            self._context.logger.warning(
+                f"orchestrator %r has not {told}", self.definition.name, self._request.grace, lines
+            )
             self.result = self._request.reason
         self.close()
         self._wants_generation = False
@@ -576,9 +581,13 @@ class Generation:
 
         The next generation has an empty history. Nobody would find a cancel there, and the activity would go on.
         """
-        return (
-            self._request is not None or not self._wants_generation or all(call.is_child for call in self._cancelled())
-        )
+        if self._request is not None or not self._wants_generation:
+            return True
+        if self._unconfirmed is None:
+            self._unconfirmed = [call for call in self._cancelled() if not call.is_child]
+        while self._unconfirmed and self._unconfirmed[-1]._done:
+            self._unconfirmed.pop()
+        return not self._unconfirmed
 
     def _return(self, value: Any) -> None:
         ends = Happening.CONTINUED if self._wants_generation else Happening.RETURNED

@@ -172,8 +172,8 @@ def react_instance(state: Status, happening: Happening) -> Move:
 class ActivityState(StrEnum):
     """The state of one attempt of an activity.
 
-    No activity record (the row of an attempt) has the state ``queued``: an attempt is queued until a worker claims it,
-    and only the claim inserts the record.
+    No activity record (the row of an attempt) has the state ``queued``: an attempt is queued until a worker claims it.
+    The claim inserts the record. If the orchestrator cancels the call before that, the cancel inserts the record.
     """
 
     QUEUED = "queued"

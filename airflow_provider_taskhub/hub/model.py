@@ -433,7 +433,7 @@ class ActivityRecord:
     :param attempt: number of the attempt, from 1. Attempts that were lost with their worker count too.
     :param name: name of the activity.
     :param state: whether the attempt runs, or how it ended.
-    :param worker: full name of the worker that runs or ran the attempt.
+    :param worker: full name of the worker that runs or ran the attempt; "": it was cancelled while it waited.
     :param executor: executor of that worker that runs or ran the attempt.
     :param claimed: when the attempt began, by the worker's clock.
     :param renewed: when the worker last wrote the record, by the worker's clock. An attempt that was lost with its

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status, TaskScheduled
+from airflow_provider_taskhub.engine.forgotten import Forgotten
 from airflow_provider_taskhub.engine.tasks import CancellableTask
 from airflow_provider_taskhub.errors import TaskCancelledError, TaskFailedError
 from airflow_provider_taskhub.hub.history.cancelled_calls import CancelledCalls
@@ -398,6 +400,148 @@ def test_continue_as_new_waits_until_what_was_cancelled_before_it_has_ended(kind
     simulate(main, limit=timedelta(hours=1))
 
 
+@pytest.mark.rows("D78")
+def test_an_instance_that_fails_after_a_cancel_sends_no_messages_for_ever() -> None:
+    """The answer comes to an instance that has ended. After a rewind the cancelled call is answered."""
+    loads, broken = Loads(record=True, limit=1), True
+
+    @loads.app.orchestrator
+    async def fails(ctx: OrchestrationContext) -> str:
+        tasks = [ctx.call_activity("load", number) for number in range(2)]
+        await ctx.create_timer(timedelta(seconds=5))
+        for task in tasks:
+            task.cancel()
+        await ctx.call_activity(publish)
+        for task in tasks:
+            with suppress(TaskCancelledError):
+                await task
+        return "published"
+
+    @loads.app.activity(record=False)
+    async def publish() -> None:
+        if broken:
+            raise OSError("no disk")
+
+    async def main() -> None:
+        nonlocal broken
+        async with World(loads.app) as world:
+            await world.join("one")
+            await world.client.start("fails", instance_id="one")
+            assert (await world.wait("one")).status is Status.FAILED
+            await world.settle()
+            broken = False
+            await world.client.rewind("one")
+            assert (await world.wait("one")).output == '"published"'
+            assert len(loads.begun) == 1
+            await world.settle()
+
+    simulate(main, limit=timedelta(hours=2))
+
+
+def test_a_cancelled_call_that_failed_at_once_after_its_cancel_sends_no_messages_for_ever() -> None:
+    """The checkpoint with the cancel ends the instance."""
+    loads = Loads(record=True, limit=1)
+
+    @loads.app.orchestrator
+    async def fails(ctx: OrchestrationContext) -> None:
+        tasks = [ctx.call_activity("load", number) for number in range(2)]
+        await ctx.create_timer(timedelta(seconds=5))
+        for task in tasks:
+            task.cancel()
+        raise ValueError("no shop")
+
+    async def main() -> None:
+        async with World(loads.app) as world:
+            await world.join("one")
+            await world.client.start("fails", instance_id="one")
+            assert (await world.wait("one")).status is Status.FAILED
+            await world.settle()
+            assert len(loads.begun) == 1
+
+    simulate(main, limit=timedelta(hours=2))
+
+
+def test_a_withdrawn_call_says_nothing_of_another_call_with_its_number_after_a_rewind() -> None:
+    """Before the rewind, call 1 was withdrawn. After it, another call has this number. It runs when it is cancelled."""
+    loads, broken = Loads(record=True), True
+
+    @loads.app.activity(record=True, pool="none")
+    async def never() -> None:
+        raise AssertionError
+
+    @loads.app.activity(record=False)
+    async def publish() -> None:
+        if broken:
+            raise OSError("no disk")
+
+    @loads.app.orchestrator
+    async def fails(ctx: OrchestrationContext) -> int:
+        try:
+            await ctx.call_activity(publish)
+        except TaskFailedError:
+            task = ctx.call_activity(never)
+            task.cancel()
+            with suppress(TaskCancelledError):
+                await task
+            raise
+        other = ctx.call_activity("load", 7)
+        await ctx.create_timer(timedelta(seconds=5))
+        other.cancel()
+        try:
+            return int(await other)
+        except TaskCancelledError:
+            return len(loads.ended)
+
+    async def main() -> None:
+        nonlocal broken
+        async with World(loads.app) as world:
+            await world.join("one")
+            await world.client.start("fails", instance_id="one")
+            assert (await world.wait("one")).status is Status.FAILED
+            broken = False
+            await world.client.rewind("one")
+            assert (await world.wait("one")).output == "1", "the attempt had ended before the task of its call did"
+            assert [number for number, _ in loads.begun] == [7]
+
+    simulate(main, limit=timedelta(hours=2))
+
+
+def test_many_cancelled_calls_are_withdrawn_with_few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a worker has begun one of them, those of its transaction are written one by one."""
+    loads, looks, real = Loads(record=True, pool="other"), list[int](), Forgotten.unfinished
+
+    def unfinished(self: Forgotten) -> list[Any]:
+        looks.append(1)
+        return real(self)
+
+    monkeypatch.setattr(Forgotten, "unfinished", unfinished)
+
+    @loads.app.orchestrator
+    async def rounds(ctx: OrchestrationContext, number: int) -> int:
+        if number == 0:
+            tasks = [ctx.call_activity("load", each) for each in range(250)]
+            await ctx.create_timer(timedelta(seconds=5))
+            for task in tasks:
+                task.cancel()
+            ctx.continue_as_new(1)
+        return number
+
+    async def main() -> None:
+        async with World(loads.app) as world:
+            one = await world.join("one")
+            await world.client.start("rounds", 0, instance_id="one")
+            assert (await world.wait("one")).output == "1"
+            rows = [
+                len(done.operation.rows)
+                for done in world.tape
+                if isinstance(done.operation, Transact) and done.operation.table.endswith("Activities")
+            ]
+            assert (one.dead, rows, loads.begun) == (False, [100, 100, 50], [])
+            assert len(looks) < 20, "not one look at all calls for each answer"
+
+    simulate(main, limit=timedelta(hours=1))
+
+
 @pytest.mark.parametrize("suspended", [False, True])
 @pytest.mark.parametrize("order", ["terminate", "grace", "event", "cancel"])
 def test_orders_for_an_instance_that_waits_for_a_cancelled_activity_before_continue_as_new(
@@ -445,6 +589,7 @@ def test_orders_for_an_instance_that_waits_for_a_cancelled_activity_before_conti
                 case "grace":
                     await world.client.terminate("one", "enough", grace=timedelta(seconds=60))
                 case "event":
+                    assert 1 not in rounds
                     await world.client.raise_event("one", "told", "yes")
                     await world.client.resume("one")
                     await world.join("two", pools="none")

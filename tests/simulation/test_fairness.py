@@ -296,6 +296,32 @@ def test_a_call_that_is_tried_again_later_holds_up_no_call_of_low_priority() -> 
     simulate(main)
 
 
+@pytest.mark.rows("D86")
+def test_hidden_calls_of_a_suspended_instance_hold_up_no_call_of_low_priority() -> None:
+    """They were given back to the same queue, and are hidden there for up to 30 s at a time."""
+    load = Load()
+
+    async def main() -> None:
+        async with World(load.app, activities=1) as world:
+            await world.join("one")
+            await world.client.start("many", (1, 10.0), instance_id="first")
+            await world.clock.sleep(2)
+            await world.client.start("many", (20, 0.9), instance_id="later")
+            await world.clock.sleep(2)
+            await world.client.suspend("later")
+            await world.client.start("many", (3, 0.9), instance_id="low", priority=-5)
+            await world.wait("first")
+            begun = world.clock.monotonic()
+            await world.wait("low")
+            assert world.clock.monotonic() - begun < 10
+            assert load.begun == ["first", *["low"] * 3]
+            await world.client.resume("later")
+            await world.wait("later", timedelta(minutes=5))
+            assert len(load.begun) == 24
+
+    simulate(main)
+
+
 def test_another_worker_finds_what_is_in_the_lanes() -> None:
     """Each of two workers runs about half. No store announces messages to the other one."""
     load = Load()

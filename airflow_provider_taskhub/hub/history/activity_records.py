@@ -1,9 +1,10 @@
 """Read and write activity records: rows of the table ``{Hub}Activities``, one for each attempt of an activity.
 
 A worker *claims* an attempt when it inserts the row. Only one worker can insert the row, and this worker runs the
-attempt. All rows of an instance have one PartitionKey, so one transaction can mark a lost attempt and claim the next
-one. The RowKeys sort by the execution id of the generation (one begins at the start, and one at each
-``continue_as_new``), then by the call of the activity, then by the attempt.
+attempt. A row that is inserted as cancelled keeps all workers from the attempt. All rows of an instance have one
+PartitionKey, so one transaction can mark a lost attempt and claim the next one. The RowKeys sort by the execution id of
+the generation (one begins at the start, and one at each ``continue_as_new``), then by the call of the activity, then by
+the attempt.
 """
 
 from __future__ import annotations

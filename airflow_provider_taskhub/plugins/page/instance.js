@@ -244,7 +244,7 @@ function paintDetail(activities) {
     rows.push(...dataRows(record.lineage));
     if (record.failure) pair("error", text("error", `${record.failure.type}: ${record.failure.message}${record.failure.stack ? `\n${record.failure.stack}` : ""}`));
     for (const other of attempts.filter((one) => one !== record))
-      pair(`attempt ${other.attempt}`, el("button", { "data-key": `attempt ${other.execution}/${other.task}/${other.attempt}`, onclick: () => choose(other.execution, other.task, other.attempt) }, `${other.state} on ${worker(other.worker)}`));
+      pair(`attempt ${other.attempt}`, el("button", { "data-key": `attempt ${other.execution}/${other.task}/${other.attempt}`, onclick: () => choose(other.execution, other.task, other.attempt) }, `${other.state}${other.worker ? ` on ${worker(other.worker)}` : ""}`));
     if (record.log) pair("log", log === null ? el("span", { class: "mute" }, "loading…") : text("log", log));
   } else pair("state", (lane?.bars.find((bar) => (bar.task ?? lane.task) === chosen.task) ?? lane?.bars[0])?.state ?? "");
   redraw(parts.detail, el("h2", { class: "code" }, lane?.label ?? record?.name ?? "", record ? ` · attempt ${record.attempt}` : "", current ? "" : " · earlier execution", " ",

@@ -71,10 +71,13 @@ class Permit:
 
     :param fate: only with OPEN may it begin.
     :param begin_by: monotonic time of this machine, in seconds, after which it must not begin without a new permit.
+    :param older: whether a generation has made the call that has ended by ``continue_as_new``. If the call was
+        cancelled, only its record says so.
     """
 
     fate: Fate
     begin_by: float
+    older: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,6 +98,7 @@ class _Answer:
     rewound: bool = False
     calls: Calls | None = None
     cancelled: frozenset[int] = frozenset()
+    older: bool = False
 
 
 def _is_asked(calls: Calls, held: Delivery) -> bool | None:
@@ -183,6 +187,7 @@ class Begins:
                 answer.cancelled = await hub.cancelled_calls.of(row, instance.execution_id)
                 answer.fate, answer.sent = fate, now
                 answer.rewound = row is not None and row.completed is not None
+                answer.older = row is not None and row.execution_id != instance.execution_id
             fate = answer.fate
             if fate is Fate.OPEN and (answer.rewound or held.deliveries > 1):
                 if answer.calls is None:
@@ -190,7 +195,7 @@ class Begins:
                 fate = fate_of_call(answer.calls, held, rewound=answer.rewound)
             if fate in (Fate.OPEN, Fate.SUSPENDED) and held.message.event.event_id in answer.cancelled:
                 fate = Fate.CANCELLED
-            return _permit(fate, answer.sent)
+            return _permit(fate, answer.sent, older=answer.older)
 
     def _waited(self, held: Delivery) -> timedelta:
         """Return how long a work item had been in its queue when this worker received it, by the clock of the store."""
@@ -258,5 +263,5 @@ class Begins:
                 await reader.give_back([held], delay=pause, begun=False, waiting_since=again)
 
 
-def _permit(fate: Fate, sent: float) -> Permit:
-    return Permit(fate=fate, begin_by=sent + BEGINS_WITHIN.total_seconds())
+def _permit(fate: Fate, sent: float, *, older: bool = False) -> Permit:
+    return Permit(fate=fate, begin_by=sent + BEGINS_WITHIN.total_seconds(), older=older)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 
-from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine.events import (
     EventSent,
@@ -27,7 +26,7 @@ from airflow_provider_taskhub.hub.history.load import sentinel_of
 from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import ActivityRecord, InstanceState, RecordState
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
-from airflow_provider_taskhub.storage.primitives import Entity
+from airflow_provider_taskhub.storage.primitives import MAX_TRANSACTION_OPERATIONS, Entity, Transact
 
 CALLS_AT_ONCE = 16
 """The largest number of calls of one instance that are cancelled at the same time."""
@@ -91,55 +90,98 @@ class ActivityCancellation:
                 await records.ask_to_stop(self._hub.store, self._hub.names, one)
 
     async def cancel_calls(
-        self, instance: OrchestrationInstance, calls: Mapping[int, TaskScheduled]
+        self, instance: OrchestrationInstance, calls: Mapping[int, TaskScheduled], *, withdraw: bool
     ) -> list[TaskScheduled]:
         """Mark the running attempts of cancelled calls as ``cancelling``. Their workers then end them.
 
-        A call without an attempt waits in a queue, perhaps for hours. If this worker knows that its activity has
-        records, the first record is written here, as cancelled. So no worker begins it.
+        A call without a running attempt waits in a queue, perhaps for hours. If this worker knows that its activity has
+        records, the record of its next attempt is written here, as cancelled. So no worker begins this attempt.
 
         :param instance: the generation that has made the calls.
         :param calls: the calls, by their numbers.
-        :returns: the calls that do not begin. They can be answered.
+        :param withdraw: False: write no such records, because the instance has ended.
+        :returns: the calls that have such a record. They can be answered.
         :raises StorageError: as for :meth:`cancel`.
         """
         hub = self._hub
         within = await records.of_calls(hub.store, hub.names, instance, min(calls), max(calls))
-        found: defaultdict[int, list[tuple[ActivityRecord, Entity]]] = defaultdict(list)
+        attempts: defaultdict[int, list[tuple[ActivityRecord, Entity]]] = defaultdict(list)
         for one in within:
-            found[one[0].task_id].append(one)
+            attempts[one[0].task_id].append(one)
+        waiting = [number for number, call in calls.items() if withdraw and self._waits(call, attempts[number])]
+        withdrawn = set[int]()
+        for at in range(0, len(waiting), MAX_TRANSACTION_OPERATIONS):
+            some = waiting[at : at + MAX_TRANSACTION_OPERATIONS]
+            rows = [row for number in some for row in self._withdrawal(instance, calls[number], attempts[number]).rows]
+            with suppress(Conflict):  # a worker has begun one of them meanwhile: each is tried by itself
+                await hub.store.execute(Transact(table=hub.names.activities, rows=tuple(rows)))
+                withdrawn.update(some)
 
         async def cancel(number: int) -> bool:
-            call = calls[number]
-            definition = self._activities.get(call.name)
-            if not found[number] and definition is not None and definition.record:
-                withdrawn = _withdrawn(instance, call, hub.clock.utc_now())
-                with suppress(Conflict):  # a worker has begun an attempt meanwhile
-                    await hub.store.execute(records.claim(hub.names, withdrawn, supersede=None))
+            call, known = calls[number], attempts[number]
+            for _ in range(records.TRIES):
+                if not withdraw or not self._waits(call, known):
+                    for one in known:
+                        await records.ask_to_stop(hub.store, hub.names, one)
+                    return withdraw and _is_withdrawn(call, known)
+                with suppress(Conflict):
+                    await hub.store.execute(self._withdrawal(instance, call, known))
                     return True
-                found[number] = await records.attempts(hub.store, hub.names, instance, number)
-            for one in found[number]:
-                await records.ask_to_stop(hub.store, hub.names, one)
-            return any(record.state is RecordState.CANCELLED and not record.worker for record, _ in found[number])
+                known = await records.attempts(hub.store, hub.names, instance, number)
+            raise Conflict(f"the attempts of call {number} were changed by others in each of {records.TRIES} tries")
 
-        ended = await gather_bounded(cancel, calls, limit=CALLS_AT_ONCE)
-        return [call for call, over in zip(calls.values(), ended, strict=True) if over]
+        left = [number for number in calls if number not in withdrawn]
+        ended = await gather_bounded(cancel, left, limit=CALLS_AT_ONCE)
+        withdrawn.update(number for number, over in zip(left, ended, strict=True) if over)
+        return [call for number, call in calls.items() if number in withdrawn]
+
+    def _waits(self, call: TaskScheduled, attempts: Sequence[tuple[ActivityRecord, Entity]]) -> bool:
+        """Return True if a call waits for its next attempt, its activity is known to have records, and nothing of its
+        earlier attempts can still run."""
+        definition = self._activities.get(call.name)
+        if definition is None or not definition.record or any(one.runs or _left_session(one) for one, _ in attempts):
+            return False
+        last = attempts[-1][0] if attempts else None
+        undone = last is not None and last.state is not RecordState.UNKNOWN and not _is_of(last, call)
+        return last is None or last.state is RecordState.LOST or undone
+
+    def _withdrawal(
+        self,
+        instance: OrchestrationInstance,
+        call: TaskScheduled,
+        attempts: Sequence[tuple[ActivityRecord, Entity]],
+    ) -> Transact:
+        """Return the write of the record of the next attempt, as cancelled."""
+        now = self._hub.clock.utc_now()
+        record = ActivityRecord(
+            instance=instance,
+            task_id=call.event_id,
+            action_id=call.taskhub_action_id or "",
+            attempt=attempts[-1][0].attempt + 1 if attempts else 1,
+            name=call.name,
+            state=RecordState(react_activity(ActivityState.QUEUED, ActivityHappening.CANCEL).state),
+            worker="",
+            executor="",
+            claimed=now,
+            ended=now,
+        )
+        return records.claim(self._hub.names, record, supersede=None)
 
 
-def _withdrawn(instance: OrchestrationInstance, call: TaskScheduled, now: Timestamp) -> ActivityRecord:
-    """Return the record of a call that was cancelled before a worker began it."""
-    return ActivityRecord(
-        instance=instance,
-        task_id=call.event_id,
-        action_id=call.taskhub_action_id or "",
-        attempt=1,
-        name=call.name,
-        state=RecordState(react_activity(ActivityState.QUEUED, ActivityHappening.CANCEL).state),
-        worker="",
-        executor="",
-        claimed=now,
-        ended=now,
-    )
+def _is_of(record: ActivityRecord, call: TaskScheduled) -> bool:
+    """Return True if an attempt belongs to a call. After a rewind, another call may have the same number."""
+    return record.action_id == (call.taskhub_action_id or "")
+
+
+def _left_session(record: ActivityRecord) -> bool:
+    """Return True if the attempt was lost and may have left a Spark Connect session running."""
+    return record.state is RecordState.LOST and record.spark_session is not None
+
+
+def _is_withdrawn(call: TaskScheduled, attempts: Sequence[tuple[ActivityRecord, Entity]]) -> bool:
+    """Return True if an earlier try has written the record of the next attempt of a call, as cancelled."""
+    last = attempts[-1][0] if attempts else None
+    return last is not None and last.state is RecordState.CANCELLED and not last.worker and _is_of(last, call)
 
 
 def failure_of_cancelled(call: TaskScheduled) -> FailureDetails:

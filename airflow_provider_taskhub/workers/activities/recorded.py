@@ -276,6 +276,8 @@ class RecordedActivities:
                 paused = False
                 continue  # the wait for a slot took time: read the record again
             permit = await self._begins.permit(held)
+            if permit.older and not known:
+                continue  # its record may say that it was cancelled: then it needs no place of a limit
             if permit.fate is not Fate.OPEN:
                 if not known:
                     continue  # there may be a record nevertheless, which must be closed

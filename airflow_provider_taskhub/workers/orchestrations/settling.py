@@ -153,7 +153,8 @@ class Settler:
             return
         hub = self._hub
         instance = OrchestrationInstance(instance_id=session.instance_id, execution_id=live.execution_id)
-        ended, now = await self._cancelling.cancel_calls(instance, calls), hub.clock.utc_now()
+        ended = await self._cancelling.cancel_calls(instance, calls, withdraw=live.ended is None)
+        now = hub.clock.utc_now()
         answers = [records.answer(call, now, result=None, failure=failure_of_cancelled(call)) for call in ended]
         if answers:
             made = [hub.message_to(one, instance, sender=instance) for one in answers]
