@@ -461,8 +461,12 @@ def test_a_cancelled_call_that_failed_at_once_after_its_cancel_sends_no_messages
     simulate(main, limit=timedelta(hours=2))
 
 
-def test_a_withdrawn_call_says_nothing_of_another_call_with_its_number_after_a_rewind() -> None:
-    """Before the rewind, call 1 was withdrawn. After it, another call has this number. It runs when it is cancelled."""
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_withdrawn_call_says_nothing_of_another_call_with_its_number_after_a_rewind(runs: bool) -> None:
+    """Before the rewind, call 1 was withdrawn. After it, another call has this number.
+
+    :param runs: whether the other call runs when it is cancelled, or waits.
+    """
     loads, broken = Loads(record=True), True
 
     @loads.app.activity(record=True, pool="none")
@@ -484,13 +488,14 @@ def test_a_withdrawn_call_says_nothing_of_another_call_with_its_number_after_a_r
             with suppress(TaskCancelledError):
                 await task
             raise
-        other = ctx.call_activity("load", 7)
+        other = ctx.call_activity("load", 7) if runs else ctx.call_activity(never)
         await ctx.create_timer(timedelta(seconds=5))
         other.cancel()
         try:
-            return int(await other)
+            await other
         except TaskCancelledError:
             return len(loads.ended)
+        return -1
 
     async def main() -> None:
         nonlocal broken
@@ -500,8 +505,14 @@ def test_a_withdrawn_call_says_nothing_of_another_call_with_its_number_after_a_r
             assert (await world.wait("one")).status is Status.FAILED
             broken = False
             await world.client.rewind("one")
-            assert (await world.wait("one")).output == "1", "the attempt had ended before the task of its call did"
-            assert [number for number, _ in loads.begun] == [7]
+            ended = "1" if runs else "0"
+            assert (await world.wait("one")).output == ended, "the attempt had ended before the task of its call did"
+            await world.join("two", pools="none")
+            await world.clock.sleep(60)
+            records = await world.client.instance("one").activities()
+            assert {record.task_id for record in records} == {1}
+            assert [record.state for record in records] == [RecordState.CANCELLED] * 2
+            assert [number for number, _ in loads.begun] == ([7] if runs else [])
 
     simulate(main, limit=timedelta(hours=2))
 
