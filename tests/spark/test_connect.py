@@ -152,7 +152,7 @@ async def test_what_a_dead_worker_has_left_is_ended_before_the_next_attempt_runs
         name = f"{connect.master}/;user_id=tester;session_id=5b6b2f4e-52a2-4f0a-8c3e-0123456789ac"
         run = asyncio.create_task(other.run(spark("stubborn", str(tmp_path), spark_session=name)))
         await until_async("the tasks run", lambda: ticks(tmp_path) and connect.tasks())
-        pid = next(seat.executor.pid for seat in other._seats if seat.executor and seat.lane == "spark")
+        pid = next(seat.executor.pid for seat in other._seats if seat.executor and seat.kind == "spark")
         os.kill(pid, signal.SIGSTOP)
         async with asyncio.timeout(120):  # its tasks have all cores of the server
             assert value(await pool.run(spark("total", 5, left_sessions=(name,)))) == 10
