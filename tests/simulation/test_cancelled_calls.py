@@ -788,11 +788,11 @@ def test_the_next_owner_marks_the_attempts_if_the_worker_that_stored_the_cancel_
 ) -> None:
     loads, machines, real = Loads(record=True), list[Machine](), ActivityCancellation.cancel_calls
 
-    async def cancel(self: ActivityCancellation, *args: Any) -> list[TaskScheduled]:
+    async def cancel(self: ActivityCancellation, *args: Any, **more: Any) -> list[TaskScheduled]:
         if not machines[0].dead:
             machines[0].die()
             await asyncio.sleep(3600)
-        return await real(self, *args)
+        return await real(self, *args, **more)
 
     monkeypatch.setattr(ActivityCancellation, "cancel_calls", cancel)
 
@@ -824,9 +824,9 @@ def test_an_attempt_whose_claim_comes_after_the_cancel_does_not_begin_or_ends_af
     """
     loads, real = Loads(record=True), ActivityCancellation.cancel_calls
 
-    async def cancel(self: ActivityCancellation, *args: Any) -> list[TaskScheduled]:
+    async def cancel(self: ActivityCancellation, *args: Any, **more: Any) -> list[TaskScheduled]:
         self._activities = self._activities if known else {}
-        return await real(self, *args)
+        return await real(self, *args, **more)
 
     monkeypatch.setattr(ActivityCancellation, "cancel_calls", cancel)
 
