@@ -95,8 +95,9 @@ async def purge_many(
 async def purge_instance(instance: InstanceHandle, *, unread: timedelta = timedelta(0)) -> bool:
     """Delete an instance that has ended. Result and other errors: ``InstanceHandle.purge``.
 
-    :param unread: how long after its end an instance with a watch row is not deleted.
-    :raises Watched: if the instance is not deleted because of its watch row.
+    :param unread: An Airflow task that waits for the instance has a watch row for it. An instance with a watch row is
+        deleted only this long after its end.
+    :raises Watched: if the instance has a watch row and has ended later than that. Nothing is deleted then.
     """
     check_instance_id(instance.id)
     hub = instance.hub

@@ -455,7 +455,7 @@ class Driver:
 
     @property
     def has_not_begun_to_end(self) -> bool:
-        """Whether no branch has got the error of :meth:`hold` yet."""
+        """Whether no clean-up has begun, because all code still waits for the end of what was cancelled."""
         branches = (self.main, *self._branches.values())
         return all(isinstance(one._awaited, Ending) for one in branches if not one._done)
 

@@ -29,7 +29,7 @@ from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.storage.primitives import MAX_TRANSACTION_OPERATIONS, Entity, Transact
 
 CALLS_AT_ONCE = 16
-"""The largest number of calls of one instance that are cancelled at the same time."""
+"""The largest number of cancelled calls of one instance for which this worker sends requests at the same time."""
 
 
 class ActivityCancellation:
@@ -136,13 +136,16 @@ class ActivityCancellation:
         return [call for number, call in calls.items() if number in withdrawn]
 
     def _waits(self, call: TaskScheduled, attempts: Sequence[tuple[ActivityRecord, Entity]]) -> bool:
-        """Return True if a call waits for its next attempt, its activity is known to have records, and nothing of its
-        earlier attempts can still run."""
+        """Return True if no attempt of a call runs, and it has no outcome, so that the call waits for its next attempt.
+
+        Return False if this worker does not know that the activity has records, or if a lost attempt may have left a
+        Spark Connect session that still runs.
+        """
         definition = self._activities.get(call.name)
         if definition is None or not definition.record or any(one.runs or _left_session(one) for one, _ in attempts):
             return False
         last = attempts[-1][0] if attempts else None
-        undone = last is not None and last.state is not RecordState.UNKNOWN and not _is_of(last, call)
+        undone = last is not None and last.state is not RecordState.UNKNOWN and not is_of(last, call)
         return last is None or last.state is RecordState.LOST or undone
 
     def _withdrawal(
@@ -168,20 +171,23 @@ class ActivityCancellation:
         return records.claim(self._hub.names, record, supersede=None)
 
 
-def _is_of(record: ActivityRecord, call: TaskScheduled) -> bool:
-    """Return True if an attempt belongs to a call. After a rewind, another call may have the same number."""
-    return record.action_id == (call.taskhub_action_id or "")
+def is_of(record: ActivityRecord, call: TaskScheduled) -> bool:
+    """Return True if the attempt of a record belongs to a call.
+
+    Equal numbers are not enough: after a rewind another call may have the same number.
+    """
+    return call.taskhub_action_id is None or record.action_id == call.taskhub_action_id
 
 
 def _left_session(record: ActivityRecord) -> bool:
-    """Return True if the attempt was lost and may have left a Spark Connect session running."""
+    """Return True if an attempt was lost while it used Spark Connect: its session on the server may still run."""
     return record.state is RecordState.LOST and record.spark_session is not None
 
 
 def _is_withdrawn(call: TaskScheduled, attempts: Sequence[tuple[ActivityRecord, Entity]]) -> bool:
     """Return True if an earlier try has written the record of the next attempt of a call, as cancelled."""
     last = attempts[-1][0] if attempts else None
-    return last is not None and last.state is RecordState.CANCELLED and not last.worker and _is_of(last, call)
+    return last is not None and last.state is RecordState.CANCELLED and not last.worker and is_of(last, call)
 
 
 def failure_of_cancelled(call: TaskScheduled) -> FailureDetails:

@@ -39,7 +39,7 @@ from airflow_provider_taskhub.spark_connect import connect_server
 from airflow_provider_taskhub.storage.primitives import Entity, PutBlob, Step, Unit
 from airflow_provider_taskhub.workers.activities.activity_limits import Admission
 from airflow_provider_taskhub.workers.activities.begins import Begins, Unasked
-from airflow_provider_taskhub.workers.activities.cancellation import Fate
+from airflow_provider_taskhub.workers.activities.cancellation import Fate, is_of
 from airflow_provider_taskhub.workers.activities.heartbeat import CutOff, RecordedAttempt, Superseded
 from airflow_provider_taskhub.workers.activities.responses import Responses, refused, write_outcome
 from airflow_provider_taskhub.workers.activities.runner import (
@@ -398,7 +398,7 @@ class RecordedActivities:
             late = _key(record) not in self._live
         if reaction is ActivityReaction.WAIT and (late or self._peers.is_dead(record.worker)):
             reaction, silent = react_activity(state, ActivityHappening.SILENT).reaction, entity
-        if reaction is not ActivityReaction.WAIT and not _is_of(record, event):
+        if reaction is not ActivityReaction.WAIT and not is_of(record, event):
             reaction = ActivityReaction.RUN_NEXT  # the record belongs to an action that a rewind has undone
         return reaction, silent
 
@@ -455,7 +455,7 @@ class RecordedActivities:
             # Spark Connect server, and the worker of the next attempt finds and ends it by this name.
             spark_session=server.new_session() if server else None,
             log=log_name(instance, event.event_id, number),
-            saved=last.saved if last is not None and _is_of(last, event) else None,
+            saved=last.saved if last is not None and is_of(last, event) else None,
         )
 
     async def _cancelled(self, held: Delivery, event: TaskScheduled, attempt: RecordedAttempt) -> None:
@@ -612,11 +612,3 @@ def _left_sessions(found: Sequence[tuple[ActivityRecord, Entity]]) -> tuple[str,
     return tuple(
         record.spark_session for record, _ in found if record.spark_session is not None and record.state not in ended
     )
-
-
-def _is_of(record: ActivityRecord, event: TaskScheduled) -> bool:
-    """Return True if the attempt of a record belongs to the action of ``event``.
-
-    Equal numbers are not enough: after a rewind another action may have the same number.
-    """
-    return event.taskhub_action_id is None or record.action_id == event.taskhub_action_id

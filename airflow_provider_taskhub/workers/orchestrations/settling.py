@@ -144,9 +144,10 @@ class Settler:
     async def cancel_calls(
         self, session: Session[LoadedInstance], live: LoadedInstance, numbers: Collection[int]
     ) -> None:
-        """Cancel calls of activities that have, or perhaps have, records. Answer those that no worker has begun.
+        """End the activities of calls that the orchestrator has cancelled. Answer the calls that no worker has begun.
 
-        :param numbers: the numbers of the calls, which the code has cancelled.
+        :param numbers: the numbers of the calls. Their activities have records, or this worker does not know whether
+            they have.
         """
         calls = {number: call for number in numbers if isinstance(call := live.scheduled.get(number), TaskScheduled)}
         if not calls:
