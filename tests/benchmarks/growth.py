@@ -1,7 +1,8 @@
 """``make bench-growth``: what must not cost more when there is more of it, beside its goal.
 
-Idle workers, waiting instances, large hubs, pages of listings, several workers, long histories, Airflow's page. What
-is compared takes turns in one process, so that a machine that is slow for a while is slow for both.
+Idle workers, waiting instances, an instance beside a large one, large hubs, pages of listings, several workers, long
+histories, Airflow's page. What is compared takes turns in one process, so that a machine that is slow for a while is
+slow for both.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.demo.azurite import install
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import TaskHubError
+from airflow_provider_taskhub.hub.partitions.hashing import partition_of
 from airflow_provider_taskhub.storage.primitives import (
     Compare,
     Entity,
@@ -56,6 +58,8 @@ IDLE = {EMBEDDED: (IDLE_AFTER, 60.0), EMULATOR: (IDLE_AFTER, 120.0)}
 EVICTED = 40.0
 """Seconds after which an idle session is gone: a timeout of 30, looked at six times within it."""
 PAGE = 20
+LOOK = 0.002
+"""Seconds between two looks at an instance."""
 POLLS = ("queue.receive", "queue.update")
 
 
@@ -259,6 +263,50 @@ async def _waiting(extent: Extent) -> Findings:
     yield Finding(part="waiting", what="CPU then, above an idle worker's", value=evicted - alone, unit="%", goal=0.5)
 
 
+# an instance with many activities
+
+
+async def _neighbour(extent: Extent) -> Findings:
+    """An instance waits for an event in the partition of another one that has many activities under way."""
+    width = extent.of(10_000)
+    with Stage(EMBEDDED) as stage:
+        async with Client.open(stage.settings) as client:
+            await _warm(stage, client)
+            quiet = [await _raised(client, 0) for _ in range(100)]
+            partitions = client.hub.info.partitions
+            wide = next(str(number) for number in range(1000) if partition_of(str(number), partitions) == 0)
+            await client.start("fan", width, instance_id=wide)
+            beside = []
+            while not (row := await client.get(wide)) or not row.status.is_final:
+                beside.append(await _raised(client, 0))
+    part, what = "neighbour", f"beside {width} activities: from an event to the end that it causes"
+    yield Finding(part=part, what="alone: from an event to the end that it causes", value=median(quiet), unit="ms")
+    yield Finding(part=part, what=f"{what}, median of {len(beside)}", value=median(beside), unit="ms", goal=100)
+    yield Finding(part=part, what=f"{what}, 99 of 100", value=sorted(beside)[len(beside) * 99 // 100], unit="ms")
+    yield Finding(part=part, what=f"{what}, longest", value=max(beside), unit="ms")
+
+
+async def _raised(client: Client, partition: int) -> float:
+    """Milliseconds from an event for an instance that waits in a partition to the end of this instance."""
+    name = uuid4().hex
+    while partition_of(name, client.hub.info.partitions) != partition:
+        name = uuid4().hex
+    await client.start("waiting", 0, instance_id=name)
+    await _seen(client, name, Status.RUNNING)
+    raised = time.perf_counter()
+    await client.raise_event(name, "go")
+    await _seen(client, name, Status.COMPLETED)
+    return (time.perf_counter() - raised) * 1000
+
+
+async def _seen(client: Client, instance_id: str, status: Status) -> None:
+    while True:
+        row = await client.get(instance_id)
+        if row is not None and row.status is status:
+            return
+        await asyncio.sleep(LOOK)
+
+
 # long histories
 
 
@@ -286,6 +334,7 @@ PARTS: Mapping[str, Callable[[Extent], Findings]] = {
     "replay": _replay,
     "idle": _idle,
     "waiting": _waiting,
+    "neighbour": _neighbour,
     "size": _sizes,
     "workers": _several,
     "page": page.findings,

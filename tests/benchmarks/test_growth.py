@@ -9,7 +9,7 @@ from tests.benchmarks.growth import PARTS, main, table
 from tests.benchmarks.histories import LONG, long_history, replayed
 
 
-@pytest.mark.parametrize("part", [part for part in PARTS if part in ("replay", "size")])
+@pytest.mark.parametrize("part", [part for part in PARTS if part in ("replay", "neighbour", "size")])
 @pytest.mark.process
 def test_a_part_comes_to_its_end(part: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--parts", part, "--scale", "0.01", "--rounds", "1"]) == 0
@@ -21,7 +21,7 @@ def test_a_part_comes_to_its_end(part: str, capsys: pytest.CaptureFixture[str]) 
 def test_unknown_parts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--parts", "idle,nothing"])
-    assert "'nothing' is none of replay, idle, waiting, size, workers, page" in capsys.readouterr().err
+    assert "'nothing' is none of replay, idle, waiting, neighbour, size, workers, page" in capsys.readouterr().err
 
 
 def test_a_goal_is_an_upper_or_a_lower_bound() -> None:

@@ -19,7 +19,8 @@ from typing import Any
 
 from airflow_provider_taskhub.activity import activity_info
 from airflow_provider_taskhub.app import App
-from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.client import Client
+from airflow_provider_taskhub.engine.events import Status, TaskScheduled
 from airflow_provider_taskhub.errors import InstanceNotFound
 from airflow_provider_taskhub.storage.faults import Call, Fault, Plan, lost, straggling, unsent
 from tests.e2e.explore.app import outcome, program
@@ -37,27 +38,59 @@ FAULTY = 0.01
 """Part of the storage calls of a world with faults that go wrong."""
 
 
-def app_of(effects: list[str]) -> App:
-    """The app of the real workers, but for activities that sleep in virtual time and write down what they do here."""
-    app = App("explored")
-    app.orchestrator(program)
+class Ran:
+    """What the activities of a world did.
 
-    async def carried_out(step: dict[str, Any]) -> Any:
+    :ivar lines: a line for each begin and end of a run, in the order of time: key, execution id, call, attempt, and
+        ``begin`` or ``end``.
+    :ivar undone: of those, the calls of checkpoints that were cut off: the orchestrator made the call again with
+        another number, because other messages had come first. Such a call may run if it has no record.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.undone: set[tuple[str, ...]] = set()
+        self.client: Client | None = None
+
+    def app(self) -> App:
+        """The app of the real workers, but for activities that sleep in virtual time."""
+        app = App("explored")
+        app.orchestrator(program)
+
+        @app.activity
+        async def plain(step: dict[str, Any]) -> Any:
+            return await self._carry_out(step)
+
+        @app.activity(record=True)
+        async def recorded(step: dict[str, Any]) -> Any:
+            return await self._carry_out(step)
+
+        return app
+
+    def counted(self) -> list[str]:
+        """The lines of calls that count."""
+        return [line for line in self.lines if tuple(line.split()[:3]) not in self.undone]
+
+    async def _carry_out(self, step: dict[str, Any]) -> Any:
         info, key = activity_info(), step["key"]
-        place = f"{key} {info.execution_id}"
-        effects.append(f"{place} {info.task_id} {info.attempt} begin")
-        calls = {int(line.split()[2]) for line in effects if line.startswith(f"{place} ")}
+        call = f"{key} {info.execution_id} {info.task_id} {info.attempt}"
+        self.lines.append(f"{call} begin")
+        earlier = {int(line.split()[2]) for line in self.lines if line.startswith(f"{key} {info.execution_id} ")}
+        earlier = {number for number in earlier if number < info.task_id}
+        if earlier and not step["record"]:
+            scheduled = await self._scheduled(info.instance_id, key)
+            self.undone |= {(key, str(info.execution_id), str(number)) for number in earlier - scheduled}
+            earlier &= scheduled
         await asyncio.sleep(step["seconds"])
-        effects.append(f"{place} {info.task_id} {info.attempt} end")
-        return outcome(step, sum(task_id <= info.task_id for task_id in calls))
+        self.lines.append(f"{call} end")
+        return outcome(step, len(earlier) + 1)
 
-    app.activity(name="plain")(carried_out)
-
-    async def kept(step: dict[str, Any]) -> Any:
-        return await carried_out(step)
-
-    app.activity(name="recorded", record=True)(kept)
-    return app
+    async def _scheduled(self, instance_id: str, key: str) -> set[int]:
+        """Return the calls of an activity that the history has. A retry is made when the failed call is in it."""
+        assert self.client is not None
+        events, _ = await self.client.instance(instance_id).readable_history()
+        mark = f'"key":"{key}"'
+        return {event.event_id for event in events if isinstance(event, TaskScheduled) and mark in (event.input or "")}
 
 
 def faults(dice: random.Random) -> Plan:
@@ -77,19 +110,20 @@ def explored(
     """One world. :returns: what is wrong, the programs, and how many workers died."""
     dice = random.Random(seed)
     programs = [make(seed, number, branches=branches) for number in range(PROGRAMS)]
-    effects: list[str] = []
+    ran = Ran()
     wrong: Wrong = defaultdict(list)
 
     async def play() -> int:
-        async with World(app_of(effects), partitions=2, place=place) as world:
+        async with World(ran.app(), partitions=2, place=place) as world:
+            ran.client = world.client
             deaths = world.spawn(_die_again_and_again(world, dice, faulty=faulty))
             await carry_out(world.client, programs, wrong, together=TOGETHER)
             deaths.cancel()
-            await check(world.client, programs, wrong, by_program(effects))
+            await check(world.client, programs, wrong, by_program(ran.counted()))
             rows = (await world.client.list(limit=1000)).instances
             ended = {row.execution_id or "" for row in rows if row.status is Status.TERMINATED}
             for made in programs:
-                if texts := outlived(made["steps"], effects, ended):
+                if texts := outlived(made["steps"], ran.lines, ended):
                     wrong[made["id"]] += texts
             for name in wrong:
                 with suppress(InstanceNotFound):

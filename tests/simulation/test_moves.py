@@ -62,7 +62,7 @@ async def cancels(ctx: OrchestrationContext) -> None:
             continue
 
 
-@pytest.mark.rows("D31", "D56", "D65")
+@pytest.mark.rows("D30", "D31", "D36", "D56", "D65")
 def test_each_change_of_a_record_that_the_table_has_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[tuple[A, A]] = set()
     real = rewinding._mark
