@@ -123,7 +123,7 @@ def explored(
             rows = (await world.client.list(limit=1000)).instances
             ended = {row.execution_id or "" for row in rows if row.status is Status.TERMINATED}
             for made in programs:
-                if texts := outlived(made["steps"], ran.lines, ended):
+                if texts := outlived(made["steps"], ran.lines, ended, only_recorded=faulty):
                     wrong[made["id"]] += texts
             for name in wrong:
                 with suppress(InstanceNotFound):
@@ -136,7 +136,9 @@ def explored(
     return wrong, programs, simulate(play)
 
 
-def outlived(steps: Sequence[Step], effects: Sequence[str], ended: Collection[str]) -> list[str]:
+def outlived(
+    steps: Sequence[Step], effects: Sequence[str], ended: Collection[str], *, only_recorded: bool
+) -> list[str]:
     """Return which activities of children ran after their parent had seen the end of the child that it cancelled.
 
     The parent does not wait for what a grandchild has left running that has failed or returned by itself, and not for
@@ -144,12 +146,15 @@ def outlived(steps: Sequence[Step], effects: Sequence[str], ended: Collection[st
 
     :param effects: what activities wrote, in the order of time.
     :param ended: execution ids of the instances that were terminated.
+    :param only_recorded: a worker may have been cut off from the store: then it may still run an activity without a
+        record, as ``docs/how-to/branches.md`` says.
     """
     told: list[str] = []
     for step in _parts(steps):
         if "after" not in step:
             continue
-        keys = {part["key"] for part in _parts([step["of"]], children=True) if "key" in part}
+        parts = [part for part in _parts([step["of"]], children=True) if "key" in part]
+        keys = {part["key"] for part in parts if part.get("record") or not only_recorded}
         marks = [at for at, line in enumerate(effects) if line.startswith(f"{step['after']['key']} ")]
         late = effects[marks[0] :] if marks else ()
         told += [
