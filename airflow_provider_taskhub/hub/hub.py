@@ -178,7 +178,7 @@ class Hub:
 
     async def send(self, made: OutboundMessage) -> None:
         """Put a message into its queue. A large payload is written before the message."""
-        await self.store.commit(Unit(steps=sending([made])))
+        await self.store.commit(Unit(steps=sending([made], self.clock.utc_now())))
 
     async def raise_event(self, event: EventRaised, target: OrchestrationInstance) -> None:
         """Send an event of a client. The message names the event that this process sent to the same run before it."""
@@ -239,16 +239,17 @@ class Hub:
         :param outgoing: the messages that the episode sends.
         :param check: called before each write; raises an error if the lease is lost.
         """
+        now = self.clock.utc_now()
         return checkpoint.build(
             episode,
             history,
             stored,
             names=self.names,
-            puts=[made.put() for made in outgoing],
+            puts=[made.put(now) for made in outgoing],
             blobs=[made.blob for made in outgoing if made.blob is not None],
             processed=processed,
             commit_id=commit_id,
-            now=self.clock.utc_now(),
+            now=now,
             container_url=self.container_url,
             tags=tags,
             change_hints=self.change_hints(episode, stored),

@@ -300,6 +300,7 @@ class Backend:
         self.supervisor.keep("absences", self.absences.run)
         self.supervisor.keep("message blobs", self.message_blobs.run)
         self._peers.watch(self.hub, self.supervisor)
+        self._warn_of_connections()
         if ORCHESTRATOR in self.roles:
             self.supervisor.keep("orchestrations", self._orchestrate)
             self.supervisor.keep("backlog", self._watch_backlog)
@@ -308,7 +309,6 @@ class Backend:
             for limits in {id(one): one for one in self._limits.values()}.values():
                 limits.start(self.supervisor)
             self._warn_of_needs()
-            self._warn_of_connections()
             self.supervisor.keep("memory", self.readers.memory.run)
             for station in self._stations:
                 name, items = station.source.name, station.source.items
@@ -336,7 +336,9 @@ class Backend:
     def _warn_of_connections(self) -> None:
         """Log that this worker may do much more at once than it has connections to Azure Storage."""
         settings = self._settings
-        at_once = settings.orchestrations + settings.slots + settings.spark_slots
+        at_once = settings.orchestrations if ORCHESTRATOR in self.roles else 0
+        if ACTIVITY in self.roles:
+            at_once += settings.slots + settings.spark_slots
         if not settings.embedded and at_once > 2 * AZURE_CONNECTIONS:
             log.warning("more_work_than_connections", at_once=at_once, connections=AZURE_CONNECTIONS)
 

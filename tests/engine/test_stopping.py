@@ -85,6 +85,7 @@ def told(play: Play) -> list[Any]:
     ]
 
 
+@pytest.mark.rows("D61")
 def test_its_calls_are_cancelled_and_it_tells_its_parent_after_the_last_answer() -> None:
     play = stage()
     play.take(cancel(play))
@@ -108,6 +109,7 @@ def test_its_calls_are_cancelled_and_it_tells_its_parent_after_the_last_answer()
     assert told(play) == [(PARENT.instance, 7, "Terminated")]
 
 
+@pytest.mark.rows("D61")
 def test_no_code_runs_and_no_event_is_kept() -> None:
     """The event would let the code call another activity. A worker that lacks the code ends the child, too."""
     play = stage()

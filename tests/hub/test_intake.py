@@ -34,6 +34,10 @@ def app() -> App:
     made = App("family", version="1")
 
     @made.orchestrator
+    async def measured(ctx: OrchestrationContext, text: str) -> int:
+        return len(text)
+
+    @made.orchestrator
     async def child(ctx: OrchestrationContext, number: int) -> int:
         return number
 
@@ -264,10 +268,11 @@ def test_starts_of_orchestrators_are_never_bounded(kind: str) -> None:
     run(main(), limit=timedelta(hours=1))
 
 
-@pytest.mark.rows("D107", "D14")
+@pytest.mark.rows("D107", "D14", "D92")
 @pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("bound", [{"buffer": 4}, {"buffer": 64, "buffer_bytes": 65_536}], ids=["messages", "bytes"])
 def test_an_overloaded_worker_takes_no_more_starts_than_its_buffers_hold_and_the_hub_no_more_than_its_limit(
-    kind: str,
+    bound: dict[str, int], kind: str
 ) -> None:
     """The worker cannot store what its orchestrators decide. When it can again, starts are taken again."""
     stored = True
@@ -280,20 +285,20 @@ def test_an_overloaded_worker_takes_no_more_starts_than_its_buffers_hold_and_the
         clock = VirtualClock()
         async with STORES[kind](clock) as inner:
             store = FaultyStore(inner, plan, clock=clock, stepwise=True)
-            async with house(store, app(), clock=clock, partitions=1, buffer=4, orchestrations=2) as hub:
+            async with house(store, app(), clock=clock, partitions=1, orchestrations=2, **bound) as hub:
                 await limited(hub.client, clock, 20)
                 stored = False
-                taken = 0
+                taken, large = 0, "x" * 20_000
                 with suppress(IntakeFull):
                     for taken in range(100):
-                        await hub.client.start("child", taken, instance_id=f"i{taken}")
+                        await hub.client.start("measured", large, instance_id=f"i{taken}")
                         await clock.sleep(2.0)
                 waiting = len(await store.peek(hub.client.hub.names.control(0)))
                 assert waiting == 20
                 assert 0 < taken - waiting <= 4 + 2, "what the worker has taken"
                 stored = True
                 for number in range(taken):
-                    assert (await hub.client.wait(f"i{number}")).output == str(number)
+                    assert (await hub.client.wait(f"i{number}")).output == "20000"
                 await hub.client.start("child", 0)
 
     run(main(), limit=timedelta(hours=1))

@@ -106,7 +106,7 @@ def test_a_terminate_before_the_start_of_a_later_run_leaves_the_earlier_one_in_t
     assert (waiting, left) == (2, 0), "the starts are dropped when they come"
 
 
-@pytest.mark.rows("K41", "K46")
+@pytest.mark.rows("D61", "K41", "K46")
 @pytest.mark.parametrize("again", [False, True], ids=["new", "over an ended run"])
 @pytest.mark.parametrize(
     "death",

@@ -224,6 +224,7 @@ def test_a_suspended_instance_is_resumed() -> None:
     play(clusters, drive)
 
 
+@pytest.mark.rows("D61")
 def test_an_instance_that_cleans_up_is_not_suspended() -> None:
     """Who asks for it is told. A suspension that was on its way when the clean-up began is named in the log."""
     clusters = Clusters(record=True, closing=20)
@@ -267,6 +268,7 @@ def test_a_child_that_cleans_up_does_not_hold_up_the_suspension_of_its_family(at
     play(clusters, drive)
 
 
+@pytest.mark.rows("D61")
 def test_a_child_that_its_parent_has_cancelled_is_not_suspended() -> None:
     app = App("family")
 

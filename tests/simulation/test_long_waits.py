@@ -16,8 +16,9 @@ from airflow_provider_taskhub.engine.events import Status, TaskFailed, TimerCrea
 from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.settings import LeaseTimes
-from airflow_provider_taskhub.storage.faults import Call, Fault
-from tests.simulation.world import PLAYED, World, simulate
+from airflow_provider_taskhub.storage.faults import Call, Fault, throttled
+from airflow_provider_taskhub.storage.primitives import Unit
+from tests.simulation.world import PLAYED, WHOLE, World, simulate
 
 
 def app_of(ran: Counter[str]) -> App:
@@ -158,6 +159,35 @@ def test_a_delay_goes_on_while_no_worker_is_there(kind: str, away: float) -> Non
     there = 3.0 + away + PLAYED.take.total_seconds() + 2 * PLAYED.scan.total_seconds()
     assert 60.0 <= simulate(play) < max(60.0, there) + 2.0
     assert len(tries) == (2 if kind == "retry" else 0)
+
+
+@pytest.mark.rows("D10")
+def test_a_delay_goes_on_while_the_store_refuses_the_checkpoint_that_begins_it() -> None:
+    app, refusals = App("delays"), list[float]()
+
+    @app.orchestrator
+    async def patient(ctx: OrchestrationContext) -> None:
+        await ctx.create_timer(timedelta(minutes=1))
+
+    def plan(call: Call) -> Fault | None:
+        unit = call.what if isinstance(call.what, Unit) else None
+        hidden = (
+            [one for step in unit.steps for one in step.operations if getattr(one, "visibility", None)] if unit else []
+        )
+        if not hidden or len(refusals) == 2:
+            return None
+        refusals.append(asyncio.get_running_loop().time())
+        return throttled(20.0)
+
+    async def play() -> float:
+        async with World(app, partitions=1, place=WHOLE) as world:
+            await world.join("one", plan=plan)
+            await world.client.start("patient", instance_id="one")
+            await world.wait("one")
+            return round(asyncio.get_running_loop().time() - refusals[0], 3)
+
+    assert 60.0 <= simulate(play) < 62.0
+    assert refusals[1] - refusals[0] >= 20.0
 
 
 @pytest.mark.rows("D34")

@@ -287,15 +287,30 @@ def test_an_outage_of_the_store_takes_no_turn_away() -> None:
 
 
 @pytest.mark.rows("D28")
-@pytest.mark.parametrize(("connection", "activities", "warnings"), [("azure", 79, 1), ("azure", 78, 0), (None, 100, 0)])
+@pytest.mark.parametrize(
+    ("roles", "connection", "orchestrations", "activities", "warnings"),
+    [
+        ("both", "azure", 100, 79, 1),
+        ("both", "azure", 100, 78, 0),
+        ("both", None, 100, 100, 0),
+        ("both", "sqlite:hub.db", 100, 100, 0),
+        ("orchestrator", "azure", 258, 1, 1),
+        ("orchestrator", "azure", 256, 100, 0),
+        ("activity", "azure", 1000, 129, 1),
+        ("activity", "azure", 1000, 128, 0),
+    ],
+)
 def test_more_work_at_once_than_the_store_has_connections_is_warned_of(
-    connection: str | None, activities: int, warnings: int
+    roles: str, connection: str | None, orchestrations: int, activities: int, warnings: int
 ) -> None:
-    """Twice as much is not too much. A worker runs 100 instances at once, and two kinds of activities."""
+    """Twice as much is not too much. There are two kinds of activities."""
+    given = ("orchestrator", "activity") if roles == "both" else (roles,)
 
     async def main() -> None:
-        async with World(Use().app, connection=connection, activities=activities) as world:
-            await world.join("a")
+        async with World(
+            Use().app, connection=connection, orchestrations=orchestrations, activities=activities
+        ) as world:
+            await world.join("a", roles=given)
             said = world.said("more_work_than_connections")
             assert [one["at_once"] for one in said] == [258] * warnings
 

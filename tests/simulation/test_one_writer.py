@@ -15,7 +15,7 @@ import pytest
 from airflow_provider_taskhub.client import Client
 from airflow_provider_taskhub.client.handle import InstanceHandle
 from airflow_provider_taskhub.engine.events import ExecutionCompleted, Status
-from airflow_provider_taskhub.errors import Unavailable
+from airflow_provider_taskhub.errors import InputError, InstanceExists, Unavailable
 from airflow_provider_taskhub.hub.change_hints import fingerprint, read
 from airflow_provider_taskhub.hub.model import ACTIVITY, ORCHESTRATOR, WATCHER, Member
 from airflow_provider_taskhub.hub.partitions.hashing import partition_of
@@ -61,13 +61,14 @@ def test_each_change_of_an_instance_takes_a_message_from_its_queue() -> None:
     test.
     """
 
-    async def play() -> tuple[list[int], list[object], set[str], set[str]]:
+    async def play() -> tuple[list[int], list[object], int, set[str], set[str]]:
         async with world(place=WHOLE, partitions=1) as hub:
             names = hub.client.hub.names
             queue, watched = names.control(0), {names.history, names.instances}
-            changes, others = Counter[str](), list[object]()
+            changes, others, cut = Counter[str](), list[object](), 0
 
             def plan(call: Call) -> Fault | None:
+                nonlocal cut
                 unit = call.what if isinstance(call.what, Unit) else None
                 operations = [one for step in unit.steps for one in step.operations] if unit else [call.what]
                 written = {one.table for one in operations if isinstance(one, Transact)}
@@ -76,16 +77,24 @@ def test_each_change_of_an_instance_takes_a_message_from_its_queue() -> None:
                     whose = {
                         row.entity.partition_key for one in operations if isinstance(one, Transact) for row in one.rows
                     }
-                    # The message that ends "cut" is deleted later, when its activity is marked.
-                    if whose != {"cut"} and queue not in {
-                        one.queue for one in operations if isinstance(one, DeleteMessage)
-                    }:
+                    if queue in {one.queue for one in operations if isinstance(one, DeleteMessage)}:
+                        return None
+                    if whose == {"cut"}:  # the message that ends it is deleted later, when its activity is marked
+                        cut += 1
+                    else:
                         others.append(call.what)
                 return None
 
             decides = await hub.join("decides", roles=(ORCHESTRATOR,), plan=plan)
             works = await hub.join("works", roles=(ACTIVITY,))
-            for name, *argument in (("chain", 3), ("recorded", 2), ("events", 2), ("failing",)):
+            for name, *argument in (
+                ("chain", 3),
+                ("recorded", 2),
+                ("events", 2),
+                ("failing",),
+                ("counter", 3),
+                ("hedged",),
+            ):
                 await hub.client.start(name, *argument, instance_id=name)
             await hub.client.start("patient", instance_id="stopped")
             await hub.client.start("busy", instance_id="cut")
@@ -98,14 +107,14 @@ def test_each_change_of_an_instance_takes_a_message_from_its_queue() -> None:
             await hub.clock.sleep(3.0)
             await hub.client.resume("events")
             await hub.client.raise_event("events", "go", 2)
-            for name in ("chain", "recorded", "events", "failing", "stopped"):
+            for name in ("chain", "recorded", "events", "failing", "counter", "hedged", "stopped"):
                 await hub.wait(name)
             await hub.ended()
-            return [changes[table] for table in watched], others, tables(hub, decides), tables(hub, works)
+            return [changes[table] for table in watched], others, cut, tables(hub, decides), tables(hub, works)
 
-    changes, others, decides, works = simulate(play)
+    changes, others, cut, decides, works = simulate(play)
     assert min(changes) > 10
-    assert others == []
+    assert (others, cut) == ([], 1)
     assert decides == {"History", "Instances", "Activities"}
     assert works == {"Activities"}
 
@@ -157,7 +166,7 @@ def test_each_request_is_asked_here() -> None:
     assert public - READS == {name.partition(" ")[0] for name in ASKED} - {"start"}
 
 
-@pytest.mark.rows("D02", "D03")
+@pytest.mark.rows("D01", "D02", "D03")
 def test_a_request_is_only_a_message_but_for_starts_rewinds_and_purges() -> None:
     """Not as D02 says, on purpose: a start inserts its row, and a rewind or purge writes as DurableTask's client does.
 
@@ -202,6 +211,70 @@ def test_a_request_is_only_a_message_but_for_starts_rewinds_and_purges() -> None
     write, asked = simulate(play)
     assert write == {"start", "restart", "rewind", "purge"}
     assert asked == dict.fromkeys(MESSAGES, (1, True))
+
+
+ORDERS: dict[str, Callable[[Client, str], Awaitable[object]]] = {
+    "raise_event": lambda client, instance_id: client.raise_event(instance_id, "go", 1),
+    "suspend": lambda client, instance_id: client.suspend(instance_id),
+    "resume": lambda client, instance_id: client.resume(instance_id),
+    "terminate": lambda client, instance_id: client.terminate(instance_id, "enough"),
+    "terminate with grace": lambda client, instance_id: client.terminate(
+        instance_id, "soon", grace=timedelta(minutes=1)
+    ),
+    "restart": lambda client, instance_id: client.instance(instance_id).restart(),
+    "rewind": lambda client, instance_id: client.rewind(instance_id),
+    "purge": lambda client, instance_id: client.purge(instance_id),
+}
+
+
+@pytest.mark.rows("D58")
+def test_an_order_that_the_state_forbids_is_refused_before_anything_is_written() -> None:
+    """Of instances with histories, records and logs."""
+
+    async def play() -> dict[str, set[str]]:
+        async with world(partitions=1) as hub:
+            await hub.join("only")
+            await hub.client.start("patient", instance_id="running")
+            await hub.client.start("events", 1, instance_id="suspended")
+            await hub.client.start("recorded", 2, instance_id="done")
+            await hub.client.start("raising", instance_id="failed")
+            await hub.client.start("events", 1, instance_id="terminated")
+            await hub.clock.sleep(3.0)
+            await hub.client.suspend("suspended")
+            await hub.client.terminate("terminated")
+            for name in ("done", "failed", "terminated"):
+                await hub.wait(name)
+            await hub.settle()
+            wrote: list[Call] = []
+
+            def sealed(call: Call) -> Fault | None:
+                if call.kind in ("table.get", "table.query", "blob.get"):
+                    return None
+                wrote.append(call)
+                return refused()
+
+            client, forbidden = client_over(hub, sealed), dict[str, set[str]]()
+            for name in ("running", "suspended", "done", "failed", "terminated"):
+                forbidden[name] = set()
+                for order, ask in ORDERS.items():
+                    wrote.clear()
+                    try:
+                        await ask(client, name)
+                    except (InputError, InstanceExists):
+                        assert not wrote, (order, name)
+                        forbidden[name].add(order)
+                    except Unavailable:
+                        assert wrote, (order, name)
+            return forbidden
+
+    over = {"raise_event", "suspend", "resume"}
+    assert simulate(play) == {
+        "running": {"restart", "rewind", "purge"},
+        "suspended": {"restart", "rewind", "purge"},
+        "done": over | {"rewind"},
+        "failed": over,
+        "terminated": over | {"rewind"},
+    }
 
 
 @pytest.mark.rows("D03")

@@ -273,7 +273,7 @@ def test_an_instance_that_is_suspended_before_it_began_begins_and_is_held() -> N
     assert play(drive) == (Status.SUSPENDED, "2")
 
 
-@pytest.mark.rows("K46")
+@pytest.mark.rows("D61", "K46")
 def test_a_suspended_instance_is_terminated() -> None:
     async def drive(world: World) -> Any:
         await world.client.start("patient", instance_id="one")
@@ -454,7 +454,7 @@ def test_within_one_second_the_order_in_which_a_client_sends_counts() -> None:
     assert play(drive, place=place, lease=SLOW_VISIBILITY) == (1, Status.RUNNING, 0)
 
 
-@pytest.mark.rows("K41", "K46")
+@pytest.mark.rows("D12", "K41", "K46")
 @pytest.mark.parametrize("seconds", [12, 60], ids=["after the start", "before it"])
 def test_a_suspension_from_before_the_start_that_comes_back_after_the_resume_holds_nothing(seconds: int) -> None:
     """The row was told to resume meanwhile; the history, which had not begun then, does not know of either. Both were
@@ -632,7 +632,7 @@ def test_a_scheduled_instance_that_is_suspended_decides_nothing(ahead: float, be
     assert outputs == ["2", "2"]
 
 
-@pytest.mark.rows("K26", "K41", "K46")
+@pytest.mark.rows("D12", "K26", "K41", "K46")
 def test_a_suspension_that_comes_again_after_the_resume_holds_nothing() -> None:
     """Its worker died between the row and the delete, and the next one was told to resume first."""
 

@@ -141,6 +141,28 @@ def test_who_waits_for_the_store_keeps_nobody_waiting(what: str) -> None:
     assert sorted(stage.live) == [1, 2], "each was heard once"
 
 
+@pytest.mark.rows("D23")
+@pytest.mark.parametrize(("waiting", "heard"), [(3, ["9"]), (4, [])])
+def test_an_instance_goes_on_if_fewer_wait_for_the_store_than_a_worker_runs_at_once(
+    waiting: int, heard: list[str]
+) -> None:
+    async def scene(stage: Stage) -> list[str | None]:
+        names = [f"i{number}" for number in range(waiting)]
+        async with stage.worker(partitions=1) as hub:
+            for name in (*names, "last"):
+                await hub.client.start("bell", 3, instance_id=name)
+            await stage.clock.sleep(5.0)
+        async with stage.worker(partitions=1, orchestrations=4) as hub:
+            for name in names:
+                stage.delays[HISTORY] = 60.0
+                await stage.ring(hub, 1, instance_id=name)
+            await stage.ring(hub, 9, instance_id="last")
+            return await rung(hub, "last")
+
+    found, _ = play(scene)
+    assert found == heard
+
+
 @pytest.mark.rows("K22", "K23")
 def test_the_history_of_an_orchestrator_that_idled_is_not_read_again() -> None:
     async def scene(stage: Stage) -> list[Counter[str]]:

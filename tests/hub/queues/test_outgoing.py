@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -20,8 +21,9 @@ def delay(event: HistoryEvent, *, put: float = 0.0) -> timedelta:
     made = outbound_message(
         event, to, names=NAMES, queue="q", process="p", sequence=1, sender=to, now=later(put), claim=MINUTE
     )
-    assert (made.claim is None) == bool(made.delay), "what is hidden cannot be handed over in memory"
-    return made.delay
+    hidden = replace(made, claim=None).put(later(put)).visibility
+    assert (made.claim is None) == bool(hidden), "what is hidden cannot be handed over in memory"
+    return hidden
 
 
 @pytest.mark.rows("D08")

@@ -7,6 +7,8 @@ import base64
 import hashlib
 import hmac
 import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -34,6 +36,7 @@ from airflow_provider_taskhub.storage.primitives import (
     Unit,
     UpdateMessage,
 )
+from tests.waiting import PATIENCE
 
 TIMEOUT = timedelta(seconds=30)
 
@@ -240,6 +243,30 @@ async def test_a_put_of_this_process_wakes_who_waits(azurite: str, store: AzureS
         await other.execute(PutMessage(queue=name, text="x"))
     assert await waiting
     assert not await store.arrival([name], 0)
+
+
+PUTS = """
+import asyncio, sys
+from tests.storage.azure.test_store import TIMEOUT, AzureStore, PutMessage
+
+async def put(connection: str, queue: str) -> None:
+    async with AzureStore(connection, timeout=TIMEOUT) as store:
+        await store.execute(PutMessage(queue=queue, text="x"))
+
+asyncio.run(put(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.rows("D24")
+@pytest.mark.process
+async def test_a_put_of_another_process_of_this_machine_wakes_who_waits(
+    azurite: str, store: AzureStore, name: str
+) -> None:
+    assert await store.receive(name, limit=1, visibility=timedelta(seconds=1)) == []
+    waiting = asyncio.create_task(store.arrival([name], 3600))
+    await asyncio.sleep(0)
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", PUTS, azurite, name], check=True)
+    assert await asyncio.wait_for(waiting, PATIENCE) == [name]
 
 
 async def test_an_emulator_that_is_gone_is_unavailable(azurite: str) -> None:
