@@ -402,8 +402,9 @@ class App:
         if not isinstance(standalone, bool):
             raise ConfigurationError(f"activity {name or function!r}: standalone is {standalone!r}; give True or False")
         if standalone:
-            function.__dict__[STANDALONE] = True
-            self._declare_orchestrator(_alone(self._activities[_name_of(function, name, "activity")]), None)
+            definition = self._activities[_name_of(function, name, "activity")]
+            function.__dict__[STANDALONE] = definition.parameter or ""
+            self._declare_orchestrator(_alone(definition), None)
 
     def _refuse_twice(self, name: str, known: dict[str, Any], kind: str) -> None:
         if name in known:

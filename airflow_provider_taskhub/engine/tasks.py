@@ -24,7 +24,8 @@ times this length, the task removes the groups that have a result or an error al
 NAME = "__taskhub_name__"
 """Attribute of a declared function. It holds the name under which the function was declared."""
 STANDALONE = "__taskhub_standalone__"
-"""The attribute of an activity's function that says that the activity can be started by itself."""
+"""The attribute of the function of an activity that can be started by itself. It holds the name of the parameter that
+takes the input; "": the function takes no input."""
 
 
 _VALUES = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, Decimal, date, timedelta)

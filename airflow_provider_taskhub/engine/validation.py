@@ -112,9 +112,11 @@ def check_tags(tags: Mapping[str, str], of: str, *, spilled: bool = False) -> No
     :param tags: the tags to check.
     :param of: what the tags belong to, for errors, e.g. ``activity 'publish'``.
     :param spilled: whether large tags are spilled to a blob, so that they have no size limit.
-    :raises InputError: a name or value is not a text, a name is ``$type``, or all tags together are longer than
-        :data:`MAX_COLUMN` as JSON.
+    :raises InputError: the tags are no mapping, a name or value is not a text, a name is ``$type``, or all tags
+        together are longer than :data:`MAX_COLUMN` as JSON.
     """
+    if not isinstance(tags, Mapping):
+        raise InputError(f"tags of {of} are {tags!r}: give a dict of texts by name")
     for name, value in tags.items():
         for part in (name, value):
             _units(part, f"tag {str(name)[:40]!r} of {of}")

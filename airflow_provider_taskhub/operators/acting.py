@@ -22,7 +22,7 @@ from airflow_provider_taskhub.hooks.at_parse import check_name
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
 from airflow_provider_taskhub.operators.giving_up import terminate
-from airflow_provider_taskhub.triggers.arguments import check_waiting, duration
+from airflow_provider_taskhub.triggers.arguments import GIVE_ID, check_rendered_id, check_waiting, duration
 from airflow_provider_taskhub.triggers.deferral import deferral_timeout
 from airflow_provider_taskhub.triggers.outcome import EXECUTION_TIMEOUT, OVERDUE, error_class
 from airflow_provider_taskhub.triggers.rendering import TextRendering
@@ -44,10 +44,6 @@ worker of the hub usually carries out such a request within seconds, and a task 
 before it may be resumed (``triggers.settling``)."""
 _PAUSE = 0.25
 """Seconds between two readings of the instance in the worker."""
-GIVE_ID = (
-    "give the id of an instance, for example {{ ti.xcom_pull(task_ids='...', key='instance_id') }} of the task of a "
-    "TaskHubOperator"
-)
 NOT_THERE = (
     "check instance_id and the connection. If another program starts the instance, let a TaskHubSensor wait for it "
     "before this task. If the instance was purged, start it again"
@@ -170,8 +166,10 @@ class ActingOperator(TextRendering, BaseOperator):  # type: ignore[misc]  # Airf
         """Check the rendered arguments. :raises AirflowFailException: if one is wrong. A retry would not help."""
         if self.instance_id is None and not self._needs_instance_id:
             return
-        if not self.instance_id or self.instance_id == "None":  # what Jinja makes of an XCom that is not there
-            raise AirflowFailException(f"{self._where()}: instance_id is empty after rendering: {GIVE_ID}")
+        try:
+            check_rendered_id(self.instance_id)
+        except InputError as error:
+            raise AirflowFailException(f"{self._where()}: {error}") from None
 
     def _attempt(self, act: Callable[[Client], Any], context: Context, until: Timestamp | None) -> Any:
         try:

@@ -286,6 +286,10 @@ class TaskHubPurgeOperator(ActingOperator):
             purged = await client.purge(self.instance_id)
             self.log.info("instance %s %s", self.instance_id, "is purged" if purged else "is not in the hub (any more)")
             return int(purged)
+        if self.tags is not None:
+            from airflow_provider_taskhub.engine.validation import check_tags
+
+            check_tags(self.tags, "the selection")
         result = await client.purge_many(
             statuses=self._statuses(),
             created_to=self._created_to(),

@@ -191,7 +191,7 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
         super().__init__(**kwargs)
         where = f"{self.operator_name} {self.task_id!r}"
         self.orchestrator = started_name(where, orchestrator, activity)
-        self._function = orchestrator if callable(orchestrator) else None
+        self._function = next((one for one in (orchestrator, activity) if callable(one)), None)
         self.input = input
         self.taskhub_conn_id = taskhub_conn_id
         self.instance_id = instance_id
@@ -244,7 +244,7 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
             instance_limits.check_others(where, self)
 
     def _input_type(self) -> Any:
-        """Return the annotation of the orchestrator's input, if the orchestrator is given as a function."""
+        """Return the annotation of the input, if the orchestrator or the activity is given as a function."""
         from airflow_provider_taskhub.triggers.input_fields import type_of_input
 
         return None if self._function is None else type_of_input(self._function)

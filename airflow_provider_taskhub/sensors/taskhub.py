@@ -29,7 +29,7 @@ from airflow_provider_taskhub.hooks.at_parse import check_choice, check_name, ch
 from airflow_provider_taskhub.hooks.outputs import returned
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
-from airflow_provider_taskhub.triggers.arguments import check_waiting, duration
+from airflow_provider_taskhub.triggers.arguments import check_rendered_id, check_waiting, duration
 from airflow_provider_taskhub.triggers.deferral import BACKSTOP, deferral_timeout
 from airflow_provider_taskhub.triggers.outcome import OVERDUE, error_class
 from airflow_provider_taskhub.triggers.placed_task import PlacedTask
@@ -207,9 +207,10 @@ class TaskHubSensor(PlacedTask, BaseSensorOperator):  # type: ignore[misc]  # Ai
 
         :raises AirflowFailException: if an argument is wrong.
         """
-        from airflow_provider_taskhub.engine.identity import check_instance_id
-
-        check_instance_id(self.instance_id)
+        try:
+            check_rendered_id(self.instance_id)
+        except InputError as error:
+            raise AirflowFailException(str(error)) from None
         moment = self._moment()
         try:
             return TaskHubHook(self.taskhub_conn_id).run(partial(self._look_with, moment))
@@ -367,13 +368,13 @@ class TaskHubSensor(PlacedTask, BaseSensorOperator):  # type: ignore[misc]  # Ai
         return await client.get(self.instance_id)
 
     def _statuses(self) -> list[str]:
-        """Return the statuses that the sensor waits for. :raises AirflowException: if one does not exist."""
+        """Return the statuses that the sensor waits for. :raises AirflowFailException: if one does not exist."""
         from airflow_provider_taskhub.triggers.awaited_moment import wanted_statuses
 
         try:
             return wanted_statuses(self.statuses)
         except InputError as error:
-            raise AirflowException(str(error)) from None
+            raise AirflowFailException(str(error)) from None
 
     def _place(self) -> Placement:
         return place(self, TaskHubSensor, start_on=self.start_on, complete_on=self.complete_on)

@@ -21,12 +21,17 @@ _NAME = "__taskhub_name__"
 """The attribute in which an ``App`` stores the name of a declared function. This constant and the next have the values
 of the engine's ``NAME`` and ``STANDALONE``, which a DAG file must not import."""
 _STANDALONE = "__taskhub_standalone__"
-"""The attribute that an ``App`` sets on a declared activity that can be started by itself."""
+"""The attribute that an ``App`` sets on a declared activity that can be started by itself. It holds the name of the
+parameter that takes the input; "": the activity takes no input."""
 _SECRET = (
     "contains a value that Airflow masks as a secret, and the hub stores {what} as plain text: pass the name of a "
     "connection, and read the secret in the activity"
 )
 _ORCHESTRATOR = "give the name that an App declares"
+GIVE_ID = (
+    "give the id of an instance, for example {{ ti.xcom_pull(task_ids='...', key='instance_id') }} of the task of a "
+    "TaskHubOperator"
+)
 
 
 def problems(
@@ -44,6 +49,8 @@ def problems(
         yield f"orchestrator is {orchestrator!r}: {_ORCHESTRATOR}"
     try:
         text = "null" if given is NO_INPUT else dumps(given, what=f"input of orchestrator {orchestrator!r}")
+        if instance_id == "None":
+            raise InputError("instance_id is 'None', which a template makes of a value that is missing: give an id")
         if instance_id:
             check_new_instance_id(instance_id)
     except InputError as error:
@@ -53,11 +60,28 @@ def problems(
         yield f"{place} {_SECRET.format(what='inputs')}"
     try:
         check_column(version, f"version of orchestrator {orchestrator!r}")
+        if isinstance(tags, str):
+            raise InputError(
+                f"tags is the text {tags!r}: give a dict of texts by name. A template of a whole dict needs "
+                "render_template_as_native_obj=True in the DAG"
+            )
         check_tags(tags, f"orchestrator {orchestrator!r}")
     except InputError as error:
         yield str(error)
         return
     yield from _reserved(tags)
+
+
+def check_rendered_id(instance_id: str | None) -> None:
+    """Check the id of an instance that must be there, after its template was rendered.
+
+    :raises InputError: if it is no id, or what Jinja makes of a value that is missing.
+    """
+    from airflow_provider_taskhub.engine.identity import check_instance_id
+
+    if not instance_id or instance_id == "None":
+        raise InputError(f"instance_id is {instance_id!r} after rendering: {GIVE_ID}")
+    check_instance_id(instance_id)
 
 
 def _reserved(tags: Mapping[str, str]) -> Iterator[str]:
@@ -87,8 +111,18 @@ def standalone_name(where: str, activity: Any) -> Any:
     """
     decorators = "@app.activity(standalone=True) or @app.spark_activity(standalone=True)"
     name = _declared_name(where, "activity", activity, decorators)
-    if name is not activity and not getattr(activity, _STANDALONE, False):
+    if name is not activity and standalone_parameter(activity) is None:
         raise InputError(f"{where}: activity {name!r} cannot be started by itself: declare it with standalone=True")
+    return name
+
+
+def standalone_parameter(activity: Any) -> str | None:
+    """Return the name of the parameter that takes the input of an activity, "" if it takes none.
+
+    :param activity: a function.
+    :returns: None if the function is no activity that can be started by itself.
+    """
+    name: str | None = getattr(activity, _STANDALONE, None)
     return name
 
 
@@ -153,8 +187,6 @@ def check_at_parse(where: str, **given: Any) -> None:
         if version and not is_template(version):
             check_column(version, "version")
         if tags is not None and not is_template(tags):
-            if not isinstance(tags, Mapping):
-                raise InputError(f"tags is {tags!r}: give a dict of texts by name")
             check_tags(tags, "the task")
         if isinstance(tags, Mapping):
             for problem in _reserved(tags):

@@ -9,18 +9,27 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from airflow_provider_taskhub.triggers.arguments import standalone_parameter
+
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def input_parameter(function: Callable[..., Any]) -> str | None:
-    """Return the name of the parameter of an orchestrator that takes its input; None: it takes none."""
+    """Return the name of the parameter that takes the input; None: the function takes none.
+
+    :param function: an orchestrator, or an activity that can be started by itself.
+    """
+    alone = standalone_parameter(function)
+    if alone is not None:
+        return alone or None
     positional = [one.name for one in inspect.signature(function).parameters.values() if one.kind in _POSITIONAL]
     return positional[1] if len(positional) > 1 else None
 
 
 def type_of_input(function: Callable[..., Any]) -> Any:
-    """Return the annotation of an orchestrator's input; None: any type, or no input.
+    """Return the annotation of the input; None: any type, or no input.
 
+    :param function: as for :func:`input_parameter`.
     :raises InputError: if the annotation uses a name that the function's module does not have.
     """
     from airflow_provider_taskhub.engine.registry import annotation_of

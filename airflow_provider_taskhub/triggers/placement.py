@@ -18,6 +18,7 @@ from jinja2 import StrictUndefined
 from airflow_provider_taskhub.hooks.outputs import reference_in
 from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.triggers.arguments import holds_secret, time_text
+from airflow_provider_taskhub.triggers.rendering import VALUES, changed_natively
 from airflow_provider_taskhub.triggers.templates import is_template, why_not_in_triggerer
 from airflow_provider_taskhub.triggers.upstream_outputs import only_worker_reads, without_outputs
 from airflow_provider_taskhub.triggers.worker_reasons import Reason, Where, after_success, task_listener
@@ -164,8 +165,19 @@ def argument_reasons(operator: Any, values: Mapping[str, Any] | Sequence[tuple[s
             yield Reason(f"the triggerer cannot render the template {text[:200]!r}: {why}")
             return
     native = operator.render_template_as_native_obj
-    if templates and (operator.dag.render_template_as_native_obj if native is None else native):
+    if not (operator.dag.render_template_as_native_obj if native is None else native):
+        return
+    if templates:
         yield Reason("the triggerer cannot render templates as native objects")
+        return
+    kind = getattr(operator, "_input_type", lambda: None)
+    for name, value in pairs:
+        text = changed_natively(value, kind() if name == "input" else None) if name in VALUES else None
+        if text is not None:
+            yield Reason(
+                f"argument {name!r} has the text {text[:200]!r}, of which native rendering makes another value"
+            )
+            return
 
 
 def _not_json(value: Any, texts: list[str]) -> Iterator[str]:

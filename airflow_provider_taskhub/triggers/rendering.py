@@ -12,13 +12,14 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
+from airflow_provider_taskhub.hooks.at_parse import is_template
 from airflow_provider_taskhub.triggers.input_fields import fields_of, members_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from jinja2 import Environment
 
-_VALUES = frozenset(("input", "data", "start_at", "statuses", "op_args", "op_kwargs"))
+VALUES = frozenset(("input", "data", "start_at", "statuses", "op_args", "op_kwargs"))
 """Templated arguments that may be other values than texts."""
 _TYPES: Mapping[str, Any] = {"tags": dict[str, str]}
 
@@ -60,7 +61,7 @@ class TextRendering:
             return LiteralValue(render_template_to_string(texts.from_string(template), context))
 
         for name in names:
-            kind = self._input_type() if name == "input" else None if name in _VALUES else _TYPES.get(name, str)
+            kind = self._input_type() if name == "input" else None if name in VALUES else _TYPES.get(name, str)
             setattr(self, name, with_texts(getattr(self, name), kind, rendered, seen))
 
 
@@ -81,6 +82,28 @@ def with_texts(value: Any, kind: Any, render: Callable[[str], Any], seen: Collec
     if type(value) in (list, tuple):
         return type(value)(with_texts(item, _of_items(kind), render, seen) for item in value)
     return value
+
+
+def changed_natively(value: Any, kind: Any) -> str | None:
+    """Return the first plain text in a value of which native rendering makes another value, such as a number; None:
+    there is no such text.
+
+    :param kind: as for :func:`with_texts`. A text that is declared as a ``str`` stays as it is.
+    """
+    from jinja2.nativetypes import native_concat
+
+    def changed(item: Any) -> Iterator[str]:
+        if isinstance(item, str):
+            if not is_template(item) and native_concat([item] if item else []) != item:
+                yield item
+        elif isinstance(item, Mapping):
+            for inner in item.values():
+                yield from changed(inner)
+        elif isinstance(item, list | tuple):
+            for inner in item:
+                yield from changed(inner)
+
+    return next(changed(with_texts(value, kind, lambda text: None)), None)
 
 
 def python_text(given: Any, rendered: Any, path: str = "input") -> str | None:

@@ -18,6 +18,7 @@ from airflow.triggers.base import TaskFailedEvent, TaskSkippedEvent, TriggerEven
 
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION
+from airflow_provider_taskhub.triggers.arguments import check_rendered_id
 from airflow_provider_taskhub.triggers.awaited_moment import AwaitedMoment, wanted_statuses
 from airflow_provider_taskhub.triggers.outcome import early_end, log_failure, overdue_sensor
 from airflow_provider_taskhub.triggers.shared_client import shared_client
@@ -102,12 +103,10 @@ class TaskHubSensorTrigger(StartingTrigger):
 
         :returns: None: all arguments are right, and the statuses are now written as the hub writes them.
         """
-        from airflow_provider_taskhub.engine.identity import check_instance_id
-
         if self.timeout_after is None:
             return "Airflow has not given a time limit to the trigger"
         try:
-            check_instance_id(self.instance_id)
+            check_rendered_id(self.instance_id)
             self.statuses = wanted_statuses(self.statuses)
         except InputError as error:
             return str(error)

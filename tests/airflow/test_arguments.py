@@ -60,7 +60,7 @@ def test_an_orchestrator_is_a_function_or_a_name(orchestrator: Any, name: str) -
         ({"instance_id": "x" * 300}, "is 300 characters once escaped: at most 256"),
         ({"instance_id": 5}, "instance id 5: give a text"),
         ({"version": 3}, "version is 3: give a text"),
-        ({"tags": "team"}, "tags is 'team': give a dict of texts by name"),
+        ({"tags": "team"}, "tags of the task are 'team': give a dict of texts by name"),
         ({"tags": {"team": 1}}, "tag 'team' of the task is 1: give a text"),
         ({"tags": {"airflow.dag_id": "{{ dag.dag_id }}"}}, "tag 'airflow.dag_id' is reserved"),
         ({"no_worker_timeout": -1}, "no_worker_timeout is -1: give a timedelta, or seconds, of 0 or more"),

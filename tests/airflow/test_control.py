@@ -69,7 +69,7 @@ def test_an_id_that_is_empty_after_rendering_fails_before_anything_is_sent(
     if kind is TaskHubPurgeOperator and rendered is None:
         rendered = "None"
     one.operator.instance_id = rendered
-    with pytest.raises(AirflowFailException, match=r"empty after rendering: .* of the task of a TaskHubOperator"):
+    with pytest.raises(AirflowFailException, match=r"after rendering: .* of the task of a TaskHubOperator"):
         one.run(Ti())
     assert not hub.requests
 

@@ -755,6 +755,8 @@ def test_on_kill_of_the_operator_terminates_nothing(make_task, hub) -> None:
         ({"tags": {"airflow.dag_id": "x"}}, "is reserved"),
         ({"tags": {"team": "x" * 40_000}}, "at most 32,768"),
         ({"version": "x" * 40_000}, "at most 32,768"),
+        ({"tags": "{'team': 'sales'}"}, "tags is the text .* A template of a whole dict needs render_template_as_nat"),
+        ({"instance_id": "None"}, "instance_id is 'None', which a template makes of a value that is missing"),
     ],
 )
 def test_bad_arguments_fail_at_once_and_for_good(make_task, hub, arguments, text) -> None:

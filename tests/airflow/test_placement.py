@@ -16,6 +16,7 @@ from airflow.sdk._shared.listeners.spec import lifecycle, taskinstance
 from airflow.sdk.listener import ListenerManager
 from jinja2 import ChainableUndefined
 
+from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.decorators.orchestration import orchestration_task
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
@@ -29,6 +30,10 @@ NO_TRIGGERER = ("deferrable is False: the task uses no triggerer",)
 def made(dag: dict[str, Any] | None = None, *, kind: type[TaskHubOperator] = TaskHubOperator, **arguments: Any) -> Any:
     with DAG("d", schedule=None, **(dag or {})):
         return kind(**({"task_id": "t", "orchestrator": "o"} | arguments))
+
+
+@App("texts").orchestrator
+async def of_a_text(ctx: OrchestrationContext, day: str) -> None: ...
 
 
 def stubbed() -> Any:
@@ -207,7 +212,18 @@ DAG_ARGUMENTS = {"user_defined_macros": {"twice": 2}, "user_defined_filters": {"
             lambda: made(render_template_as_native_obj=True, input="{{ run_id }}"),
             {"start": ("the triggerer cannot render templates as native objects",)},
         ),
-        (lambda: made({"render_template_as_native_obj": True}, input="plain"), {}),
+        (lambda: made({"render_template_as_native_obj": True}, input={"day": "plain", "n": 7}, version="3"), {}),
+        *(
+            (
+                lambda text=text: made({"render_template_as_native_obj": True}, input={"days": [text]}),
+                {"start": (f"argument 'input' has the text {text!r}, of which native rendering makes another value",)},
+            )
+            for text in ("20261126", "True", "[1]", "")
+        ),
+        (
+            lambda: made({"render_template_as_native_obj": True}, orchestrator=of_a_text, input="20261126"),
+            {},
+        ),
         (
             lambda: made({"jinja_environment_kwargs": {"variable_start_string": "[["}}),
             {"start": ("jinja_environment_kwargs of the DAG",)},

@@ -44,6 +44,14 @@ async def load(ctx: OrchestrationContext, job: Job) -> None: ...
 async def by_day(ctx: OrchestrationContext, day: str | None) -> None: ...
 
 
+@app.activity(standalone=True)
+def by_activity(day: str) -> None: ...
+
+
+@app.spark_activity(standalone=True)
+def by_spark(spark: Any, job: Job) -> None: ...
+
+
 def stub(day: str, days: list[str], number: int, rows: list[Row], any_: Any, either: str | int) -> None: ...
 
 
@@ -101,12 +109,15 @@ def test_native_rendering_changes_no_input_that_is_declared_as_a_str() -> None:
             task_id="a", orchestrator=load, input={"day": DAY, "number": "{{ 7 }}", "more": {"x": DAY, "y": "{{ '' }}"}}
         )
         alone = TaskHubOperator(task_id="b", orchestrator=by_day, input=DAY)
+        activity = TaskHubOperator(task_id="c", activity=by_activity, input=DAY)
+        spark = TaskHubOperator(task_id="d", activity=by_spark, input={"day": DAY, "number": "{{ 7 }}", "more": {}})
         names = orchestration_task(stub, orchestrator="o")(
             DAY, [DAY, "b"], "{{ 7 }}", [{"day": DAY}], {"day": DAY}, "{{ 7 }}"
         )
         mapped = orchestration_task(by, orchestrator="o").partial(day=DAY).expand(number=["{{ 7 }}"])
     assert rendered(of_dataclass).input == {"day": "20260101", "number": 7, "more": {"x": "20260101", "y": ""}}
-    assert rendered(alone).input == "20260101"
+    assert rendered(alone).input == rendered(activity).input == "20260101"
+    assert rendered(spark).input == {"day": "20260101", "number": 7, "more": {}}
     assert rendered(names.operator).input == {
         "day": "20260101",
         "days": ["20260101", "b"],

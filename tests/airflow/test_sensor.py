@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from airflow.sdk.exceptions import (
     AirflowException,
@@ -109,6 +111,25 @@ def test_the_event_of_another_wait_ends_nothing(hub: FakeHub, other: dict[str, s
 def test_arguments_that_cannot_be_right_are_refused_at_parse(more: dict[str, object], text: str) -> None:
     with pytest.raises(InputError, match=text):
         TaskHubSensor(**({"task_id": "wait", "instance_id": "i"} | more))
+
+
+@pytest.mark.parametrize(
+    ("rendered", "text"),
+    [
+        ({"instance_id": "None"}, "instance_id is 'None' after rendering: give the id of an instance"),
+        ({"instance_id": None}, "instance_id is None after rendering"),
+        ({"instance_id": "x" * 300}, "at most 256"),
+        ({"statuses": ["Runing"]}, "do not exist: choose from Running"),
+    ],
+)
+def test_a_rendered_argument_that_cannot_be_right_fails_for_good(
+    hub: FakeHub, rendered: dict[str, Any], text: str
+) -> None:
+    task = waiting()
+    for name, value in rendered.items():
+        setattr(task.operator, name, value)
+    with pytest.raises(AirflowFailException, match=text):
+        task.run(Ti())
 
 
 def test_the_statuses_are_the_engines() -> None:
