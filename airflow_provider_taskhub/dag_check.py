@@ -10,16 +10,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
+from itertools import islice, product
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from airflow.sdk import XComArg
 
 from airflow_provider_taskhub.app import App, load_app
 from airflow_provider_taskhub.cli.options import AsJson
 from airflow_provider_taskhub.cli.output import Exit, as_json, console, fail, plural, run
 from airflow_provider_taskhub.client import Client, Member
 from airflow_provider_taskhub.codec import dumps, loads
+from airflow_provider_taskhub.decorators.stub import stub_of
 from airflow_provider_taskhub.engine.inputs import input_arguments
 from airflow_provider_taskhub.errors import ConfigurationError, HubError, InputError
 from airflow_provider_taskhub.fast_dataclass import dataclass
@@ -34,6 +37,10 @@ from airflow_provider_taskhub.triggers.arguments import started_name
 
 _NAMED = ("orchestrator", "taskhub_conn_id", "version")
 _MOST_NAMES = 10
+_MOST_ROWS = 10_000
+"""The largest number of rows of a mapped stub whose inputs are compared."""
+_STUB = "python_callable"
+"""The attribute in which Airflow keeps the function of a decorated task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +98,16 @@ def _names(task: Any, where: str) -> Mapping[str, Any] | None:
     """Return the names that a task gives. None: a mapped task gives one of them for each row."""
     if (given := getattr(task, "partial_kwargs", None)) is None:
         return {name: getattr(task, name) or "" for name in _NAMED}
-    if "orchestrator" not in given and "activity" not in given:
-        return None
+    names = given.get("orchestrator"), given.get("activity")
+    if names == (None, None):
+        if not hasattr(task, _STUB):
+            return None
+        names = task.python_callable.__name__, None
     mapped = getattr(task.expand_input, "value", None)
     if not isinstance(mapped, Mapping) or {*_NAMED, "activity"} & {*mapped}:
         return None
     return {
-        "orchestrator": started_name(where, given.get("orchestrator"), given.get("activity")),
+        "orchestrator": started_name(where, *names),
         "taskhub_conn_id": given.get("taskhub_conn_id", DEFAULT_CONNECTION),
         "version": given.get("version") or "",
     }
@@ -107,10 +117,24 @@ def _inputs(task: Any) -> tuple[Any, ...]:
     """Return the inputs of a task, or of its rows, as far as they are written in the DAG file."""
     if (given := getattr(task, "partial_kwargs", None)) is None:
         found: Sequence[Any] = [task.input]
+    elif hasattr(task, _STUB):
+        found = [*_stub_inputs(task)]
     else:
         rows = task.expand_input.value.get("input", [given["input"]] if "input" in given else [])
         found = rows if isinstance(rows, list | tuple) else []
     return tuple(one for one in found if not is_template(one))
+
+
+def _stub_inputs(task: Any) -> Iterator[Any]:
+    """Yield the inputs of the rows of a mapped stub, as far as they are written in the DAG file."""
+    given, rows = task.partial_kwargs, task.op_kwargs_expand_input.value
+    stub = stub_of(task.python_callable, task.operator_class.custom_operator_name)
+    if isinstance(rows, Mapping):  # a row is one combination of the items of all arguments
+        columns = [[(name, one) for one in items] for name, items in rows.items() if isinstance(items, list | tuple)]
+        rows = map(dict, product(*columns)) if len(columns) == len(rows) else ()
+    for row in islice(rows, _MOST_ROWS) if not isinstance(rows, XComArg) else ():
+        if isinstance(row, Mapping):
+            yield stub.input_of(stub.bind((), {**given.get("op_kwargs", {}), **row}))
 
 
 def input_problems(start: Start, apps: Iterable[App]) -> Iterator[str]:

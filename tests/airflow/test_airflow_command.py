@@ -249,7 +249,7 @@ def monthly(rows: list[int]): ...
 """
 
 INPUTS = """
-from airflow.sdk import DAG
+from airflow.sdk import DAG, task
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
 
 given = {"taskhub_conn_id": "sales"}
@@ -260,7 +260,42 @@ with DAG("inputs", schedule=None):
     TaskHubOperator(task_id="none", orchestrator="report", **given)
     TaskHubOperator(task_id="of_activity", activity="monthly", input=["x"], **given)
     TaskHubOperator.partial(task_id="rows", activity="monthly", **given).expand(input=[[1], 2, "{{ ds }}"])
+
+    @task.orchestration(orchestrator="report", **given)
+    def stub(year, mont): ...
+
+    @task.activity(activity="monthly", **given)
+    def stubs(rows): ...
+
+    stub.partial(mont=1).expand(year=[1, 2])
+    stubs.expand_kwargs([{"rows": [1]}, {"rows": "x"}, {"rows": "{{ ds }}"}])
 """
+
+
+STUBS = """
+from airflow.sdk import DAG, task
+
+with DAG("stubs", schedule=None):
+
+    @task.orchestration(taskhub_conn_id="sales")
+    def report(year: int): ...
+
+    @task.activity(taskhub_conn_id="sales")
+    def montly(year: int): ...
+
+    report.expand(year=[2025, 2026])
+    montly.expand(year=[2025, 2026])
+"""
+
+
+def test_the_name_of_a_mapped_stub_is_checked(airflow: Run, dags: Path) -> None:
+    airflow("hub", "create", "--conn-id", "sales")
+    (dags / "reports.py").write_text(STUBS)
+    code, out, _ = airflow("dags", "check", str(dags))
+    (text, last) = out.splitlines()
+    assert (code, last) == (Exit.FAILED, "2 tasks checked, 1 problem")
+    assert text.startswith("task 'montly' of DAG 'stubs': no live worker has orchestrator 'montly'")
+    assert "did you mean 'monthly'?" in text
 
 
 def test_inputs_that_an_app_does_not_take_are_found_in_dag_files(
@@ -272,9 +307,9 @@ def test_inputs_that_an_app_does_not_take_are_found_in_dag_files(
     monkeypatch.syspath_prepend(str(dags.parent))
     code, out, _ = airflow("dags", "check", str(dags), "--app", "checked_app:app")
     *problems, last = out.splitlines()
-    assert (code, last) == (Exit.FAILED, "6 tasks checked, 4 problems")
+    assert (code, last) == (Exit.FAILED, "8 tasks checked, 7 problems")
     assert [text.split(":")[0] for text in problems] == [
-        f"task {name!r} of DAG 'inputs'" for name in ("key", "none", "of_activity", "rows")
+        f"task {name!r} of DAG 'inputs'" for name in ("key", "none", "of_activity", "rows", "stub", "stub", "stubs")
     ]
     assert "unknown key 'mont', did you mean 'month'?" in problems[0]
     assert "input of 'monthly' does not fit" in problems[2]
