@@ -22,7 +22,6 @@ from airflow_provider_taskhub.cli.options import AsJson
 from airflow_provider_taskhub.cli.output import Exit, as_json, console, fail, plural, run
 from airflow_provider_taskhub.client import Client, Member
 from airflow_provider_taskhub.codec import dumps, loads
-from airflow_provider_taskhub.decorators.stub import stub_of
 from airflow_provider_taskhub.engine.inputs import input_arguments
 from airflow_provider_taskhub.errors import ConfigurationError, HubError, InputError
 from airflow_provider_taskhub.fast_dataclass import dataclass
@@ -128,13 +127,12 @@ def _inputs(task: Any) -> tuple[Any, ...]:
 def _stub_inputs(task: Any) -> Iterator[Any]:
     """Yield the inputs of the rows of a mapped stub, as far as they are written in the DAG file."""
     given, rows = task.partial_kwargs, task.op_kwargs_expand_input.value
-    stub = stub_of(task.python_callable, task.operator_class.custom_operator_name)
     if isinstance(rows, Mapping):  # a row is one combination of the items of all arguments
         columns = [[(name, one) for one in items] for name, items in rows.items() if isinstance(items, list | tuple)]
         rows = map(dict, product(*columns)) if len(columns) == len(rows) else ()
     for row in islice(rows, _MOST_ROWS) if not isinstance(rows, XComArg) else ():
         if isinstance(row, Mapping):
-            yield stub.input_of(stub.bind((), {**given.get("op_kwargs", {}), **row}))
+            yield task.operator_class.input_of(task.python_callable, {**given.get("op_kwargs", {}), **row})
 
 
 def input_problems(start: Start, apps: Iterable[App]) -> Iterator[str]:

@@ -428,10 +428,10 @@ class InstanceHandle:
         check_column(reason, "the reason")
         check_instance_id(self.id)
         ended = (Status.FAILED, Status.TERMINATED) if terminated else (Status.FAILED,)
-        await Watches(self._connection).release_ended(self.id, ended)
+        released = await Watches(self._connection).release_ended(self.id, ended)
         if terminated:
             await self._end_of_termination()
-        await rewind(self.hub, self.id, reason, terminated=terminated)
+        await rewind(self.hub, self.id, reason, terminated=terminated, released=released)
         return await self._existing()
 
     async def runs_on(self) -> bool:

@@ -12,14 +12,19 @@ import structlog
 
 from airflow_provider_taskhub.client.connection import Connection
 from airflow_provider_taskhub.engine.events import Status
-from airflow_provider_taskhub.errors import StorageError
+from airflow_provider_taskhub.errors import Conflict, StorageError
 from airflow_provider_taskhub.hub import change_hints, hint_rows, watches
+from airflow_provider_taskhub.hub.formats.instance_rows import attended_row
 from airflow_provider_taskhub.hub.formats.keys import escape, unescape
 from airflow_provider_taskhub.hub.model import WATCHER, Member
 from airflow_provider_taskhub.hub.watches import Watch
-from airflow_provider_taskhub.storage.primitives import Compare, Entity
+from airflow_provider_taskhub.retries import Retries, retry
+from airflow_provider_taskhub.storage.primitives import Compare, Entity, RowOperation, RowVerb, Transact
 from airflow_provider_taskhub.supervision import owned
 from airflow_provider_taskhub.tags import OWNER_TAG
+
+ATTEND = Retries(after=(Conflict,), tries=5, first=0.1, jitter=0.5)
+"""How often the row of an instance is read and written again if other processes change it at the same time."""
 
 log = structlog.get_logger(__name__)
 
@@ -65,7 +70,7 @@ class Watches:
         """
         await watches.delete(self._hub.store, self._hub.names, watch)
 
-    async def release_ended(self, instance_id: str, statuses: Collection[Status]) -> None:
+    async def release_ended(self, instance_id: str, statuses: Collection[Status]) -> bool:
         """Delete the watch row of an instance that will go on again without the Airflow task that waited for it.
 
         Call this method before the instance goes on. Else the sweep could terminate it, because the task has ended. A
@@ -73,16 +78,34 @@ class Watches:
 
         :param instance_id: id of the instance.
         :param statuses: final statuses. If the instance has none of them, it does not go on again, and its row stays.
+        :returns: whether the instance has no watch row now.
         """
         entity = await self._hub.store.get(self._hub.names.instances, escape(instance_id), "")
         state = None if entity is None else self._hub.state_of(entity)
         if entity is None or state is None or state.status not in statuses:
-            return
+            return False
         owner = (state.tags or {}).get(OWNER_TAG)
         if owner is not None:
             await watches.delete_older(
                 self._hub.store, self._hub.names, instance_id, owner=owner, than=entity.timestamp
             )
+        return await self.get(instance_id) is None
+
+    async def attend(self, instance_id: str) -> None:
+        """Store that the Airflow task which has started an instance waits for it again, after somebody has rewound it.
+
+        :param instance_id: id of the instance.
+        :raises Conflict: if other processes change the row of the instance in each of some tries.
+        """
+        hub = self._hub
+
+        async def once() -> None:
+            state = await hub.instance(instance_id)
+            if state is not None and state.released:
+                row = RowOperation(verb=RowVerb.MERGE, entity=attended_row(instance_id), etag=state.etag)
+                await hub.store.execute(Transact(table=hub.names.instances, rows=(row,)))
+
+        await retry(once, ATTEND, hub.clock)
 
     async def completions(self) -> tuple[str, ...]:
         """Return the ids of instances that have a completion hint.

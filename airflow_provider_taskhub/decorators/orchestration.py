@@ -72,6 +72,17 @@ class OrchestrationOperator(TaskHubOperator):
         self._stub = stub
         self.input_types = stub.unchecked(values)
 
+    @classmethod
+    def input_of(cls, stub: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+        """Return the input of a task: that of a call of the decorated function.
+
+        :param stub: the decorated function.
+        :param values: the arguments of the call, by name.
+        :raises InputError: if an argument is missing, or has no parameter.
+        """
+        checked = stub_of(stub, cls.custom_operator_name)
+        return checked.input_of(checked.bind((), values))
+
     def _input_type(self) -> Any:
         """Return the annotations of the stub's parameters."""
         return self._stub.annotations() if self._stub.names else None

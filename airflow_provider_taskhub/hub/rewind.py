@@ -44,6 +44,7 @@ from airflow_provider_taskhub.hub.hub import Hub
 from airflow_provider_taskhub.hub.model import BEGINS_WITHIN, InstanceState
 from airflow_provider_taskhub.hub.refusals import refused
 from airflow_provider_taskhub.storage.primitives import RowOperation, RowVerb, Transact
+from airflow_provider_taskhub.tags import OWNER_TAG
 
 TRIES = 5
 CHECKPOINT = 3.0
@@ -63,28 +64,32 @@ class _Order:
     :param reason: this text is stored in the histories.
     :param statuses: statuses with which an instance or a child is rewound.
     :param until: how long to wait for the last checkpoints of children, as a time of the clock's ``monotonic``.
+    :param released: True: no Airflow task waits for the instance.
     """
 
     reason: str
     statuses: Collection[Status]
     until: float
+    released: bool
 
 
 class _StillEnding(Conflict):
     """A child has answered, and its last checkpoint is not complete within the time to wait."""
 
 
-async def rewind(hub: Hub, instance_id: str, reason: str, *, terminated: bool = False) -> None:
+async def rewind(hub: Hub, instance_id: str, reason: str, *, terminated: bool = False, released: bool = False) -> None:
     """Remove the failure of a failed instance from its history, so that the instance continues from before the failure.
 
     :param terminated: True: an instance that was terminated continues too, and so do its terminated children.
+    :param released: True: no Airflow task waits for the instance.
     :raises InstanceNotFound: there is no such instance.
     :raises InvalidStateError: the instance has not ended in such a way, or was started again since.
     :raises Conflict: another process changed the instance during each try. Or the last checkpoint of a child that has
         failed is still under way after 30 seconds. The rewind can be called again.
     """
     statuses = (Status.FAILED, Status.TERMINATED) if terminated else (Status.FAILED,)
-    order = _Order(reason=reason, statuses=statuses, until=hub.clock.monotonic() + CHILDREN_END)
+    until = hub.clock.monotonic() + CHILDREN_END
+    order = _Order(reason=reason, statuses=statuses, until=until, released=released)
     running = await _rewind(hub, instance_id, order)
     if running:
         await hub.clock.sleep(CHECKPOINT)
@@ -205,7 +210,8 @@ async def _mark(hub: Hub, row: InstanceState, order: _Order) -> None:
             history = (await load(hub.store, hub.names, row.instance_id)).past
             if any(isinstance(event, ExecutionCompleted) for event in history):
                 return  # a timer or a child woke the instance, and the instance failed again: the row stays Failed
-        merge = rewound_row(row.instance_id, hub.clock.utc_now())
+        released = order.released if OWNER_TAG in (row.tags or {}) else None
+        merge = rewound_row(row.instance_id, hub.clock.utc_now(), released=released)
         operation = RowOperation(verb=RowVerb.MERGE, entity=merge, etag=current.etag)
         try:
             await hub.store.execute(Transact(table=hub.names.instances, rows=(operation,)))

@@ -109,7 +109,13 @@ async def _repair(instance: "InstanceHandle", order: InstanceOrder, reason: str,
         raise InvalidStateError(
             f"the task of instance {instance.id!r} was cleared since, and now has instance {newer!r}: repair that one"
         )
-    await clear(task, user, reason)
+
+    async def rewind() -> None:
+        """The task that was cleared then goes on with the instance, whatever its ``on_clear`` is."""
+        if state is not None and state.status is Status.FAILED:
+            await instance.rewind(reason)
+
+    await clear(task, user, reason, before=rewind)
     return instance.id
 
 

@@ -7,7 +7,7 @@ Airflow checks the user's rights, and its audit log names the user.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -36,11 +36,12 @@ class Sender:
         return cls(user.get_name(), {name: headers[name] for name in _CREDENTIALS if name in headers})
 
 
-async def clear(task: identity.TaskIds, sender: Sender, note: str) -> int:
+async def clear(task: identity.TaskIds, sender: Sender, note: str, *, before: Callable[[], Awaitable[None]]) -> int:
     """Clear a failed task, and the failed tasks downstream of it, so that the DAG run goes on.
 
     :param task: the task.
     :param note: a note that Airflow shows beside the tasks.
+    :param before: is called when Airflow has said that it would clear the task, and before it does.
     :returns: the number of tasks that were cleared.
     :raises HTTPException: if Airflow refuses it, or the task has not failed.
     """
@@ -57,14 +58,20 @@ async def clear(task: identity.TaskIds, sender: Sender, note: str) -> int:
     }
     path = f"/api/v2/dags/{quote(task.dag_id, safe='')}/clearTaskInstances"
     cleared: list[Any] = []
-    for dry_run in (True, False):  # first only look: nothing is cleared if the instance would not go on
+    for dry_run in (True, False):
+        if not dry_run:
+            await before()
         answer = await _post(path, {**order, "dry_run": dry_run}, sender)
         if answer.status_code != 200:
             raise HTTPException(answer.status_code, f"Airflow refuses to clear the task: {_why(answer)}")
         cleared = answer.json()["task_instances"]
         if not any((one["task_id"], one.get("map_index", identity.UNMAPPED)) == (task_id, index) for one in cleared):
             run = f"run {task.run_id!r}"
-            raise HTTPException(409, f"task {task_id!r} of {run} has not failed: there is nothing to repair")
+            raise HTTPException(
+                409,
+                f"task {task_id!r} of {run} has not failed, so there is nothing to clear. If a retry of it follows, "
+                "the retry goes on from the failure. If the task did not wait for the instance, rewind the instance",
+            )
     return len(cleared)
 
 

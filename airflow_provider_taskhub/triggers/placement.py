@@ -172,10 +172,10 @@ def argument_reasons(operator: Any, values: Mapping[str, Any] | Sequence[tuple[s
         return
     kind = getattr(operator, "_input_type", lambda: None)
     for name, value in pairs:
-        text = changed_natively(value, kind() if name == "input" else None) if name in VALUES else None
-        if text is not None:
+        changed = changed_natively(value, kind() if name == "input" else None) if name in VALUES else None
+        if changed is not None:
             yield Reason(
-                f"argument {name!r} has the text {text[:200]!r}, of which native rendering makes another value"
+                f"argument {name!r} has the text {changed[:200]!r}, of which native rendering makes another value"
             )
             return
 

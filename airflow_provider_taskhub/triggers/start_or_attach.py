@@ -193,6 +193,7 @@ async def launch(
             notes.append(await _terminate(client, state))
     launched = await _launched(client, request, counter.generation, notes, absent=absent, goes_on=goes_on)
     if goes_on:
+        await client.watches.attend(launched.instance_id)
         remember(replace(counter, goes_on=False))
     return launched
 
@@ -216,8 +217,9 @@ async def _launched(
 async def _goes_on(client: Client, request: StartRequest, generation: int, notes: list[str]) -> bool:
     """Return whether the instance that the task had before it was cleared goes on.
 
-    It does if it has failed, if Airflow has terminated it because the task had ended, or if somebody has rewound it
-    since. An instance for which the task still waits, or that has completed, is computed anew.
+    It does if somebody has rewound it since; then it may have completed too. Without ``on_clear="restart"``, it also
+    does if it has failed, or if Airflow has terminated it because the task had ended. An instance for which the task
+    still waits, or whose result the task has taken, is computed anew.
 
     :param generation: the generation of the task before the clear.
     :param notes: gets a line for the task's log if the instance cannot go on.
@@ -225,16 +227,12 @@ async def _goes_on(client: Client, request: StartRequest, generation: int, notes
     from airflow_provider_taskhub.engine.events import Status
 
     instance_id = request.instance_id or request.task.instance_id(generation)
-    if request.on_clear is not OnClear.REWIND:
-        return False
     state = await client.get(instance_id, payloads=False)
     tags = (state.tags if state is not None else None) or {}
     if state is None or not request.task.started(tags) or tags.get(GENERATION_TAG) != str(generation):
         return False
-    if state.status is Status.PENDING and state.completed is not None:
-        # It was rewound. If a try of the task has done that, it has left a watch row. Other rewinds delete the row.
-        return await client.watches.get(instance_id) is None
-    if state.status not in (Status.FAILED, Status.TERMINATED):
+    without_result = state.status in (Status.FAILED, Status.TERMINATED)
+    if not (request.on_clear is OnClear.REWIND if without_result else state.released):
         return False
     obstacle = await _changed(client, instance_id, request, by_airflow=state.status is Status.TERMINATED)
     if obstacle is not None:

@@ -166,6 +166,7 @@ class FakeHub:
             "tags": old.tags if old else None,
             "input": old.input if old else None,
             "version": old.version if old else "",
+            "released": bool(old and old.released),
         }
         self.instances[instance_id] = InstanceState(**(fields | more))
         self.stamp(self.instances[instance_id])
@@ -306,7 +307,8 @@ class FakeClient(Fake):
         hub.rewound.append((instance_id, reason))
         hub.reasons.append(("rewind", reason))
         hub.half_rewound.discard(instance_id)
-        hub.instances[instance_id] = replace(state, status=Status.PENDING)
+        released = instance_id not in hub.watched
+        hub.instances[instance_id] = replace(state, status=Status.PENDING, released=released)
         return hub.instances[instance_id]
 
     async def terminate(
@@ -680,6 +682,10 @@ class FakeWatches(Fake):
         hub = self._count("unwatch")
         if hub.watched.get(watch.instance_id) == watch:
             del hub.watched[watch.instance_id]
+
+    async def attend(self, instance_id: str) -> None:
+        hub = self._count("attend")
+        hub.instances[instance_id] = replace(hub.instances[instance_id], released=False)
 
     @asynccontextmanager
     async def attending(self, name: str) -> AsyncIterator[None]:

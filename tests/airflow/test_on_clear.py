@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -122,11 +123,52 @@ def test_an_instance_that_somebody_has_rewound_meanwhile_is_waited_for(make_task
     task.start(ti)
     hub.fail(FIRST, "no rows")
     state = hub.instances[FIRST]
-    hub.instances[FIRST] = replace(state, status=Status.PENDING, completed=Timestamp(0))
+    hub.instances[FIRST] = replace(state, status=Status.PENDING, completed=Timestamp(0), released=True)
     hub.watched.clear()
-    assert task.start(ti.cleared()).trigger.instance_id == FIRST
+    cleared = ti.cleared()
+    assert task.start(cleared).trigger.instance_id == FIRST
     assert hub.starts[1:] == [(FIRST, StartPolicy.ATTACH)]
     assert hub.terminated == []
+    assert task.start(cleared.cleared()).trigger.instance_id == SECOND, "the next clear computes anew"
+
+
+@pytest.mark.parametrize("on_clear", ["rewind", "restart"])
+def test_the_result_of_an_instance_that_somebody_has_rewound_is_taken_once(
+    make_task: Any, hub: FakeHub, on_clear: str
+) -> None:
+    task, ti = make_task(on_clear=on_clear), Ti()
+    task.start(ti)
+    rewound(hub)
+    hub.end(FIRST, 7)
+    cleared = ti.cleared()
+    assert task.run(cleared) == 7
+    assert task.start(cleared.cleared()).trigger.instance_id == SECOND, "a clear of a success computes anew"
+
+
+def test_the_result_for_another_input_is_not_taken(make_task: Any, hub: FakeHub, capsys: Any) -> None:
+    task, ti = make_task(input={"year": 2013}), Ti()
+    task.start(ti)
+    rewound(hub)
+    hub.end(FIRST, 7)
+    task.operator.input = {"year": 2014}
+    assert task.start(ti.cleared()).trigger.instance_id == SECOND
+    assert "does not go on: the task now has another input" in capsys.readouterr().out
+
+
+def test_an_instance_that_fails_again_after_somebody_has_rewound_it_goes_on(make_task: Any, hub: FakeHub) -> None:
+    task, ti = make_task(), Ti()
+    task.start(ti)
+    rewound(hub)
+    hub.fail(FIRST, "still no rows")
+    assert task.start(ti.cleared()).trigger.instance_id == FIRST
+    assert [reason for _, reason in hub.rewound] == ["by hand", "from Airflow: try 2 of the task"]
+
+
+def rewound(hub: FakeHub) -> None:
+    """The task of the first instance has failed with it. Then somebody rewinds the instance."""
+    hub.fail(FIRST, "no rows")
+    hub.watched.clear()
+    asyncio.run(FakeClient(hub).rewind(FIRST, "by hand"))
 
 
 def test_a_clear_while_a_rewound_instance_is_waited_for_computes_anew(make_task: Any, hub: FakeHub) -> None:

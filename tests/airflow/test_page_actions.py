@@ -184,13 +184,17 @@ def test_a_repair_clears_the_task_in_the_users_name(page: Page, hub: FakeHub, in
         "reset_dag_runs": True,
         "note": "from Airflow: user on TaskHub's page: file is there",
     }
-    assert hub.ordered == [], "the try of the task rewinds the instance"
+    assert [done[:2] for done in hub.ordered] == [("rewind", "mine")], "whatever on_clear is, the task waits for it"
 
 
 @pytest.mark.parametrize(
     ("answer", "status", "told"),
     [
-        ((200, {"task_instances": []}), 409, "task 'hub' of run 'r' has not failed: there is nothing to repair"),
+        (
+            (200, {"task_instances": []}),
+            409,
+            "task 'hub' of run 'r' has not failed, so there is nothing to clear. If a retry",
+        ),
         ((200, {"task_instances": [{"task_id": "report"}]}), 409, "task 'hub' of run 'r' has not failed"),
         ((403, {"detail": "Forbidden"}), 403, "Airflow refuses to clear the task: Forbidden"),
         ((404, {"detail": "Dag Run id r not found"}), 404, "Airflow refuses to clear the task: Dag Run id r not found"),
@@ -206,6 +210,7 @@ def test_a_repair_that_airflow_refuses_says_why(
     assert found == status
     assert [body["dry_run"] for _, _, body in page.airflow.asked] == [True], "nothing is cleared"
     assert told in said["detail"]
+    assert hub.ordered == []
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections import Counter as Counts
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
+from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.client import handle
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.hooks.identity import TaskIdentity
 from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.tags import GRACE_TAG
-from airflow_provider_taskhub.triggers.reactions import StartDecision
+from airflow_provider_taskhub.triggers.reactions import OnClear, StartDecision
 from airflow_provider_taskhub.triggers.start_or_attach import Counter, StartRequest, launch
 from tests.simulation.test_grace import Clusters, play
-from tests.simulation.world import World
+from tests.simulation.world import World, simulate
 
 GRACE = timedelta(minutes=20)
 FIRST = TaskIdentity(dag_id="d", run_id="r", task_id="t", map_index=-1, try_number=1, max_tries=0, owner="first")
@@ -77,3 +80,75 @@ def test_the_next_run_waits_for_the_clean_up_of_the_family(
         await world.client.terminate(second.instance_id, "from Airflow: the test is over", wait=True)
 
     play(clusters, drive)
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["has ended", "runs"])
+def test_a_task_that_is_cleared_takes_once_what_somebody_has_rewound(ended: bool) -> None:
+    """What was done is not done again. After that, a clear computes anew, and so does one while the task waits."""
+    app, begun = App("months"), Counts[int]()
+
+    @app.activity(record=True)
+    async def month(number: int) -> int:
+        begun[number] += 1
+        if number == 2 and begun[2] == 1:
+            raise OSError("no disk")
+        await asyncio.sleep(5.0)
+        return number
+
+    @app.orchestrator
+    async def parent(ctx: OrchestrationContext) -> int:
+        return sum(await ctx.when_all([ctx.call_activity(month, number) for number in range(3)]))
+
+    async def go() -> None:
+        async with World(app) as world:
+            await world.join("one")
+            task = replace(of(FIRST), on_clear=OnClear.RESTART)
+            first = await launch(world.client, task, counter=None, remember=lambda _: None)
+            await world.wait(first.instance_id)
+            await world.clock.sleep(10.0)
+            await world.client.rewind(first.instance_id, "the disk is there")
+            rewound = await world.wait(first.instance_id) if ended else await world.client.get(first.instance_id)
+            assert rewound is not None
+            assert rewound.released
+            counter = Counter(generation=1, max_tries=0)
+            cleared = replace(task, task=CLEARED)
+            second = await launch(world.client, cleared, counter=counter, remember=lambda _: None)
+            assert (second.instance_id, second.reaction) == (
+                first.instance_id,
+                StartDecision.RETURN if ended else StartDecision.ATTACH,
+            )
+            state = await world.wait(first.instance_id)
+            assert (state.output, state.released, dict(begun)) == ("3", False, {0: 1, 1: 1, 2: 2})
+            counter = Counter(generation=1, max_tries=1)
+            again = replace(task, task=replace(CLEARED, try_number=3, max_tries=2, owner="third"))
+            third = await launch(world.client, again, counter=counter, remember=lambda _: None)
+            assert third.instance_id != first.instance_id
+            assert (await world.wait(third.instance_id)).output == "3"
+            assert not world.defects()
+
+    simulate(go)
+
+
+def test_an_instance_that_its_own_task_has_rewound_is_not_released() -> None:
+    app = App("raises")
+
+    @app.orchestrator
+    async def parent(ctx: OrchestrationContext) -> None:
+        await ctx.wait_for_external_event("go")
+        raise ValueError("again")
+
+    async def go() -> None:
+        async with World(app) as world:
+            await world.join("one")
+            first = await launch(world.client, of(FIRST), counter=None, remember=lambda _: None)
+            await world.client.raise_event(first.instance_id, "go")
+            await world.wait(first.instance_id)
+            await world.clock.sleep(1.0)
+            retried = of(replace(FIRST, try_number=2, owner="second"))
+            second = await launch(world.client, retried, counter=Counter(generation=1, max_tries=0), remember=print)
+            assert second.reaction is StartDecision.REWIND
+            state = await world.client.get(first.instance_id)
+            assert state is not None
+            assert (state.status, state.released) == (Status.PENDING, False)
+
+    simulate(go)

@@ -60,8 +60,12 @@ other instances do not have them."""
 CANCELS = "TaskHubCancels"
 """Column that DurableTask does not have: the last cancel of an activity, as ``number:identity:execution id``, with the
 number and the identity of its action. It tells workers to look in the history before they begin an activity."""
+RELEASED = "TaskHubReleased"
+"""Column that DurableTask does not have: True after a rewind of an instance that an Airflow task has started, if no
+task waited for the instance then. The next try of the task that waits for it sets False."""
 SLIM_COLUMNS = ("ExecutionId", "Name", "RuntimeStatus", "Version", "CreatedTime", "LastUpdatedTime", "CompletedTime",
-                "ScheduledStartTime", "Generation", "Tags", SUSPENDED, PARENT, ROOT, CANCELS)  # fmt: skip
+                "ScheduledStartTime", "Generation", "Tags", SUSPENDED, PARENT, ROOT, CANCELS,
+                RELEASED)  # fmt: skip
 """All columns of an instance row that are always short."""
 ERROR_COLUMNS = ("Output", "OutputBlobName", FAILURE)
 """The columns with the error of a failed instance, or with the reason of a terminated one."""
@@ -430,10 +434,18 @@ def suspension_row(
     return _row(instance_id, {"LastUpdatedTime": now, "Output": output, SUSPENDED: held}), tuple(texts.blobs)
 
 
-def rewound_row(instance_id: str, now: Timestamp) -> Entity:
+def rewound_row(instance_id: str, now: Timestamp, *, released: bool | None) -> Entity:
     """Encode the columns that a rewind writes. The output and the time of the failure stay in the row until the next
-    end of the instance."""
-    return _row(instance_id, {"RuntimeStatus": Status.PENDING.value, "LastUpdatedTime": now})
+    end of the instance.
+
+    :param released: the column :data:`RELEASED`; None: no Airflow task has started the instance.
+    """
+    return _row(instance_id, {"RuntimeStatus": Status.PENDING.value, "LastUpdatedTime": now, RELEASED: released})
+
+
+def attended_row(instance_id: str) -> Entity:
+    """Encode the column that tells that an Airflow task waits again for an instance that was rewound."""
+    return _row(instance_id, {RELEASED: False})
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
@@ -468,6 +480,7 @@ def decode_instance(entity: Entity, *, container_url: str) -> InstanceState:
         parent=columns.text(PARENT),
         root=columns.text(ROOT),
         cancel=Cancel(number=int(number), identity=identity) if is_cancel else None,
+        released=entity.properties.get(RELEASED) is True,
         suspended_by=by or None,
         suspended_at=Timestamp(int(ticks)) if ticks.isdecimal() and len(ticks) < 20 else None,
         etag=entity.etag,
