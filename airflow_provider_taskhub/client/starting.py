@@ -125,11 +125,10 @@ class Starter:
         # that is too large for the queue is in a blob, which is written before the row, so it cannot have the ETag.
         mark = uuid4().hex
         made, entity, blobs = self._start_parts(replace(start, taskhub_row_etag=mark))
-        now = self.hub.clock.utc_now()
-        put = replace(made.put(now), naming=(mark, EtagOf(step=1)))
+        put = replace(made.put(), naming=(mark, EtagOf(step=1)))
         if made.blob is not None:
             made, entity, blobs = self._start_parts(start)
-            put = made.put(now)
+            put = made.put()
         insert = Transact(table=self.hub.names.instances, rows=(RowOperation(verb=RowVerb.INSERT, entity=entity),))
         steps = (
             Step(name="payloads", operations=blobs),

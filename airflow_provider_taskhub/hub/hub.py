@@ -178,7 +178,7 @@ class Hub:
 
     async def send(self, made: OutboundMessage) -> None:
         """Put a message into its queue. A large payload is written before the message."""
-        await self.store.commit(Unit(steps=sending([made], self.clock.utc_now())))
+        await self.store.commit(Unit(steps=sending([made])))
 
     async def raise_event(self, event: EventRaised, target: OrchestrationInstance) -> None:
         """Send an event of a client. The message names the event that this process sent to the same run before it."""

@@ -38,6 +38,7 @@ class OutboundMessage:
     :param text: the message's text in the queue.
     :param envelope: the message before encoding.
     :param blob: the blob with the payload, to be written before the message is put. None: the payload is in the text.
+    :param delay: how long the message stays invisible: until a timer fires, or until a scheduled start.
     :param claim: how long the message stays invisible because this worker claims it with the put and delivers it in
         memory. None: this worker does not claim the message.
     """
@@ -46,17 +47,17 @@ class OutboundMessage:
     text: str
     envelope: Envelope
     blob: PutBlob | None = None
+    delay: timedelta = timedelta(0)
     claim: timedelta | None = None
 
-    def put(self, now: Timestamp) -> PutMessage:
-        """Return the operation that puts the message. The message of a timer or of a scheduled start is invisible until
-        it is due, however often the put is tried.
+    def put(self, now: Timestamp | None = None) -> PutMessage:
+        """Return the operation that puts the message.
 
-        :param now: the time at which the operation is sent.
+        :param now: the time of a later try, by the clock from whose time the message was made: a timer is due at the
+            same time then. None: the first try.
         """
         message = self.envelope.message
-        assert message is not None
-        visibility = self.claim or _delay(message.event, now)
+        visibility = self.claim or (self.delay if now is None or message is None else _delay(message.event, now))
         return PutMessage(queue=self.queue, text=self.text, visibility=visibility, claimed=self.claim is not None)
 
     def held(self, receipt: Receipt, *, claimed: float) -> Delivery:
@@ -112,13 +113,10 @@ def _delay(event: HistoryEvent, now: Timestamp) -> timedelta:
     return min(max(timedelta(0), due - now), MAX_VISIBILITY)
 
 
-def sending(messages: Sequence[OutboundMessage], now: Timestamp) -> tuple[Step, Step]:
-    """Return the steps that put messages into their queues. Their large payloads are written first.
-
-    :param now: see :meth:`OutboundMessage.put`.
-    """
+def sending(messages: Sequence[OutboundMessage]) -> tuple[Step, Step]:
+    """Return the steps that put messages into their queues. Their large payloads are written first."""
     blobs = tuple([made.blob for made in messages if made.blob is not None])
-    puts = tuple([made.put(now) for made in messages])
+    puts = tuple([made.put() for made in messages])
     return Step(name="payloads", operations=blobs), Step(name="outbound", operations=puts)
 
 
@@ -153,7 +151,8 @@ def outbound_message(
     :param after: see ``Envelope.after``.
     :param more: see ``Envelope.more``.
     """
-    if _delay(event, now):
+    delay = _delay(event, now)
+    if delay:
         claim = None
     if isinstance(event, ORDERED):
         event = replace(event, taskhub_process=process)
@@ -173,6 +172,7 @@ def outbound_message(
         text=text,
         envelope=envelope,
         blob=blob,
+        delay=delay,
         claim=None if blob else claim,
     )
 

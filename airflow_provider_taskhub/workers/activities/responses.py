@@ -97,7 +97,7 @@ class Responses:
         blobs = (response.blob,) if response.blob is not None else ()
         steps = (
             Step(name="payloads", operations=blobs),
-            Step(name="response", operations=(response.put(self._hub.clock.utc_now()),)),
+            Step(name="response", operations=(response.put(),)),
             Step(name="delete", operations=(held.deletion(),)),
         )
         sent, results = await self._put(event, Unit(steps=steps))
@@ -164,7 +164,7 @@ class Responses:
         event = GenericEvent(timestamp=self._hub.clock.utc_now(), data=why, taskhub_execution_id=target.execution_id)
         sent = self._hub.message_to(event, OrchestrationInstance(instance_id=target.instance_id), sender=target)
         steps = (
-            Step(name="response", operations=(sent.put(event.timestamp),)),
+            Step(name="response", operations=(sent.put(),)),
             Step(name="delete", operations=(held.deletion(),)),
         )
         await self._hub.store.commit(Unit(steps=steps))

@@ -139,7 +139,7 @@ class Settler:
         children = left_over(found.events, recursive[-1], instance_id, hub.clock.utc_now())
         made = [hub.message_to(one.event, one.target, sender=live.execution.instance) for one in children]
         if made:
-            await hub.store.commit(Unit(steps=sending(made, hub.clock.utc_now()), check=session.reader.tenure.check))
+            await hub.store.commit(Unit(steps=sending(made), check=session.reader.tenure.check))
 
     async def cancel_calls(
         self, session: Session[LoadedInstance], live: LoadedInstance, numbers: Collection[int]
@@ -159,7 +159,7 @@ class Settler:
         answers = [records.answer(call, now, result=None, failure=failure_of_cancelled(call)) for call in ended]
         if answers:
             made = [hub.message_to(one, instance, sender=instance) for one in answers]
-            await hub.store.commit(Unit(steps=sending(made, hub.clock.utc_now()), check=session.reader.tenure.check))
+            await hub.store.commit(Unit(steps=sending(made), check=session.reader.tenure.check))
 
     async def delete(self, session: Session[LoadedInstance], messages: Sequence[Delivery]) -> None:
         """Delete messages from their queue."""
@@ -296,9 +296,7 @@ class Settler:
         write, stored = checkpoint.refused(
             hub.names, session.instance_id, live.stored, [name for _, _, name in found.refuse]
         )
-        await self._write_sentinel(
-            session, live, stored, *sending(answers, hub.clock.utc_now()), Step(name="sentinel", operations=(write,))
-        )
+        await self._write_sentinel(session, live, stored, *sending(answers), Step(name="sentinel", operations=(write,)))
 
     async def steer(self, session: Session[LoadedInstance], live: LoadedInstance) -> None:
         """Store the stamp of a suspension that the engine has dropped, before its message is deleted.

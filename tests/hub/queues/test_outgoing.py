@@ -21,9 +21,10 @@ def delay(event: HistoryEvent, *, put: float = 0.0) -> timedelta:
     made = outbound_message(
         event, to, names=NAMES, queue="q", process="p", sequence=1, sender=to, now=later(put), claim=MINUTE
     )
-    hidden = replace(made, claim=None).put(later(put)).visibility
-    assert (made.claim is None) == bool(hidden), "what is hidden cannot be handed over in memory"
-    return hidden
+    assert (made.claim is None) == bool(made.delay), "what is hidden cannot be handed over in memory"
+    hidden = replace(made, claim=None)
+    assert hidden.put().visibility == hidden.put(later(put)).visibility == made.delay
+    return made.delay
 
 
 @pytest.mark.rows("D08")

@@ -182,7 +182,7 @@ def test_what_another_worker_must_run_is_no_reason_to_look_again_soon(runs: bool
             await clock.sleep(120)
             event = EventRaised(timestamp=clock.utc_now(), name="go", input="1")
             message = client.hub.message_to(event, OrchestrationInstance(instance_id="i", execution_id=None))
-            await store.execute(replace(message.put(clock.utc_now()), queue="polled-queue"))
+            await store.execute(replace(message.put(), queue="polled-queue"))
             await delivered.wait()
             before = store.requests["queue.receive"]
             await clock.sleep(20)
@@ -330,7 +330,7 @@ async def trickle(latency: float, every: float, count: int) -> tuple[list[float]
         for number in range(count):
             instance = OrchestrationInstance(instance_id=f"i{number}", execution_id=None)
             message = client.hub.message_to(EventRaised(timestamp=clock.utc_now(), name="go", input="1"), instance)
-            await store.execute(replace(message.put(clock.utc_now()), queue="polled-queue"))
+            await store.execute(replace(message.put(), queue="polled-queue"))
             came.append(clock.monotonic())
             await clock.sleep(every)
         await clock.sleep(5 * latency)
