@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
@@ -178,8 +178,8 @@ class _Walk:
             return _finite(float(value))
         if isinstance(value, dict):
             return self._of_dict(value, depth)
-        if isinstance(value, tuple) and (names := getattr(kind, "_fields", None)):
-            return self._of_fields(value, dict(zip(names, value, strict=False)), depth)
+        if isinstance(value, tuple) and (names := getattr(kind, "_fields", None) or getattr(value, "__fields__", None)):
+            return self._of_fields(value, _by_name(names, value), depth)
         if isinstance(value, _LISTS):
             return self._of_items(value, depth)
         if isinstance(value, _SETS):
@@ -280,6 +280,18 @@ class _Walk:
                 raise Unwritable(f"is {made}, which is no number in JSON: give None, or leave it out")
             return made
         return self.plain(made, depth + 1)
+
+
+def _by_name(names: Sequence[str], values: tuple[Any, ...]) -> dict[str, Any]:
+    """Return the fields of a named tuple or of a ``Row`` of PySpark.
+
+    :raises Unwritable: if two columns of a row have the same name.
+    """
+    found = dict(zip(names, values, strict=False))
+    if len(found) < len(names):
+        twice = next(name for at, name in enumerate(names) if name in names[:at])
+        raise Unwritable(f"is a row with two columns {twice!r}: give them names of their own, such as with .alias()")
+    return found
 
 
 _NOT_FINITE = frozenset({"NaN", "sNaN", "-NaN", "Infinity", "-Infinity"})

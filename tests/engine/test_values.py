@@ -777,3 +777,13 @@ def test_keys_of_numpy_are_numbers_if_the_type_says_so() -> None:
     assert dumps({np.int64(3): 0.5}, dict[int, float]) == '{"3":0.5}'
     with pytest.raises(InputError, match="has the key 3 of type int"):
         dumps({np.int64(3): 0.5})
+
+
+def test_a_row_of_pyspark_keeps_the_names_of_its_columns() -> None:
+    from pyspark.sql import Row as SparkRow
+
+    row = SparkRow(year=2013, delays=[SparkRow(carrier="AA", count=2)])
+    assert loads(dumps(row, what="result")) == {"year": 2013, "delays": [{"carrier": "AA", "count": 2}]}
+    assert loads(dumps(SparkRow(1, "a"), what="result")) == [1, "a"], "a row without names is a list"
+    with pytest.raises(InputError, match=r"value\[0\] is a row with two columns 'id': give them names of their own"):
+        dumps([SparkRow("id", "id")(1, 2)], what="result")

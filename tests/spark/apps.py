@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pathlib
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from airflow_provider_taskhub.activity import Reference, activity_info, progress, publish
@@ -168,6 +170,99 @@ def in_two_stages(spark: SparkSession, at: list[str]) -> int:
         progress(0.5, "by itself")
     keys = spark.sparkContext.parallelize(range(3), 3).mapPartitionsWithIndex(wait)
     return keys.map(lambda key: (0, key)).reduceByKey(lambda one, other: one + other, 1).count()
+
+
+OLDER = ThreadPoolExecutor(1)
+"""A pool of the module, whose thread one attempt starts and later ones use."""
+
+
+@app.spark_activity
+def in_threads(spark: SparkSession) -> list[list[object]]:
+    """Job group, scheduler pool and session as threads have them: this, another, of a pool, and of an older pool."""
+    from pyspark.sql import SparkSession as Sessions
+
+    seen: list[list[object]] = []
+
+    def look() -> None:
+        names = ("spark.jobGroup.id", "spark.scheduler.pool")
+        mine = [spark.sparkContext.getLocalProperty(name) for name in names]
+        seen.append([*mine, Sessions.builder.getOrCreate() is spark])
+
+    look()
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(look).result()
+    OLDER.submit(look).result()
+    return seen
+
+
+def _forever(spark: SparkSession, folder: str) -> None:
+    def wait(rows: object) -> list[int]:
+        pathlib.Path(folder, "forever.started").write_text(str(os.getpid()))
+        while True:
+            threading.Event().wait(1)
+
+    spark.sparkContext.parallelize([0], 1).mapPartitions(wait).collect()
+
+
+@app.spark_activity
+def careless(spark: SparkSession, at: list[str]) -> None:
+    """Leaves a job in a thread, a stream, cached data and a global view behind, whether it returns or fails."""
+    folder, how = at
+    threading.Thread(target=_forever, args=(spark, folder), daemon=True).start()
+    spark.readStream.format("rate").load().writeStream.format("noop").start()
+    spark.range(3).cache().count()
+    spark.range(3).createGlobalTempView("everybodys")
+    while not pathlib.Path(folder, "forever.started").exists():
+        threading.Event().wait(0.01)
+    if how == "fails":
+        raise RuntimeError("gave up")
+
+
+@app.spark_activity
+def left(spark: SparkSession) -> list[object]:
+    """What an earlier attempt has left: streams, cached data and global views. A stream or a job has threads."""
+    threads = [one.getName() for one in spark._jvm.java.lang.Thread.getAllStackTraces().keySet()]
+    shared = spark._jsparkSession.sharedState()
+    return [
+        [name for name in threads if name.startswith("stream execution thread")],
+        list(spark.sparkContext.statusTracker().getActiveJobsIds()),
+        shared.cacheManager().isEmpty(),
+        [view.name for view in spark.catalog.listTables("global_temp")],
+    ]
+
+
+@app.spark_activity
+def long_in_a_thread(spark: SparkSession, folder: str) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(_forever, spark, folder).result()
+
+
+@app.spark_activity
+def long_stream(spark: SparkSession, folder: str) -> None:
+    query = spark.readStream.format("rate").load().writeStream.format("noop").start()
+    pathlib.Path(folder, "forever.started").touch()
+    query.awaitTermination()
+
+
+@app.spark_activity
+async def long_async(spark: SparkSession, folder: str) -> None:
+    touch = pathlib.Path.touch
+    try:
+        touch(pathlib.Path(folder, "forever.started"))
+        await asyncio.Event().wait()
+    finally:
+        touch(pathlib.Path(folder, "cleaned"))
+
+
+@app.spark_activity
+def stop_context(spark: SparkSession, fails: bool) -> str:
+    spark.sparkContext._jsc.sc().stop()
+    if fails:
+        spark.range(1).count()
+    return "stopped"
 
 
 @app.spark_activity

@@ -113,6 +113,41 @@ async def test_cancelling_ends_the_job_and_spares_the_executor(pool: ExecutorPoo
     assert after.executor == outcome.executor == "spark-2.1"
 
 
+async def test_threads_have_the_job_group_and_the_session_of_their_attempt(pool: ExecutorPool) -> None:
+    """Also those of a pool that is older than the attempt."""
+    for attempt in (1, 2):
+        heard: list[ActivityProgress] = []
+        first, *others = value(await pool.run(spark("in_threads", attempt=attempt), progress=heard.append))
+        assert first == [heard[0].job_group, "taskhub-0", True]
+        assert others == [first] * 3
+
+
+@pytest.mark.parametrize("how", ["returns", "fails"])
+async def test_what_an_attempt_has_left_running_is_gone_at_its_end(
+    pool: ExecutorPool, tmp_path: pathlib.Path, how: str
+) -> None:
+    outcome = await pool.run(spark("careless", [str(tmp_path), how]))
+    assert (outcome.failure is not None) == (how == "fails")
+    assert value(await pool.run(spark("left"))) == [[], [], True, []]
+    worker = int(started(tmp_path, "forever") or 0)
+    await until_async("the Python worker of the job ends", lambda: not alive(worker))
+
+
+@pytest.mark.parametrize("name", ["long_in_a_thread", "long_stream", "long_async"])
+async def test_a_cancel_reaches_threads_streams_and_coroutines(
+    pool: ExecutorPool, tmp_path: pathlib.Path, name: str
+) -> None:
+    run = asyncio.create_task(pool.run(spark(name, str(tmp_path))))
+    await until_async("it runs", lambda: (tmp_path / "forever.started").exists())
+    async with asyncio.timeout(PATIENCE):
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+    assert (tmp_path / "cleaned").exists() == (name == "long_async")
+    after = await pool.run(spark("count", 5))
+    assert (value(after), after.executor) == (5, "spark-2.1"), "the executor has not been killed"
+
+
 async def test_the_progress_of_a_job_is_seen_unless_the_activity_reports_its_own(
     pool: ExecutorPool, tmp_path: pathlib.Path
 ) -> None:
@@ -180,6 +215,21 @@ async def test_the_python_worker_of_a_cancelled_job_ends_at_once_if_no_neighbour
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
             await run
+
+
+@pytest.mark.process
+async def test_a_context_that_was_stopped_is_a_crash_and_is_replaced(tmp_path: pathlib.Path) -> None:
+    """By code of an activity, as a cluster stops it too. Whoever notices it first, nobody's activity fails by it."""
+    async with spark_pool("local[2]", warm=True) as pool:
+        for fails in (True, False):
+            outcome = await pool.run(spark("stop_context", fails))
+            assert outcome.crashed or not fails
+            if outcome.failure is not None:
+                assert "the Spark context was stopped, by the cluster or by code" in outcome.failure.error_message
+            outcome = await pool.run(spark("count", 5))
+            while outcome.crashed:
+                outcome = await pool.run(spark("count", 5))
+            assert value(outcome) == 5
 
 
 @pytest.mark.process

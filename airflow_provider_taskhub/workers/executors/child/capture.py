@@ -12,9 +12,11 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -24,7 +26,7 @@ _MAX_PARTIAL = 8 * 1024
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 _current: ContextVar[AttemptLog] = ContextVar("taskhub_attempt_log")
-ThreadWrapper = Callable[[Callable[[], None]], Callable[[], None]]
+ThreadWrapper = Callable[[Callable[[], Any]], Callable[[], Any]]
 _thread_wrapper: ContextVar[ThreadWrapper] = ContextVar("taskhub_thread_wrapper")
 _owner = os.getpid()
 """Pid of the executor. A process that user code forks has another pid and writes to the descriptor instead.
@@ -108,7 +110,7 @@ def captured(log: AttemptLog) -> Iterator[None]:
 
 @contextmanager
 def threads_run_as(wrapper: ThreadWrapper) -> Iterator[None]:
-    """Wrap the function of each thread that the attempt starts in the ``with`` block."""
+    """Wrap the function of each thread that the attempt starts in the ``with`` block, and what it gives to pools."""
     token = _thread_wrapper.set(wrapper)
     try:
         yield
@@ -208,7 +210,8 @@ def install() -> None:
 
 
 def _inherit_in_threads() -> None:
-    """Make a thread that an attempt starts run in the attempt's context variables (Python 3.14 has an option for it).
+    """Make a thread that an attempt starts run in the attempt's context variables (Python 3.14 has an option for it),
+    and also what it gives to a thread pool.
 
     Otherwise the output of a thread pool in user code would not get into the attempt's log.
     """
@@ -222,4 +225,17 @@ def _inherit_in_threads() -> None:
             thread.run = lambda: context.run(run)  # type: ignore[method-assign]  # changes only this thread object
         start(thread)
 
+    submit = ThreadPoolExecutor.submit
+
+    def submit_with_context(pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """A pool may be older than the attempt: its threads run in the context of the attempt that has made them."""
+        if _current.get(None) is None:
+            return submit(pool, function, *args, **kwargs)
+        context = copy_context()
+        run: Callable[[], Any] = partial(function, *args, **kwargs)
+        if (wrapper := _thread_wrapper.get(None)) is not None:
+            run = wrapper(run)
+        return submit(pool, context.run, run)
+
     threading.Thread.start = start_with_context  # type: ignore[assignment,method-assign]  # user code starts threads by it
+    ThreadPoolExecutor.submit = submit_with_context  # type: ignore[method-assign]

@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from functools import partial
 from typing import Any, NoReturn
 
@@ -142,7 +142,7 @@ class RunningActivity:
         self.run = run
         self.definition = definition
         self.spark = spark
-        self.task: asyncio.Task[Any] | None = None
+        self._task: asyncio.Task[Any] | None = None
         self.output = capture.AttemptLog(lambda data: link.send(Log(number=run.number, body=data)), configure.max_log)
         self._max_result = configure.max_result
         self._link = link
@@ -170,6 +170,19 @@ class RunningActivity:
             saved=run.saved,
             save=self._save,
         )
+
+    async def awaited(self, value: Awaitable[Any]) -> Any:
+        """Await what an ``async`` function has returned. :meth:`cancel_task` cancels the present task."""
+        self._task = asyncio.current_task()
+        if self._task is not None and self.public.cancelled.is_set():
+            self._task.cancel()
+        return await value
+
+    def cancel_task(self) -> None:
+        """Cancel the task of an ``async`` function, from any thread. Call it after ``public.cancelled`` was set."""
+        if (task := self._task) is not None:
+            with contextlib.suppress(RuntimeError):  # the function has ended, and its event loop too
+                task.get_loop().call_soon_threadsafe(task.cancel)
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -379,7 +392,7 @@ class ChildExecutor:
         if attempt is None:
             return
         attempt.public.cancelled.set()
-        self._loop.call_soon_threadsafe(lambda: attempt.task.cancel() if attempt.task else None)
+        attempt.cancel_task()
         if attempt.spark is not None:
             # In a separate thread: a slow JVM or server must not stop the reading thread from answering pings.
             threading.Thread(target=attempt.spark.cancel, args=(attempt.run.job_group,), daemon=True).start()
@@ -412,16 +425,15 @@ class ChildExecutor:
             ) as spark:
                 attempt.check_stop()  # a cancel that came before Spark knew the attempt has ended nothing
                 value = function(spark, *invocation.opened_arguments(attempt.definition, arguments, spark))
-                return attempt.result(asyncio.run(value) if inspect.iscoroutine(value) else value)
+                return attempt.result(asyncio.run(attempt.awaited(value)) if inspect.iscoroutine(value) else value)
         except BaseException as error:
             return attempt.failure(error)
 
     async def _run_async(self, attempt: RunningActivity) -> None:
-        attempt.task = asyncio.current_task()
         with attempt.entered():
             try:
                 function: Any = attempt.definition.function
-                answer = attempt.result(await function(*attempt.arguments()))
+                answer = attempt.result(await attempt.awaited(function(*attempt.arguments())))
             except BaseException as error:  # also SystemExit, which would stop the event loop of all activities
                 answer = attempt.failure(error)
         self._finish(attempt, answer)

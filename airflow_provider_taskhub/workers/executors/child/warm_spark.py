@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from airflow_provider_taskhub.errors import ConfigurationError
+from airflow_provider_taskhub.workers.executors.child import capture
 from airflow_provider_taskhub.workers.executors.child.spark import (
     LaunchError,
     SparkAttempt,
@@ -37,6 +38,7 @@ from airflow_provider_taskhub.workers.executors.child.spark_work import SparkWor
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_log = logging.getLogger(__name__)
 _session: ContextVar[Any] = ContextVar("taskhub_spark_session")
 
 DEFAULTS: Mapping[str, str] = {
@@ -45,6 +47,8 @@ DEFAULTS: Mapping[str, str] = {
     "spark.ui.showConsoleProgress": "false",
     # Spark looks every 2 s whether a Python worker runs a cancelled task, and then waits for this time, 2 s by default.
     "spark.python.task.killTimeout": "100ms",
+    # How long an attempt that ends waits for its streaming queries. Spark's default is for ever.
+    "spark.sql.streaming.stopTimeout": "10s",
 }
 """Spark's configuration unless the user's settings say otherwise."""
 LOCAL_DEFAULTS: Mapping[str, str] = {
@@ -59,6 +63,8 @@ _CONNECT_TIMEOUT = 5.0
 """Seconds to wait for a connection to a standalone master."""
 _STOPPING = 0.2
 """Seconds that a cancelled task has to leave its Python worker by itself."""
+_LOOK_EVERY = 2.0
+"""Seconds between two looks whether the Spark context still runs."""
 _DYING = 10.0
 """Longest time from the first error of a connection to a dead JVM to the end of this process, in seconds."""
 
@@ -68,15 +74,19 @@ class WarmSpark:
 
     :param context: the Spark context.
     :param root: a session from which the sessions of the attempts are made.
+    :param gone: called with a reason if the context was stopped.
     :ivar place: where people find the application.
     """
 
-    def __init__(self, context: Any, root: SparkSession) -> None:
+    def __init__(self, context: Any, root: SparkSession, gone: Callable[[str], None]) -> None:
         self._context = context
         self._root = root
+        self._gone = gone
         self._lock = threading.Lock()
         self._slots: dict[int, str] = {}
         """The job group of each running attempt, by the number of its scheduler pool."""
+        self._sessions: dict[str, SparkSession] = {}
+        """The session of each running attempt, by its job group."""
         self.place = SparkPlace(application_id=context.applicationId, ui=context.uiWebUrl or None)
 
     @classmethod
@@ -118,13 +128,17 @@ class WarmSpark:
         context = SparkContext(conf=settings, gateway=gateway)
         root = SparkSession(context)
         _isolate(SparkSession, SparkContext)
-        return cls(context, root)
+        spark = cls(context, root, start.gone)
+        threading.Thread(target=spark._watch_context, name="spark-context", daemon=True).start()
+        return spark
 
     @contextmanager
     def session(self, attempt: SparkAttempt) -> Iterator[SparkSession]:
+        from pyspark import inheritable_thread_target
+
         slot = self._take_slot(attempt.job_group)
         try:
-            session = self._root.newSession()
+            session = self._sessions[attempt.job_group] = self._root.newSession()
             token = _session.set(session)
             try:
                 java = type(session)._get_j_spark_session_class(session._jvm)
@@ -136,13 +150,21 @@ class WarmSpark:
                 configure(session, attempt.conf)
                 for name, value in attempt.conf.items():
                     self._context.setLocalProperty(name, value)
-                yield session
+                # A copy of the properties for each thread: Spark also keeps the SQL execution of the thread in them.
+                with capture.threads_run_as(lambda run: inheritable_thread_target(session)(run)):
+                    yield session
             finally:
                 _session.reset(token)
+                self._remove_what_is_left(attempt.job_group, session)
         except BaseException:
-            _stay_if_ended(self._context)
+            if self._has_stopped() is not False:
+                # The thread that watches the JVM, or the one that watches the context, sends the reason and ends this
+                # process. If this error were reported, the attempt would count as failed and not as lost, and would not
+                # be repeated.
+                threading.Event().wait(_DYING)
             raise
         finally:
+            self._sessions.pop(attempt.job_group, None)
             with self._lock:
                 del self._slots[slot]
             self._leave_thread()
@@ -151,12 +173,52 @@ class WarmSpark:
         return job_of_group(self._context, job_group)
 
     def cancel(self, job_group: str) -> None:
+        if (session := self._sessions.get(job_group)) is not None:
+            _stop_streams(session)
         self._context._jsc.sc().cancelJobGroupAndFutureJobs(job_group)
         time.sleep(_STOPPING)
         with self._lock:
             # The cancelled attempt may have ended already. No attempt can begin while this thread has the lock.
             if not set(self._slots.values()) - {job_group}:
                 _kill_python_workers()
+
+    def _remove_what_is_left(self, job_group: str, session: SparkSession) -> None:
+        """End the streams and the jobs that an attempt has left running, for example in threads. If no other attempt
+        runs, also remove what all sessions share: cached data and global temporary views. Spark does not tell which
+        attempt has made them.
+        """
+        try:
+            _stop_streams(session)
+            self._context._jsc.sc().cancelJobGroupAndFutureJobs(job_group)
+            with self._lock:
+                if set(self._slots.values()) - {job_group}:
+                    return
+                shared: Any = session._jsparkSession.sharedState()
+                if not shared.cacheManager().isEmpty():
+                    session.catalog.clearCache()
+                for rdd in list(self._context._jsc.getPersistentRDDs().values()):
+                    rdd.unpersist(False)
+                views = shared.globalTempViewManager().listViewNames("*")  # listTables() would run a job
+                for number in range(views.size()):
+                    session.catalog.dropGlobalTempView(views.apply(number))
+        except Exception as error:  # the result of the attempt counts all the same
+            _log.warning("what this attempt has left in Spark was not removed: %s", str(error).splitlines()[:1])
+
+    def _has_stopped(self) -> bool | None:
+        """Return whether the Spark context was stopped, by the cluster or by code of an activity. None: the JVM does
+        not answer."""
+        try:
+            jsc = self._context._jsc
+            return jsc is None or bool(jsc.sc().isStopped())
+        except Exception:
+            return None
+
+    def _watch_context(self) -> None:
+        """Call ``gone`` when the context was stopped. A context cannot be started again in its JVM's session state."""
+        pause = threading.Event()
+        while not self._has_stopped():
+            pause.wait(_LOOK_EVERY)
+        self._gone("the Spark context was stopped, by the cluster or by code of an activity")
 
     def _take_slot(self, job_group: str) -> int:
         """Return the smallest number that no running attempt has; the number names the attempt's scheduler pool."""
@@ -223,21 +285,16 @@ def _kill_python_workers() -> None:
     """
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            if "pyspark.daemon" in process.parent().cmdline():
+            parent = process.parent()
+            if parent is not None and "pyspark.daemon" in parent.cmdline():
                 for worker in (*process.children(recursive=True), process):
                     worker.kill()
 
 
-def _stay_if_ended(context: Any) -> None:
-    """Do not return if the JVM has ended: the thread that watches the JVM sends the reason and ends this process.
-
-    The attempt notices the end of the JVM first, by an error of its connection. If this error were reported, the
-    attempt would count as failed and not as lost, and would not be repeated.
-    """
-    try:
-        context._jvm.java.lang.System.nanoTime()
-    except Exception:
-        threading.Event().wait(_DYING)
+def _stop_streams(session: SparkSession) -> None:
+    """Stop the streaming queries that were started with a session."""
+    for query in session.streams.active:
+        query.stop()
 
 
 def _isolate(session_class: Any, context_class: Any) -> None:
