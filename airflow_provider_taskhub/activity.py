@@ -103,6 +103,7 @@ class Attempt:
     :param report: gets the arguments of :func:`progress`. It must return quickly, and any thread may call it.
     :param lineage: collects the data that the activity declares.
     :param cancelled: set when the activity is asked to stop.
+    :param lost: True, once it was asked to stop: the next attempt goes on with what this one has begun.
     :param recorded: whether the call has an activity record. Only a record gives each attempt a number of
         its own, by which :func:`publish` shuts out earlier attempts.
     :param saved: the state that this attempt or an earlier one has saved, as JSON text; None: there is none.
@@ -113,6 +114,7 @@ class Attempt:
     report: Callable[[float | None, str | None], None]
     lineage: DeclaredLineage = field(default_factory=DeclaredLineage)
     cancelled: threading.Event = field(default_factory=threading.Event)
+    lost: bool = False
     recorded: bool = True
     saved: str | None = None
     save: Callable[[str], None] | None = None
@@ -242,6 +244,14 @@ def cancelled() -> bool:
     """
     attempt = _attempt.get(None)
     return attempt is not None and attempt.cancelled.is_set()
+
+
+def is_unwanted() -> bool:
+    """Return whether the activity was asked to stop because nobody wants it any more. False: it was not asked, or its
+    worker ends or loses it, and the next attempt goes on with what this one has begun outside of the worker.
+    """
+    attempt = _attempt.get(None)
+    return attempt is not None and attempt.cancelled.is_set() and not attempt.lost
 
 
 def check_cancelled() -> None:

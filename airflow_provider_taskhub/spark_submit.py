@@ -22,12 +22,13 @@ import os
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from typing import Any
 
-from airflow_provider_taskhub.activity import cancelled, check_cancelled, progress, save_state, saved_state
+from airflow_provider_taskhub.activity import check_cancelled, is_unwanted, progress, save_state, saved_state
 from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.errors import ConfigurationError, InputError, TaskHubError
 from airflow_provider_taskhub.near_names import did_you_mean
@@ -44,15 +45,20 @@ _POLLED = {"yarn": "yarn_track_via_rm_api", "k8s": "track_driver_via_k8s_api"}
 mode. Then the application could not be found again after a death."""
 _LOOK = 0.5
 """Seconds between two looks whether the activity was asked to stop."""
+_KILLS = 20
+"""How often an application is killed again that the cluster does not report as ended."""
 
 
 class SparkJobFailed(TaskHubError):
-    """A Spark application that an earlier attempt has submitted has failed, was killed, or is not known any more."""
+    """A Spark application has failed, was killed, or is not known any more: one that an earlier attempt has submitted,
+    or one whose pod on Kubernetes has vanished.
+    """
 
 
 @app.activity(name="spark_submit", record=True, standalone=True)
 def spark_submit(arguments: dict[str, Any]) -> str | None:
-    """Submit a Spark application and wait for its end. If the activity is cancelled, so is the application.
+    """Submit a Spark application and wait for its end. If the activity is cancelled, so is the application. If only the
+    worker ends, the application goes on in cluster mode, and the next attempt waits for it.
 
     :param arguments: parameters of ``SparkSubmitOperator``: ``application``, ``application_args``, ``conf``,
         ``deploy_mode``, ``conn_id`` and others. ``conn_id`` (``spark_default`` unless given) is an Airflow connection
@@ -61,17 +67,20 @@ def spark_submit(arguments: dict[str, Any]) -> str | None:
         None in client mode.
     :raises InputError: if an argument is wrong.
     :raises ConfigurationError: if the package, the connection or the program ``spark-submit`` is missing.
-    :raises SparkJobFailed: if the application of an earlier attempt has not succeeded.
+    :raises SparkJobFailed: if the application of an earlier attempt has not succeeded, or its pod has vanished.
     :raises airflow.exceptions.AirflowException: if the submission or the application fails.
     """
     operator = _operator(arguments)
     state = _State()
     context = {"task_state_store": state}
-    with _killed_when_cancelled(operator):
+    with _killed_when_unwanted(operator, state, context):
         _check_earlier(operator, state, context)
         type(operator).execute.__wrapped__(operator, context)
     check_cancelled()
     job = state.get(operator.external_id_key)
+    if job is not None and operator._hook._should_track_driver_via_k8s_api():
+        # The operator takes a pod that has vanished for one that it has deleted itself.
+        _check_status(operator, str(job), operator.get_job_status(job, context))
     return None if job is None else str(job)
 
 
@@ -131,24 +140,36 @@ def _find(program: str) -> None:
 
 def _check_earlier(operator: Any, state: _State, context: dict[str, Any]) -> None:
     """Raise an error if the application of an earlier attempt has ended without success. The operator would submit it
-    again, but the retry policy of the call decides that."""
+    again, but the retry policy of the call decides that.
+    """
     job = state.get(operator.external_id_key)
     if job is None:
         return
     status = operator.get_job_status(job, context)
-    if not operator.is_job_active(status) and not operator.is_job_succeeded(status):
-        raise SparkJobFailed(f"Spark application {job}, which an earlier attempt has submitted, is {status}")
+    if not operator.is_job_active(status):
+        _check_status(operator, f"{job}, which an earlier attempt has submitted,", status)
+        return
+    operator._hook = operator._hook or operator._get_hook()
+    if operator._hook._is_yarn_cluster_mode:
+        operator._hook._yarn_application_id = job  # without it, the operator could not kill the application
+
+
+def _check_status(operator: Any, job: str, status: str) -> None:
+    if not operator.is_job_succeeded(status):
+        raise SparkJobFailed(f"Spark application {job} is {status}")
 
 
 @contextmanager
-def _killed_when_cancelled(operator: Any) -> Iterator[None]:
-    """Kill the application if the activity is asked to stop during the block."""
+def _killed_when_unwanted(operator: Any, state: _State, context: dict[str, Any]) -> Iterator[None]:
+    """Kill the application if nobody wants the activity any more. If only this attempt must end, the application goes
+    on, and the next attempt waits for it.
+    """
     over = threading.Event()
 
     def watch() -> None:
         while not over.wait(_LOOK):
-            if cancelled():
-                operator.on_kill()
+            if is_unwanted() and not _is_submitting(operator, state):
+                _kill(operator, state, context)
                 return
 
     thread = threading.Thread(target=copy_context().run, args=(watch,), name="spark_submit-cancel", daemon=True)
@@ -158,3 +179,31 @@ def _killed_when_cancelled(operator: Any) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+        if is_unwanted():  # perhaps between the submission and the next look
+            _kill(operator, state, context)
+
+
+def _is_submitting(operator: Any, state: _State) -> bool:
+    """Return whether the cluster may have accepted an application whose id is not known yet. Only its id says what to
+    kill."""
+    hook = operator._hook
+    if hook is None:
+        return True
+    if not (hook._should_track_driver_status or hook._is_yarn_cluster_mode or hook._should_track_driver_via_k8s_api()):
+        return False
+    ended = hook._submit_sp is not None and hook._submit_sp.poll() is not None
+    return state.get(operator.external_id_key) is None and not ended
+
+
+def _kill(operator: Any, state: _State, context: dict[str, Any]) -> None:
+    """Kill the application, and again until the cluster says that it has ended. The grace of the activity bounds it."""
+    for _ in range(_KILLS):
+        with suppress(Exception):  # the cluster may be away: the next try tells
+            job = state.get(operator.external_id_key)
+            if job is not None and not operator.is_job_active(operator.get_job_status(job, context)):
+                return
+            operator.on_kill()
+            if job is None:
+                return
+        time.sleep(_LOOK)
+    print("the cluster has not confirmed that the application has ended", file=sys.stderr)

@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
-from airflow_provider_taskhub.activity import ActivityCancelled, ActivityInfo, Attempt, entered
+from airflow_provider_taskhub import spark_submit as module
+from airflow_provider_taskhub.activity import ActivityCancelled, ActivityInfo, Attempt, entered, is_unwanted
 from airflow_provider_taskhub.errors import ConfigurationError, InputError
 from airflow_provider_taskhub.spark_submit import SparkJobFailed, spark_submit
 
@@ -25,10 +27,17 @@ JOB = {"spark_job_id": "driver-7"}
 
 
 class Spark:
-    """A cluster. :ivar status: of the application. :ivar done: what was asked of it."""
+    """A cluster.
+
+    :ivar status: of the application. :ivar done: what was asked of it. :ivar hangs: it does not end by itself.
+    :ivar deaf: how many kills it does not hear. :ivar accepted: called while it submits.
+    """
 
     def __init__(self) -> None:
         self.status = "RUNNING"
+        self.hangs = False
+        self.deaf = 0
+        self.accepted: Callable[[], object] = lambda: None
         self.done: list[str] = []
         self.waits = threading.Event()
         self.killed = threading.Event()
@@ -36,17 +45,23 @@ class Spark:
 
     def submit(self, operator: SparkSubmitOperator, context: Any) -> str:
         self.done.append(f"submit {operator.application} {operator.application_args}")
+        self.accepted()
         return "driver-7"
 
     def poll(self, operator: SparkSubmitOperator, job: str, context: Any) -> None:
         self.done.append(f"wait for {job}")
         self.waits.set()
-        if self.status == "HANGS":
+        if self.hangs:
             assert self.killed.wait(60)
-            raise RuntimeError(f"Driver {job} exited with status KILLED")
+            if self.status == "KILLED":
+                raise RuntimeError(f"Driver {job} exited with status KILLED")
 
     def kill(self, operator: SparkSubmitOperator) -> None:
         self.done.append("kill")
+        if self.deaf:
+            self.deaf -= 1
+            return
+        self.status = "KILLED"
         self.killed.set()
 
 
@@ -94,8 +109,9 @@ def test_an_application_that_has_failed_meanwhile_is_not_submitted_again(spark: 
     assert spark.done == []
 
 
-def test_a_cancel_kills_the_application(spark: Spark) -> None:
-    spark.status = "HANGS"
+@pytest.mark.parametrize("deaf", [0, 2])
+def test_a_cancel_kills_the_application_until_the_cluster_says_so(spark: Spark, deaf: int) -> None:
+    spark.hangs, spark.deaf = True, deaf
     one = attempt()
 
     def cancel() -> None:
@@ -105,7 +121,61 @@ def test_a_cancel_kills_the_application(spark: Spark) -> None:
     threading.Thread(target=cancel, daemon=True).start()
     with entered(one), pytest.raises((RuntimeError, ActivityCancelled)):
         spark_submit({"application": "/jobs/load.jar"})
-    assert spark.done[-1] == "kill"
+    assert spark.done[2:] == ["kill"] * (1 + deaf)
+
+
+def test_a_cancel_during_the_submission_kills_what_the_cluster_has_accepted(spark: Spark) -> None:
+    one, kept = attempt(kept=[]), list[str]()
+    one.save = kept.append
+    spark.hangs, spark.accepted = True, one.cancelled.set
+    with entered(one), pytest.raises(RuntimeError, match="KILLED"):
+        spark_submit({"application": "/jobs/load.jar"})
+    assert [json.loads(state) for state in kept] == [JOB], "the id is known"
+    assert spark.done[1:] == ["wait for driver-7", "kill"]
+
+
+def test_the_end_of_the_worker_leaves_the_application_to_the_next_attempt(
+    spark: Spark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark.hangs = True
+    one, looks = attempt(), 0
+
+    def unwanted() -> bool:
+        nonlocal looks
+        if spark.waits.is_set():
+            one.lost = True
+            one.cancelled.set()
+            looks += 1
+            if looks == 2:
+                spark.killed.set()
+        return is_unwanted()
+
+    monkeypatch.setattr(module, "is_unwanted", unwanted)
+    with entered(one), pytest.raises(ActivityCancelled):
+        spark_submit({"application": "/jobs/load.jar"})
+    assert spark.done == ["submit /jobs/load.jar None", "wait for driver-7"]
+
+
+@pytest.mark.parametrize("status", ["Succeeded", "NotFound"])
+def test_a_pod_that_has_vanished_has_not_succeeded(spark: Spark, monkeypatch: pytest.MonkeyPatch, status: str) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "k8s://https://c"}))
+    spark.status = status
+
+    def execute(operator: Any, context: Any) -> None:
+        operator._hook = SimpleNamespace(
+            _should_track_driver_via_k8s_api=lambda: True, _is_yarn_cluster_mode=False, _is_kubernetes=True
+        )
+        context["task_state_store"].set(operator.external_id_key, "spaces:pod")
+
+    execute.__wrapped__ = execute  # type: ignore[attr-defined]
+    monkeypatch.setattr(SparkSubmitOperator, "execute", execute)
+    arguments = {"application": "/jobs/load.py", "deploy_mode": "cluster"}
+    with entered(attempt(kept=[])):
+        if status == "Succeeded":
+            assert spark_submit(arguments) == "spaces:pod"
+            return
+        with pytest.raises(SparkJobFailed, match="Spark application spaces:pod is NotFound"):
+            spark_submit(arguments)
 
 
 def test_client_mode_submits_and_waits_in_one_step(spark: Spark, monkeypatch: pytest.MonkeyPatch) -> None:

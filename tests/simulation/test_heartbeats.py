@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.identity import same_start
+from airflow_provider_taskhub.errors import TaskCancelledError
 from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.settings import AZURE_LEASE, EMBEDDED_LEASE
 from airflow_provider_taskhub.storage.faults import Call, Fault, Plan, late, lost, unsent
 from airflow_provider_taskhub.storage.primitives import Transact
+from airflow_provider_taskhub.workers.executors.attempt_values import LOST
 from tests.simulation.lives import move
 from tests.simulation.world import AFTER, RARE_RENEWALS, Death, World, seen_in_spark, simulate
 
@@ -440,3 +443,44 @@ def test_a_cancelled_attempt_that_takes_long_to_end_keeps_its_place(lose: bool) 
     confirmed, (record,), lost_ones = simulate(play)
     assert (most, record.state, lost_ones) == (1, RecordState.CANCELLED, [])
     assert confirmed >= ended[0]
+
+
+@pytest.mark.parametrize("end", ["terminate", "cancel", "stop"])
+def test_an_attempt_is_told_whether_the_next_one_goes_on(end: str) -> None:
+    """It leaves the application that it has submitted to a cluster to the next attempt, or kills it."""
+    made, told = App("told"), list[tuple[object, ...]]()
+
+    @made.activity(record=True)
+    async def long() -> str:
+        try:
+            await asyncio.sleep(0.0 if told else 600.0)
+        except asyncio.CancelledError as error:
+            told.append(error.args)
+            raise
+        return "done"
+
+    @made.orchestrator
+    async def once(ctx: OrchestrationContext) -> str:
+        task = ctx.call_activity(long)
+        if end == "cancel":
+            await ctx.create_timer(timedelta(seconds=2))
+            task.cancel()
+            with suppress(TaskCancelledError):
+                await task
+            return "cancelled"
+        return await task
+
+    async def play() -> str | None:
+        async with World(made) as hub:
+            one = await hub.join("one")
+            await hub.client.start("once", instance_id="i")
+            await hub.clock.sleep(3.0)
+            if end == "terminate":
+                await hub.client.terminate("i", "enough", wait=True)
+            if end == "stop":
+                await one.stop(timedelta(0))
+                await hub.join("two")
+            return (await hub.wait("i")).output
+
+    assert simulate(play) == {"terminate": "enough", "cancel": '"cancelled"', "stop": '"done"'}[end]
+    assert told == [(LOST,) if end == "stop" else ()]

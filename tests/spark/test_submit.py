@@ -14,7 +14,12 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskhub.settings import SparkSettings
-from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
+from airflow_provider_taskhub.workers.executors.attempt_values import (
+    LOST,
+    ActivityOutcome,
+    ActivityProgress,
+    ActivityRequest,
+)
 from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorPool, ExecutorTimes
 from tests.spark.servers import Servers, get
 from tests.waiting import PATIENCE, until_async
@@ -114,6 +119,22 @@ async def test_the_attempt_after_a_death_waits_for_the_same_driver(
     outcome = await second
     assert (outcome.failure, json.loads(outcome.result or "")) == (None, heard.job)
     assert ((tmp_path / "runs").read_text(), (tmp_path / "done").exists()) == ("run\n", True)
+
+
+async def test_the_end_of_the_worker_leaves_the_driver_to_the_next_attempt(
+    submitting: ExecutorPool, cluster: Servers, tmp_path: pathlib.Path
+) -> None:
+    heard = Heard()
+    run = asyncio.create_task(submitting.run(submit(tmp_path), progress=heard))
+    await driver_works(run, tmp_path, heard)
+    run.cancel(LOST)
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert driver(cluster, heard.job) == "RUNNING"
+    second = asyncio.create_task(submitting.run(submit(tmp_path, saved=heard.saved), progress=heard))
+    (tmp_path / "go").touch()
+    assert json.loads((await second).result or "") == heard.job
+    assert (tmp_path / "runs").read_text() == "run\n"
 
 
 async def test_a_cancel_ends_the_driver(submitting: ExecutorPool, cluster: Servers, tmp_path: pathlib.Path) -> None:

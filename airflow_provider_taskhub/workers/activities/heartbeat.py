@@ -30,7 +30,12 @@ from airflow_provider_taskhub.supervision import owned
 from airflow_provider_taskhub.telemetry import Outage
 from airflow_provider_taskhub.workers.activities.cancellation import Fate, fate_of
 from airflow_provider_taskhub.workers.activities.runner import Runner
-from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
+from airflow_provider_taskhub.workers.executors.attempt_values import (
+    LOST,
+    ActivityOutcome,
+    ActivityProgress,
+    ActivityRequest,
+)
 from airflow_provider_taskhub.workers.executors.pause import Pause
 
 T = TypeVar("T")
@@ -119,7 +124,7 @@ class RecordedAttempt:
                 raise AssertionError("the heartbeats ended without an error while the attempt was running")
             finally:
                 guarding.cancel()
-                running.cancel()
+                running.cancel(None if self.record.state is RecordState.CANCELLING else LOST)
                 self._ended = True  # lets a running heartbeat finish: without its answer the new ETag would be unknown
                 self._changed.set()
                 await asyncio.gather(beating, guarding, return_exceptions=True)

@@ -20,6 +20,9 @@ MAX_CRASHES = 3
 """An activity fails after this many executors have died while they ran only this activity.
 
 The count begins again with each delivery of the activity's message."""
+LOST = "lost"
+"""The message with which the task of an attempt is cancelled if the next attempt goes on: its worker ends, or has
+lost it. Without a message, nobody wants the activity any more."""
 MAX_SHARED = 2
 """An activity runs alone after this many executors have died while they ran this activity and others.
 

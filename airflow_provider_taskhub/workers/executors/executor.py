@@ -17,6 +17,7 @@ from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.workers.executors.attempt_log import LogSink, OutputLog
 from airflow_provider_taskhub.workers.executors.attempt_values import (
+    LOST,
     ActivityOutcome,
     ActivityProgress,
     ActivityRequest,
@@ -172,8 +173,8 @@ class Executor:
                 await self._stop(attempt, "exceeded its timeout")
             await attempt.output.close()
             return attempt.outcome(self._process.reason) if in_time else attempt.timed_out()
-        except asyncio.CancelledError:
-            await self._stop(attempt, "was cancelled")
+        except asyncio.CancelledError as error:
+            await self._stop(attempt, "was cancelled", lost=LOST in error.args)
             await attempt.output.close()
             raise
         finally:
@@ -247,13 +248,14 @@ class Executor:
         attempt.announce()
         return attempt
 
-    async def _stop(self, attempt: RemoteAttempt, why: str) -> None:
+    async def _stop(self, attempt: RemoteAttempt, why: str, *, lost: bool = False) -> None:
         """Ask an attempt to stop. Kill the executor if the attempt still runs after the grace period, or at once if the
         task that waits here is cancelled.
 
         Meanwhile the executor gets no new attempts, because a kill would end them too.
 
         :param why: the rest of a sentence that begins with "activity X".
+        :param lost: True: the next attempt goes on.
         """
         self._stopping += 1
         try:
@@ -263,7 +265,7 @@ class Executor:
                 # it cannot hear the request, and another worker may run the next attempt
                 await self._kill_for(attempt, f"{why} while it stood still")
                 return
-            await self._process.send(Cancel(number=attempt.number))
+            await self._process.send(Cancel(number=attempt.number, lost=lost))
             if not await self._ends_within(attempt, self._times.grace):
                 await self._kill_for(attempt, f"{why} and did not stop within {self._times.grace.total_seconds():g} s")
         except asyncio.CancelledError:

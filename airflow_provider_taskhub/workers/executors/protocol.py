@@ -119,9 +119,13 @@ class Saved(ExecutorMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel(ExecutorMessage):
-    """Ask an attempt to stop. The executor ignores a number that it does not know: that attempt has just ended."""
+    """Ask an attempt to stop. The executor ignores a number that it does not know: that attempt has just ended.
+
+    :param lost: True: the next attempt goes on with what this one has begun.
+    """
 
     number: int
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -353,8 +353,8 @@ class ChildExecutor:
         match message:
             case Run():
                 self._begin(message)
-            case Cancel(number=number):
-                self._cancel(number)
+            case Cancel(number=number, lost=lost):
+                self._cancel(number, lost)
             case Saved(number=number, save=save):
                 if (attempt := self._attempts.get(number)) is not None:
                     attempt.saved(save)
@@ -387,10 +387,11 @@ class ChildExecutor:
         else:
             self._threads.run(f"activity-{run.name}", partial(self._run, attempt))
 
-    def _cancel(self, number: int) -> None:
+    def _cancel(self, number: int, lost: bool) -> None:
         attempt = self._attempts.get(number)
         if attempt is None:
             return
+        attempt.public.lost = lost
         attempt.public.cancelled.set()
         attempt.cancel_task()
         if attempt.spark is not None:
