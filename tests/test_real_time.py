@@ -80,7 +80,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "hub/partitions/test_virtual_time.py": {
         "test_time_stands_still_while_a_thread_works": "a thread that works for a moment, which may take longer"
     },
-    "spark/apps.py": {"_meet": POLL, "endless": WORK, "in_two_stages": POLL},
+    "spark/apps.py": {"_meet": POLL, "_forever": WORK, "careless": POLL, "endless": WORK, "in_two_stages": POLL},
     "spark/connect_apps.py": {"_slow": WORK, "dies_once": POLL, "settings": POLL},
     "testing/test_branches.py": {"work": "an activity in testing.run, whose time is virtual"},
     "testing/test_cancel.py": {
