@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseNotifier
 
+from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks.at_parse import check_name, is_template
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.triggers.arguments import check_event_data
@@ -75,7 +76,7 @@ class TaskHubRaiseEventNotifier(TextRendering, BaseNotifier):  # type: ignore[mi
         :raises InputError: if an argument is wrong, or the data contains a secret.
         :raises TaskHubError: if the instance does not take the event, or the hub cannot be reached.
         """
-        check_event_data(self.event_name, self.data)
+        self._check_data()
         TaskHubHook(self.taskhub_conn_id).run(self._raise)
         self._log_raised()
 
@@ -84,10 +85,15 @@ class TaskHubRaiseEventNotifier(TextRendering, BaseNotifier):  # type: ignore[mi
 
         :param context: Airflow's context of the deadline.
         """
-        check_event_data(self.event_name, self.data)
+        self._check_data()
         async with TaskHubHook(self.taskhub_conn_id).client() as client:
             await self._raise(client)
         self._log_raised()
+
+    def _check_data(self) -> None:
+        if self._python_text is not None:
+            raise InputError(self._python_text)
+        check_event_data(self.event_name, self.data)
 
     async def _raise(self, client: Client) -> None:
         await client.raise_event(self.instance_id, self.event_name, self.data)

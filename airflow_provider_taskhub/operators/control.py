@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # exported lazily
 
+from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks.at_parse import check_flag, check_name, check_text, is_template
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
 from airflow_provider_taskhub.operators.acting import (
@@ -100,6 +101,8 @@ class TaskHubRaiseEventOperator(ActingOperator):
 
     def _data(self) -> Any:
         """Return the event's content. :raises InputError: if it contains a secret."""
+        if self._python_text is not None:
+            raise InputError(self._python_text)
         data = TaskHubHook.output(evaluated(self.data))
         check_event_data(self.event_name, data)
         return data

@@ -110,9 +110,12 @@ class TaskHubMappedOperator(MappedOperator):  # type: ignore[misc]  # Airflow is
 
 
 def row_placement(row: Any) -> Placement:
-    """Return where a row of a mapped task starts and ends. :param row: the operator of the row."""
+    """Return where a row of a mapped task, or a task of a mapped task group, starts and ends.
+
+    :param row: the operator of the row.
+    """
     task = row.dag.task_dict.get(row.task_id) if row.has_dag() else None
-    placement: Placement = task.placement() if isinstance(task, TaskHubMappedOperator) else _worker("it is mapped")
+    placement: Placement = task.placement() if hasattr(task, "placement") else _worker("it is mapped")
     return placement
 
 

@@ -27,7 +27,7 @@ _TYPES: Mapping[str, Any] = {"tags": dict[str, str]}
 class TextRendering:
     """Base of operators, sensors and notifiers, beside Airflow's own base class, which must come after this one.
 
-    :ivar _python_text: the error about Python text in the rendered ``input``; None: there is none.
+    :ivar _python_text: the error about Python text in the rendered ``input`` or ``data``; None: there is none.
     """
 
     _python_text: str | None = None
@@ -48,9 +48,10 @@ class TextRendering:
         dag = context.get("dag") or getattr(self, "get_dag", lambda: None)()  # a notifier has no get_dag
         if dag is not None and self._should_render_native(dag):
             self._render_texts(template_fields, context, dag.get_template_env(force_sandboxed=True), seen_oids)
-        given = getattr(self, "input", None)
+        given = {name: getattr(self, name, None) for name in ("input", "data")}
         render(parent, template_fields, context, jinja_env, seen_oids)
-        self._python_text = python_text(given, getattr(self, "input", None))
+        errors = (python_text(value, getattr(self, name, None), name) for name, value in given.items())
+        self._python_text = next(filter(None, errors), None)
 
     def _render_texts(self, names: Any, context: Context, texts: Environment, seen: Collection[int]) -> None:
         """Render what must stay a text, before Airflow renders the rest. :param texts: an environment for texts."""
@@ -106,12 +107,12 @@ def changed_natively(value: Any, kind: Any) -> str | None:
     return next(changed(with_texts(value, kind, lambda text: None)), None)
 
 
-def python_text(given: Any, rendered: Any, path: str = "input") -> str | None:
+def python_text(given: Any, rendered: Any, path: str) -> str | None:
     """Return the error about a template that has made Python text of a dict or list; None: there is no such template.
 
-    :param given: the input before its templates were rendered.
-    :param rendered: the input after that.
-    :param path: the name of the input, for the error.
+    :param given: a value before its templates were rendered.
+    :param rendered: the value after that.
+    :param path: the name of the value, for the error.
     """
     if isinstance(given, str) and isinstance(rendered, str):
         template = given.strip()

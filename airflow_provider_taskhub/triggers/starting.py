@@ -95,7 +95,7 @@ class StartingTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not foll
             self._take_row()
             given = getattr(self, "input", None)
             super().render_template_fields(context, jinja_env)
-            self._python_text = python_text(given, getattr(self, "input", None))
+            self._python_text = python_text(given, getattr(self, "input", None), "input")
         except Exception as error:
             self._unrendered = error
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG, task
+from airflow.sdk import DAG, task, task_group
 from airflow.sdk.definitions._internal.expandinput import DictOfListsExpandInput
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.triggers.base import TaskSuccessEvent
@@ -170,6 +170,25 @@ def test_a_row_that_a_worker_starts_has_the_reason_in_its_log(
     row._trigger_said = "the hub does not answer"
     row._log_why_a_worker_starts(Ti(dag_id="d", task_id="t", run_id="r", map_index=0))
     assert "a worker starts this task: the hub does not answer" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [({"start_on": "worker"}, "start_on='worker'"), ({"pool": "p"}, "pool 'p': Airflow counts only"), ({}, None)],
+)
+def test_a_task_of_a_mapped_group_has_its_own_reason_in_its_log(
+    arguments: dict[str, Any], why: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with DAG("d", schedule=None) as dag:
+
+        @task_group
+        def each(day: str) -> None:
+            TaskHubOperator(task_id="t", orchestrator="o", **arguments)
+
+        each.expand(day=["a", "b"])
+    dag.get_task("each.t")._log_why_a_worker_starts(Ti(dag_id="d", task_id="each.t", run_id="r", map_index=0))
+    said = capsys.readouterr().out
+    assert f"a worker starts this task: {why}" in said if why else said == ""
 
 
 def test_airflow_warns_of_a_partial_that_is_never_expanded() -> None:

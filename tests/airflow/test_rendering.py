@@ -13,6 +13,8 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.decorators.orchestration import orchestration_task
+from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.notifications.taskhub import TaskHubRaiseEventNotifier
 from airflow_provider_taskhub.operators.control import TaskHubRaiseEventOperator
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
@@ -155,6 +157,19 @@ def test_python_text_of_a_dict_is_refused_before_anything_starts(hub: FakeHub, g
     assert hub.starts == []
 
 
+def test_python_text_of_a_dict_is_refused_in_an_event_too(hub: FakeHub) -> None:
+    hub.put("i", Status.RUNNING)
+    with dag(native=False) as other:
+        one = TaskHubRaiseEventOperator(task_id="e", instance_id="i", event_name="go", data="{{ params.config }}")
+    with pytest.raises(AirflowFailException, match=r"data is '\{\{ params.config \}\}', which makes Python text"):
+        Task(rendered(one)).run(Ti())
+    notifier = TaskHubRaiseEventNotifier(instance_id="i", event_name="go", data={"x": "{{ params.config }}"})
+    notifier.render_template_fields({"params": {"config": CONFIG}, "dag": other})
+    with pytest.raises(InputError, match=r"data.x is .*, which makes Python text"):
+        notifier.notify({})
+    assert not hub.requests["raise_event"]
+
+
 @pytest.mark.parametrize(
     ("template", "text"),
     [
@@ -170,4 +185,4 @@ def test_python_text_of_a_dict_is_refused_before_anything_starts(hub: FakeHub, g
     ],
 )
 def test_other_texts_are_inputs(template: str, text: str) -> None:
-    assert python_text({"a": [template]}, {"a": [text]}) is None
+    assert python_text({"a": [template]}, {"a": [text]}, "input") is None
