@@ -332,6 +332,8 @@ async def _react(
             raise
     elif reaction in rewinds:
         state = await _rewind(client, instance_id, task, terminated=reaction is StartDecision.CONTINUE)
+        if not (request.waits and watched):  # without a watch row, the rewind looks like that of somebody else
+            await client.watches.attend(instance_id)
     elif state is not None and state.status is Status.PENDING:
         # An earlier try may have died in the middle of its rewind or of its start. A second rewind completes the first
         # one. If no rewind is open, the start message of the Pending instance is put again.

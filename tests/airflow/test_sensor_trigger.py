@@ -313,7 +313,7 @@ def test_what_the_hub_cannot_say_at_the_end_a_worker_says(hub: FakeHub, airflow:
     [
         ({"try_number": 2}, "this is try 2, and only a worker makes Airflow forget"),
         ({"instance_id": "{{ params.nothing }}"}, "the triggerer cannot render the templates: "),
-        ({"instance_id": "{{ params.empty }}"}, "instance id"),
+        ({"instance_id": "{{ params.empty }}"}, "instance_id is '' after rendering: give the id of an instance"),
         ({"statuses": ["{{ params.seconds }}"]}, "statuses ['60'] do not exist: choose from "),
     ],
 )
