@@ -470,7 +470,7 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
         if not self.deferrable:
             self.log.info("this Airflow worker waits for instance %s, because deferrable is False", instance_id)
             self._push_link(context["ti"])  # Airflow itself pushes it only when execute() has ended
-            here = self._trigger(instance_id, owner, text)
+            here = self._trigger(context["ti"], instance_id, owner, text)
             here.interval = duration(self.poll_interval)
             return self.execute_complete(context, wait_in_worker(here), [instance_id, owner], text)
         self._log_why_a_worker_ends(self._place().success)
@@ -482,7 +482,7 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
                 self.taskhub_conn_id,
             )
         self.defer(
-            trigger=self._trigger(instance_id, owner, text),
+            trigger=self._trigger(context["ti"], instance_id, owner, text),
             method_name="execute_complete",
             kwargs={"waits_for": [instance_id, owner], "deadline": text},
             timeout=deferral_timeout(deadline, grace or self.terminate_grace),
@@ -493,8 +493,9 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
         for link in self.operator_extra_links:
             ti.xcom_push(key=link.xcom_key, value=link.get_link(self, ti_key=ti))
 
-    def _trigger(self, instance_id: str, owner: str, deadline: str | None) -> TaskHubTrigger:
+    def _trigger(self, ti: Any, instance_id: str, owner: str, deadline: str | None) -> TaskHubTrigger:
         placement = self._place()
+        is_last = not self.retries or ti.try_number > ti.max_tries
         return TaskHubTrigger(
             instance_id=instance_id,
             taskhub_conn_id=self.taskhub_conn_id,
@@ -503,7 +504,7 @@ class TaskHubOperator(PlacedTask, BaseOperator):  # type: ignore[misc]  # Airflo
             deadline=deadline,
             no_worker_timeout=seconds(self.no_worker_timeout),
             end_from_trigger=not placement.success,
-            fail_from_trigger=not placement.failure and not self.retries,  # a retry soon after would meet the same race
+            fail_from_trigger=not placement.failure and is_last,  # a retry soon after would meet the same race
             push_output=self.do_xcom_push,
         )
 

@@ -114,7 +114,7 @@ def row_placement(row: Any) -> Placement:
 
     :param row: the operator of the row.
     """
-    task = row.dag.task_dict.get(row.task_id) if row.has_dag() else None
+    task: Any = row.dag.task_dict.get(row.task_id) if row.has_dag() else None
     placement: Placement = task.placement() if hasattr(task, "placement") else _worker("it is mapped")
     return placement
 

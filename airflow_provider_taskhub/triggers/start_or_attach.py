@@ -195,7 +195,21 @@ async def launch(
     if goes_on:
         await client.watches.attend(launched.instance_id)
         remember(replace(counter, goes_on=False))
+    if not request.waits and (why := await _unknown(client, request.orchestrator)) is not None:
+        launched = replace(launched, notes=(*launched.notes, why))
     return launched
+
+
+async def _unknown(client: Client, orchestrator: str) -> str | None:
+    """Return a line that says that no live worker knows the orchestrator. A task that does not wait for its instance
+    would not hear of it. None: a worker knows it, or the workers cannot be read now."""
+    from airflow_provider_taskhub.triggers.task_log import known, no_worker
+
+    with suppress(TaskHubError):
+        members = await client.admin.workers()
+        if not known(members, orchestrator):
+            return no_worker(members, orchestrator, None)
+    return None
 
 
 async def _launched(

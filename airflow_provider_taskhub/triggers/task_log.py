@@ -80,15 +80,17 @@ def served_by(members: Sequence[Member], orchestrator: str) -> str:
     return f"hub served by {len(live)} live workers: {names}; {known} {orchestrator!r}"
 
 
-def no_worker(members: Sequence[Member], orchestrator: str, seconds: float) -> str:
+def no_worker(members: Sequence[Member], orchestrator: str, seconds: float | None) -> str:
     """Return the error text of a task that gives up because no live worker knows its orchestrator.
 
     The text names the live workers and their orchestrators.
 
-    :param seconds: how long the task has waited for such a worker.
+    :param seconds: how long the task has waited for such a worker; None: it does not wait.
     """
     live = workers(members)
-    head = f"no live worker has known orchestrator {orchestrator!r} for {seconds:g} s"
+    head = f"no live worker has known orchestrator {orchestrator!r} for {seconds or 0:g} s"
+    if seconds is None:
+        head = f"no live worker knows orchestrator {orchestrator!r}, so the instance waits until one does"
     if not live:
         return f"{head}: no worker is alive. {START_WORKER}"
     names = sorted({name for member in live for name in member.orchestrators})

@@ -203,6 +203,12 @@ def test_a_failure_ends_in_the_triggerer_if_no_retry_follows(make_task, argument
     assert make_task(**arguments, short_wait=0).start(Ti()).trigger.fail_from_trigger is ends_here
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_a_failure_of_the_last_try_ends_in_the_triggerer(make_task, last: bool) -> None:
+    ti = Ti(try_number=2, max_tries=1 if last else 2)
+    assert make_task(retries=2, short_wait=0).start(ti).trigger.fail_from_trigger is last
+
+
 def test_listeners_are_called_by_a_worker(make_task, hub, monkeypatch) -> None:
     listens = SimpleNamespace(
         on_task_instance_success=SimpleNamespace(get_hookimpls=lambda: [SimpleNamespace(plugin=hub)])

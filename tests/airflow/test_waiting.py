@@ -20,7 +20,7 @@ from airflow_provider_taskhub.hub.model import InstanceState
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 from tests.airflow.conftest import Ti
-from tests.airflow.fake import FakeClient, FakeHub
+from tests.airflow.fake import FakeClient, FakeHub, member
 
 ID = "flights:delays:scheduled__2013-12-01T00:00:00+00:00:g{}"
 EXAMPLE = Path(__file__).parents[2] / "dags_examples" / "waiting.py"
@@ -78,6 +78,17 @@ def test_a_task_that_does_not_wait_still_rewinds_and_clears(make_task, hub) -> N
     assert len(hub.rewound) == 1
     assert task.run(ti.cleared()) == ID.format(2)
     assert [instance for instance, _ in hub.terminated] == [ID.format(1)]
+
+
+@pytest.mark.parametrize("orchestrator", ["flights_delays", "flights_delay"])
+def test_a_task_that_does_not_wait_warns_of_a_name_that_no_live_worker_knows(
+    make_task, hub, orchestrator: str, capsys
+) -> None:
+    hub.workers = (member("a@host/1", "flights_delays"),)
+    make_task(wait_for_completion=False, orchestrator=orchestrator).run(Ti())
+    said = capsys.readouterr().out
+    text = "no live worker knows orchestrator 'flights_delay', so the instance waits until one does"
+    assert (text in said) == ("did you mean 'flights_delays'?" in said) == (orchestrator == "flights_delay")
 
 
 @pytest.mark.parametrize("deferrable", [True, None])
