@@ -531,8 +531,8 @@ def load_app(path: str) -> App:
     The current working directory is added to ``sys.path``, so modules in it can be imported.
 
     :param path: ``module:attribute``, such as ``flights_app:app``. Without ``:attribute``, the attribute is ``app``.
-    :raises ConfigurationError: if the module cannot be imported (the text has the module's own error), or if the
-        attribute is not an App.
+    :raises ConfigurationError: if the module cannot be imported (the text has the module's own error), if its import
+        starts Spark, or if the attribute is not an App.
     """
     module_name, _, attribute = path.partition(":")
     attribute = attribute or "app"
@@ -540,6 +540,7 @@ def load_app(path: str) -> App:
         raise ConfigurationError(f"app {path!r}: write it as module:attribute, e.g. flights_app:app")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
+    before = _spark_context()
     try:
         module = importlib.import_module(module_name)
     except ConfigurationError as error:
@@ -550,12 +551,25 @@ def load_app(path: str) -> App:
         raise ConfigurationError(
             f"app {path!r}: module {module_name!r} cannot be imported: {type(error).__name__}: {error}. {hint}"
         ) from error
+    started = _spark_context()
+    if started is not None and started is not before:
+        site = started._callsite
+        started.stop()
+        raise ConfigurationError(
+            f"app {path!r}: its import starts Spark at {site.file}:{site.linenum}. The worker starts Spark, and each "
+            "Spark activity gets a session of its own as its first parameter: move the code into the activity"
+        )
     found = getattr(module, attribute, None)
     if not isinstance(found, App):
         apps = [name for name, value in vars(module).items() if isinstance(value, App)]
         hint = f"; it has {', '.join(apps)}" if apps else "; it declares no App"
         raise ConfigurationError(f"app {path!r}: {module_name!r} has no App named {attribute!r}{hint}")
     return found
+
+
+def _spark_context() -> Any:
+    """Return the Spark context of this process; None: there is none, or PySpark is not imported."""
+    return getattr(getattr(sys.modules.get("pyspark"), "SparkContext", None), "_active_spark_context", None)
 
 
 def _place(error: BaseException) -> str:

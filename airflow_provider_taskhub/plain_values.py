@@ -178,8 +178,10 @@ class _Walk:
             return _finite(float(value))
         if isinstance(value, dict):
             return self._of_dict(value, depth)
-        if isinstance(value, tuple) and (names := getattr(kind, "_fields", None) or getattr(value, "__fields__", None)):
-            return self._of_fields(value, _by_name(names, value), depth)
+        if isinstance(value, tuple) and (names := getattr(kind, "_fields", None)):
+            return self._of_fields(value, dict(zip(names, value, strict=False)), depth)
+        if isinstance(value, tuple) and (names := getattr(value, "__fields__", None)):
+            return self._of_fields(value, _of_row(names, value), depth)
         if isinstance(value, _LISTS):
             return self._of_items(value, depth)
         if isinstance(value, _SETS):
@@ -282,12 +284,19 @@ class _Walk:
         return self.plain(made, depth + 1)
 
 
-def _by_name(names: Sequence[str], values: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the fields of a named tuple or of a ``Row`` of PySpark.
+def _of_row(names: Sequence[str], values: tuple[Any, ...]) -> dict[str, Any]:
+    """Return the columns of a ``Row`` of PySpark.
 
-    :raises Unwritable: if two columns of a row have the same name.
+    :raises Unwritable: if two columns have the same name, or a time has lost its zone.
     """
     found = dict(zip(names, values, strict=False))
+    for name, value in found.items():
+        if isinstance(value, datetime) and value.tzinfo is None and value.astimezone().utcoffset():
+            zone = value.astimezone().tzname()
+            raise Unwritable(
+                f"is a row whose time {name!r} is in the zone of this process, {zone}, and does not say so: start the "
+                "worker with TZ=UTC, or give a text, such as with date_format()"
+            )
     if len(found) < len(names):
         twice = next(name for at, name in enumerate(names) if name in names[:at])
         raise Unwritable(f"is a row with two columns {twice!r}: give them names of their own, such as with .alias()")

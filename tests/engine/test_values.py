@@ -5,6 +5,7 @@ from __future__ import annotations
 import decimal
 import enum
 import io
+import time
 import uuid
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -787,3 +788,22 @@ def test_a_row_of_pyspark_keeps_the_names_of_its_columns() -> None:
     assert loads(dumps(SparkRow(1, "a"), what="result")) == [1, "a"], "a row without names is a list"
     with pytest.raises(InputError, match=r"value\[0\] is a row with two columns 'id': give them names of their own"):
         dumps([SparkRow("id", "id")(1, 2)], what="result")
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
+def test_a_time_of_spark_that_has_lost_its_zone_is_refused(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PySpark gives a timestamp as a time of the process's zone. A reader would take it for a time of UTC."""
+    from pyspark.sql import Row as SparkRow
+
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        row = SparkRow(at=datetime(2024, 1, 1, 12))
+        if zone == "UTC":
+            assert loads(dumps(row, what="result")) == {"at": "2024-01-01T12:00:00"}
+        else:
+            with pytest.raises(InputError, match="time 'at' is in the zone of this process, CET, and does not say so"):
+                dumps(row, what="result")
+    finally:
+        monkeypatch.undo()
+        time.tzset()

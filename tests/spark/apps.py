@@ -79,6 +79,12 @@ def zone(spark: SparkSession, at: list[str]) -> dict[str, object]:
 
 
 @app.spark_activity
+def noon(spark: SparkSession) -> list[object]:
+    """Noon of UTC, as PySpark gives it, and the zone of this process."""
+    return [*spark.sql("SELECT timestamp'2024-01-01 12:00:00Z' AS at").collect(), os.environ["TZ"]]
+
+
+@app.spark_activity
 def tables(spark: SparkSession) -> list[str]:
     return [table.name for table in spark.catalog.listTables()]
 
@@ -263,6 +269,14 @@ def stop_context(spark: SparkSession, fails: bool) -> str:
     if fails:
         spark.range(1).count()
     return "stopped"
+
+
+@app.spark_activity
+def shuffled(spark: SparkSession) -> list[str]:
+    """Writes files of a shuffle. Returns the folder for Spark's files, and what is in it."""
+    spark.range(100).repartition(3).count()
+    folder = pathlib.Path(spark.conf.get("spark.local.dir"))
+    return [str(folder), *(one.name.partition("-")[0] for one in folder.iterdir())]
 
 
 @app.spark_activity

@@ -10,6 +10,8 @@ import json
 import os
 import pathlib
 import signal
+import subprocess
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -111,6 +113,10 @@ async def test_cancelling_ends_the_job_and_spares_the_executor(pool: ExecutorPoo
     after = await pool.run(spark("count", 5))
     assert value(after) == 5, "though it is the same attempt that was cancelled first, run again"
     assert after.executor == outcome.executor == "spark-2.1"
+
+
+async def test_a_timestamp_is_a_time_of_utc(pool: ExecutorPool) -> None:
+    assert value(await pool.run(spark("noon"))) == [{"at": "2024-01-01T12:00:00"}, "UTC"]
 
 
 async def test_threads_have_the_job_group_and_the_session_of_their_attempt(pool: ExecutorPool) -> None:
@@ -217,6 +223,28 @@ async def test_the_python_worker_of_a_cancelled_job_ends_at_once_if_no_neighbour
             await run
 
 
+TOP_LEVEL = """
+from pyspark.sql import SparkSession
+from airflow_provider_taskhub.app import App
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+app = App("top")
+"""
+
+
+@pytest.mark.process
+async def test_an_app_that_starts_spark_when_it_is_imported_is_refused(tmp_path: pathlib.Path) -> None:
+    """Each process of the worker would start a JVM, and the Spark executor could not start its own."""
+    await asyncio.to_thread((tmp_path / "top_level.py").write_text, TOP_LEVEL)
+    code = "from airflow_provider_taskhub.app import load_app; load_app('top_level:app')"
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode != 0
+    place = tmp_path / "top_level.py"
+    assert f"app 'top_level:app': its import starts Spark at {place}:5. The worker starts Spark" in done.stderr
+
+
 @pytest.mark.process
 async def test_a_context_that_was_stopped_is_a_crash_and_is_replaced(tmp_path: pathlib.Path) -> None:
     """By code of an activity, as a cluster stops it too. Whoever notices it first, nobody's activity fails by it."""
@@ -245,6 +273,8 @@ async def test_a_dead_jvm_is_a_crash_and_a_dead_executor_takes_its_jvm_along(tmp
         assert outcome.crashed
         assert outcome.failure is not None
         assert "Spark's JVM was killed by signal 9; likely out of memory" in outcome.failure.error_message
+        scratch, *files = value(await pool.run(spark("shuffled")))
+        assert {"lock", "blockmgr"} <= {*files}
         jvm = value(await pool.run(spark("jvm")))
         run = asyncio.create_task(pool.run(spark("endless", str(tmp_path))))
         await until_async("a Python worker of Spark's runs the user's code", lambda: started(tmp_path, "endless"))
@@ -257,6 +287,7 @@ async def test_a_dead_jvm_is_a_crash_and_a_dead_executor_takes_its_jvm_along(tmp
         assert (await run).crashed
         assert not alive(jvm)
         assert not alive(worker)
+        await until_async("its temporary files are removed", lambda: not os.path.exists(scratch))
 
 
 @pytest.mark.process

@@ -42,6 +42,7 @@ from airflow_provider_taskhub.workers.executors.protocol import (
 )
 from airflow_provider_taskhub.workers.executors.reaper import Reaper
 from airflow_provider_taskhub.workers.executors.remote_attempt import ProgressListener, RemoteAttempt
+from airflow_provider_taskhub.workers.executors.scratch import Scratch
 
 _LOG_SLACK = 1024
 """Room above the limit of an attempt's log, in bytes, for the line "log truncated" that the child process adds."""
@@ -73,6 +74,7 @@ class Executor:
     :param logs: function that appends bytes to a named log: the output of the attempts and of the executor itself.
     :param log: name of the log for the output of the executor itself.
     :param resumed: called when the executor may get attempts again after a pause.
+    :param scratch: is removed when the process and all its children have ended; None: the executor has none.
     :ivar ready: the message by which the process said that it was ready; None before.
     :ivar ended: set when the process and all its children have ended.
     :ivar load: number of attempts that are assigned to this executor. ``Assignment`` counts them.
@@ -91,9 +93,11 @@ class Executor:
         clock: Clock,
         times: ExecutorTimes,
         resumed: Callable[[], None] = lambda: None,
+        scratch: Scratch | None = None,
     ) -> None:
         self.name = configure.name
         self._resumed = resumed
+        self._scratch = scratch
         self.ready: Ready | None = None
         self.ended = asyncio.Event()
         self.load = 0
@@ -326,6 +330,8 @@ class Executor:
             self._started.exception()  # otherwise asyncio logs the error as "never retrieved" if start() has gone
         for attempt in tuple(self._attempts.values()):
             attempt.end(None)
+        if self._scratch is not None:
+            await asyncio.to_thread(self._scratch.remove)
         await self._output.close()
 
     def _start_error(self) -> ExecutorError:

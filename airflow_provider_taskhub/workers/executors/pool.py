@@ -38,6 +38,7 @@ from airflow_provider_taskhub.workers.executors.protocol import Configure
 from airflow_provider_taskhub.workers.executors.reaper import Reaper
 from airflow_provider_taskhub.workers.executors.remote_attempt import ProgressListener
 from airflow_provider_taskhub.workers.executors.scheduling import ExecutorKind
+from airflow_provider_taskhub.workers.executors.scratch import Scratch, remove_left
 
 __all__ = [
     "MAX_LOG",
@@ -56,6 +57,7 @@ MAX_LOG = 10 * 1024 * 1024
 """Largest size, in bytes, of the log of one attempt and of the log of one executor."""
 _MEASURED_EVERY = 2.0
 """Seconds between two looks at the memory of an executor, if it has a limit."""
+_LOCAL_DIR = "spark.local.dir"
 _MAX_SHOWN = 4000
 """Largest number of characters of an error, and of a stack trace, in one log line."""
 
@@ -364,31 +366,56 @@ class ExecutorPool:
         number = self._seats.index(seat) + 1
         name = f"{seat.kind}-{number}.{seat.starts}"
         began = self._clock.monotonic()
+        scratch = self._new_scratch(seat.kind)
         executor = Executor(
-            self._configure(seat.kind, name),
+            self._configure(seat.kind, name, scratch),
             reaper=self._reaper,
             logs=self._logs,
             log=f"executors/{self._name}/{name}.log",
             clock=self._clock,
             times=self._times,
             resumed=self._assignment.settle,
+            scratch=scratch,
         )
+        environment = self._config.environment
+        if seat.kind is ExecutorKind.SPARK:
+            # PySpark gives timestamps as times of the process's zone, and without this zone. So they are times of UTC.
+            environment = {"TZ": "UTC", **(os.environ if environment is None else environment)}
         try:
-            await executor.start(self._config.environment)
+            await executor.start(environment)
         except OSError as error:
+            if scratch is not None:
+                scratch.remove()
             raise ExecutorError(f"executor {name} could not be started: {error}") from error
         seat.executor, seat.broken = executor, False
         seconds = round(self._clock.monotonic() - began, 1)
         _log.info("executor_ready", executor=name, pid=executor.pid, seconds=seconds)
         return executor
 
-    def _configure(self, kind: ExecutorKind, name: str) -> Configure:
+    def _new_scratch(self, kind: ExecutorKind) -> Scratch | None:
+        """Make a folder for the temporary files of a local Spark. None: somebody else says where they are.
+
+        :raises ExecutorError: if the folder cannot be made.
+        """
+        settings, environment = self._config.spark, self._config.environment
+        named = "SPARK_LOCAL_DIRS" in (os.environ if environment is None else environment)
+        local = settings.master.startswith("local")
+        if kind is not ExecutorKind.SPARK or not local or named or _LOCAL_DIR in settings.conf:
+            return None
+        try:
+            remove_left()
+            return Scratch()
+        except OSError as error:
+            raise ExecutorError(f"there is no place for Spark's temporary files: {error}") from error
+
+    def _configure(self, kind: ExecutorKind, name: str, scratch: Scratch | None) -> Configure:
+        places = {} if scratch is None else {_LOCAL_DIR: str(scratch.path)}
         return Configure(
             name=name,
             apps=self._config.apps,
             spark=kind is ExecutorKind.SPARK,
             master=self._config.spark.master,
-            conf=dict(self._config.spark.conf),
+            conf={**places, **self._config.spark.conf},
             lock_fd=self._config.lock_fd,
             max_result=self._config.max_result,
             max_log=self._config.max_log,

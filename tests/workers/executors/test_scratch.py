@@ -1,0 +1,51 @@
+"""The folders for the temporary files of Spark executors: gone with their executor, or at the next start."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_taskhub.workers.executors.scratch import Scratch, remove_left
+
+HOLDS = """
+import sys
+from pathlib import Path
+from airflow_provider_taskhub.workers.executors.scratch import Scratch
+
+scratch = Scratch(Path(sys.argv[1]))
+(scratch.path / "blockmgr-1").mkdir()
+print(scratch.path, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_folder_is_removed_with_what_is_in_it(tmp_path: Path) -> None:
+    one, other = Scratch(tmp_path), Scratch(tmp_path)
+    (one.path / "blockmgr-1").mkdir()
+    (one.path / "blockmgr-1" / "shuffle").write_text("x")
+    remove_left(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([one.path, other.path]), "their process lives"
+    one.remove()
+    one.remove()
+    assert [*tmp_path.iterdir()] == [other.path]
+    other.remove()
+
+
+@pytest.mark.process
+def test_the_folder_of_a_process_that_was_killed_is_removed_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / "taskhub-spark-of-nobody").mkdir()
+    command = [sys.executable, "-c", HOLDS, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        path = Path(process.stdout.readline().strip())
+        remove_left(tmp_path)
+        assert (path / "blockmgr-1").exists(), "it lives"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    remove_left(tmp_path)
+    assert not path.exists()
+    assert (tmp_path / "taskhub-spark-of-nobody").exists(), "perhaps it is being made"
