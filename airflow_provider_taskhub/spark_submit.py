@@ -45,6 +45,9 @@ _POLLED = {"yarn": "yarn_track_via_rm_api", "k8s": "track_driver_via_k8s_api"}
 mode. Then the application could not be found again after a death."""
 _LOOK = 0.5
 """Seconds between two looks whether the activity was asked to stop."""
+_QUESTIONS, _BETWEEN = 60, 10
+"""How often a cluster that does not answer is asked for the status of an earlier application, and how many looks long
+the pause between two questions is: 5 minutes in all."""
 _KILLS = 20
 """How often an application is killed again that the cluster does not report as ended."""
 
@@ -145,13 +148,33 @@ def _check_earlier(operator: Any, state: _State, context: dict[str, Any]) -> Non
     job = state.get(operator.external_id_key)
     if job is None:
         return
-    status = operator.get_job_status(job, context)
+    status = _status(operator, job, context)
     if not operator.is_job_active(status):
         _check_status(operator, f"{job}, which an earlier attempt has submitted,", status)
         return
     operator._hook = operator._hook or operator._get_hook()
     if operator._hook._is_yarn_cluster_mode:
         operator._hook._yarn_application_id = job  # without it, the operator could not kill the application
+
+
+def _status(operator: Any, job: Any, context: dict[str, Any]) -> str:
+    """Return the status of an application. The cluster may be starting too, so it is asked for some minutes.
+
+    :raises SparkJobFailed: if the cluster does not answer.
+    """
+    for left in reversed(range(_QUESTIONS)):
+        try:
+            return str(operator.get_job_status(job, context))
+        except Exception as error:
+            if not left:
+                raise SparkJobFailed(
+                    f"the cluster does not tell what became of Spark application {job}, which an earlier attempt has "
+                    f"submitted ({type(error).__name__}: {error}). It may still run: look before you submit it again"
+                ) from error
+        for _ in range(_BETWEEN):
+            check_cancelled()
+            time.sleep(_LOOK)
+    raise AssertionError("the last try returns or raises")
 
 
 def _check_status(operator: Any, job: str, status: str) -> None:

@@ -109,6 +109,30 @@ def test_an_application_that_has_failed_meanwhile_is_not_submitted_again(spark: 
     assert spark.done == []
 
 
+@pytest.mark.parametrize("silent", [2, 60])
+def test_a_cluster_that_does_not_answer_is_asked_again(
+    spark: Spark, silent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    def status(operator: SparkSubmitOperator, job: str, context: Any) -> str:
+        nonlocal asked
+        asked += 1
+        if asked <= silent:
+            raise OSError("connection refused")
+        return "FINISHED"
+
+    monkeypatch.setattr(SparkSubmitOperator, "get_job_status", status)
+    monkeypatch.setattr(module, "_LOOK", 0.0)
+    with entered(attempt(JOB)):
+        if silent == 2:
+            assert spark_submit({"application": "/jobs/load.jar"}) == "driver-7"
+        else:
+            with pytest.raises(SparkJobFailed, match=r"driver-7, .* \(OSError: connection refused\). It may still run"):
+                spark_submit({"application": "/jobs/load.jar"})
+    assert not [done for done in spark.done if done.startswith("submit")]
+
+
 @pytest.mark.parametrize("deaf", [0, 2])
 def test_a_cancel_kills_the_application_until_the_cluster_says_so(spark: Spark, deaf: int) -> None:
     spark.hangs, spark.deaf = True, deaf

@@ -383,10 +383,12 @@ class ExecutorPool:
             environment = {"TZ": "UTC", **(os.environ if environment is None else environment)}
         try:
             await executor.start(environment)
-        except OSError as error:
+        except BaseException as error:
             if scratch is not None:
                 scratch.remove()
-            raise ExecutorError(f"executor {name} could not be started: {error}") from error
+            if isinstance(error, OSError):
+                raise ExecutorError(f"executor {name} could not be started: {error}") from error
+            raise
         seat.executor, seat.broken = executor, False
         seconds = round(self._clock.monotonic() - began, 1)
         _log.info("executor_ready", executor=name, pid=executor.pid, seconds=seconds)
