@@ -23,12 +23,13 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
 
-from airflow_provider_taskhub.activity import check_cancelled, is_unwanted, progress, save_state, saved_state
+from airflow_provider_taskhub.activity import cancelled, check_cancelled, is_unwanted, progress, save_state, saved_state
 from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.errors import ConfigurationError, InputError, TaskHubError
 from airflow_provider_taskhub.near_names import did_you_mean
@@ -45,9 +46,8 @@ _POLLED = {"yarn": "yarn_track_via_rm_api", "k8s": "track_driver_via_k8s_api"}
 mode. Then the application could not be found again after a death."""
 _LOOK = 0.5
 """Seconds between two looks whether the activity was asked to stop."""
-_QUESTIONS, _BETWEEN = 60, 10
-"""How often a cluster that does not answer is asked for the status of an earlier application, and how many looks long
-the pause between two questions is: 5 minutes in all."""
+_PATIENCE = 300.0
+"""Seconds for which a cluster that does not answer is asked for the status of an earlier application."""
 _KILLS = 20
 """How often an application is killed again that the cluster does not report as ended."""
 
@@ -76,9 +76,26 @@ def spark_submit(arguments: dict[str, Any]) -> str | None:
     operator = _operator(arguments)
     state = _State()
     context = {"task_state_store": state}
-    with _killed_when_unwanted(operator, state, context):
+
+    def work() -> None:
         _check_earlier(operator, state, context)
         type(operator).execute.__wrapped__(operator, context)
+
+    # In a thread of its own: nothing ends the operator's wait for an application that must go on.
+    running = _in_background(work)
+    while not wait((running,), timeout=_LOOK).done:
+        if not cancelled() or _is_submitting(operator, state):
+            continue
+        if is_unwanted():
+            _kill(operator, state, context)
+            break
+        _leave(operator)  # only this attempt must end: the next one waits for the application
+        check_cancelled()
+    error = running.exception()
+    if is_unwanted():  # perhaps between the submission and the next look
+        _kill(operator, state, context)
+    if error is not None:
+        raise error
     check_cancelled()
     job = state.get(operator.external_id_key)
     if job is not None and operator._hook._should_track_driver_via_k8s_api():
@@ -148,13 +165,17 @@ def _check_earlier(operator: Any, state: _State, context: dict[str, Any]) -> Non
     job = state.get(operator.external_id_key)
     if job is None:
         return
+    operator._hook = hook = operator._hook or operator._get_hook()
+    # Without its id, the operator could not kill the application before it waits for it.
+    if hook._is_yarn_cluster_mode:
+        hook._yarn_application_id = job
+    elif hook._should_track_driver_via_k8s_api():
+        hook._kubernetes_driver_pod = str(job).rpartition(":")[2]
+    else:
+        hook._driver_id = job
     status = _status(operator, job, context)
     if not operator.is_job_active(status):
         _check_status(operator, f"{job}, which an earlier attempt has submitted,", status)
-        return
-    operator._hook = operator._hook or operator._get_hook()
-    if operator._hook._is_yarn_cluster_mode:
-        operator._hook._yarn_application_id = job  # without it, the operator could not kill the application
 
 
 def _status(operator: Any, job: Any, context: dict[str, Any]) -> str:
@@ -162,19 +183,19 @@ def _status(operator: Any, job: Any, context: dict[str, Any]) -> str:
 
     :raises SparkJobFailed: if the cluster does not answer.
     """
-    for left in reversed(range(_QUESTIONS)):
+    deadline = time.monotonic() + _PATIENCE
+    while True:
         try:
             return str(operator.get_job_status(job, context))
         except Exception as error:
-            if not left:
+            if time.monotonic() > deadline:
                 raise SparkJobFailed(
                     f"the cluster does not tell what became of Spark application {job}, which an earlier attempt has "
                     f"submitted ({type(error).__name__}: {error}). It may still run: look before you submit it again"
                 ) from error
-        for _ in range(_BETWEEN):
+        for _ in range(10):
             check_cancelled()
             time.sleep(_LOOK)
-    raise AssertionError("the last try returns or raises")
 
 
 def _check_status(operator: Any, job: str, status: str) -> None:
@@ -182,28 +203,26 @@ def _check_status(operator: Any, job: str, status: str) -> None:
         raise SparkJobFailed(f"Spark application {job} is {status}")
 
 
-@contextmanager
-def _killed_when_unwanted(operator: Any, state: _State, context: dict[str, Any]) -> Iterator[None]:
-    """Kill the application if nobody wants the activity any more. If only this attempt must end, the application goes
-    on, and the next attempt waits for it.
-    """
-    over = threading.Event()
+def _in_background(work: Callable[[], None]) -> Future[None]:
+    """Run a function in a daemon thread, in the context of this attempt."""
+    done: Future[None] = Future()
 
-    def watch() -> None:
-        while not over.wait(_LOOK):
-            if is_unwanted() and not _is_submitting(operator, state):
-                _kill(operator, state, context)
-                return
+    def run() -> None:
+        try:
+            work()
+            done.set_result(None)
+        except BaseException as error:  # the thread of the activity raises it
+            done.set_exception(error)
 
-    thread = threading.Thread(target=copy_context().run, args=(watch,), name="spark_submit-cancel", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-        if is_unwanted():  # perhaps between the submission and the next look
-            _kill(operator, state, context)
+    threading.Thread(target=copy_context().run, args=(run,), name="spark_submit", daemon=True).start()
+    return done
+
+
+def _leave(operator: Any) -> None:
+    """End the process ``spark-submit`` on this machine. In client mode the driver ends with it."""
+    process = operator._hook._submit_sp
+    if process is not None and process.poll() is None:
+        process.kill()
 
 
 def _is_submitting(operator: Any, state: _State) -> bool:
@@ -221,12 +240,13 @@ def _is_submitting(operator: Any, state: _State) -> bool:
 def _kill(operator: Any, state: _State, context: dict[str, Any]) -> None:
     """Kill the application, and again until the cluster says that it has ended. The grace of the activity bounds it."""
     for _ in range(_KILLS):
+        job = state.get(operator.external_id_key)
         with suppress(Exception):  # the cluster may be away: the next try tells
-            job = state.get(operator.external_id_key)
             if job is not None and not operator.is_job_active(operator.get_job_status(job, context)):
                 return
+        with suppress(Exception):
             operator.on_kill()
-            if job is None:
-                return
+        if job is None:
+            return
         time.sleep(_LOOK)
     print("the cluster has not confirmed that the application has ended", file=sys.stderr)

@@ -14,7 +14,7 @@ from airflow_provider_taskhub.client.connection import Connection
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import Conflict, StorageError
 from airflow_provider_taskhub.hub import change_hints, hint_rows, watches
-from airflow_provider_taskhub.hub.formats.instance_rows import attended_row
+from airflow_provider_taskhub.hub.formats.instance_rows import released_row
 from airflow_provider_taskhub.hub.formats.keys import escape, unescape
 from airflow_provider_taskhub.hub.model import WATCHER, Member
 from airflow_provider_taskhub.hub.watches import Watch
@@ -102,7 +102,9 @@ class Watches:
         async def once() -> None:
             state = await hub.instance(instance_id)
             if state is not None and state.released:
-                row = RowOperation(verb=RowVerb.MERGE, entity=attended_row(instance_id), etag=state.etag)
+                row = RowOperation(
+                    verb=RowVerb.MERGE, entity=released_row(instance_id, released=False), etag=state.etag
+                )
                 await hub.store.execute(Transact(table=hub.names.instances, rows=(row,)))
 
         await retry(once, ATTEND, hub.clock)

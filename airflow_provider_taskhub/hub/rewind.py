@@ -36,7 +36,7 @@ from airflow_provider_taskhub.engine.identity import child_execution_id, same_st
 from airflow_provider_taskhub.engine.parent_response import response, start_of_cancelled
 from airflow_provider_taskhub.errors import Conflict, InstanceNotFound, InvalidStateError, NotFound
 from airflow_provider_taskhub.hub import rewound_calls
-from airflow_provider_taskhub.hub.formats.instance_rows import rewound_row
+from airflow_provider_taskhub.hub.formats.instance_rows import released_row, rewound_row
 from airflow_provider_taskhub.hub.history import rewind_plan as rules
 from airflow_provider_taskhub.hub.history.load import HistoryRows, decoded, load, load_rows, sentinel_of
 from airflow_provider_taskhub.hub.history.rewind_plan import Rewinding
@@ -196,22 +196,26 @@ async def _rewrite(hub: Hub, rows: HistoryRows, rewinding: Rewinding, again: Col
 
 
 async def _mark(hub: Hub, row: InstanceState, order: _Order) -> None:
-    """Set the instance row to Pending. Leave the row unchanged if the instance already runs or has ended again.
+    """Set the instance row to Pending. If the instance already runs or has ended again, only mark it as released.
 
     :raises Conflict: the instance was purged or started again during the rewind.
     """
     current: InstanceState | None = row
+    released = order.released if OWNER_TAG in (row.tags or {}) else None
     for _ in range(TRIES):
         if current is None or not same_start(current.execution_id, row.execution_id):
             raise Conflict(f"instance {row.instance_id!r} was purged or started again during the rewind")
-        if current.status not in order.statuses or current.execution_id != row.execution_id:
-            return
-        if current is not row:
+        goes_on = current.status not in order.statuses or current.execution_id != row.execution_id
+        if current is not row and not goes_on:
+            # A timer or a child may have woken the instance, and the instance failed again: the row stays Failed.
             history = (await load(hub.store, hub.names, row.instance_id)).past
-            if any(isinstance(event, ExecutionCompleted) for event in history):
-                return  # a timer or a child woke the instance, and the instance failed again: the row stays Failed
-        released = order.released if OWNER_TAG in (row.tags or {}) else None
-        merge = rewound_row(row.instance_id, hub.clock.utc_now(), released=released)
+            goes_on = any(isinstance(event, ExecutionCompleted) for event in history)
+        if goes_on and not released:
+            return
+        if goes_on:
+            merge = released_row(row.instance_id, released=True)
+        else:
+            merge = rewound_row(row.instance_id, hub.clock.utc_now(), released=released)
         operation = RowOperation(verb=RowVerb.MERGE, entity=merge, etag=current.etag)
         try:
             await hub.store.execute(Transact(table=hub.names.instances, rows=(operation,)))

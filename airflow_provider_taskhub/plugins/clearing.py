@@ -63,7 +63,8 @@ async def clear(task: identity.TaskIds, sender: Sender, note: str, *, before: Ca
             await before()
         answer = await _post(path, {**order, "dry_run": dry_run}, sender)
         if answer.status_code != 200:
-            raise HTTPException(answer.status_code, f"Airflow refuses to clear the task: {_why(answer)}")
+            done = "" if dry_run else ". The instance is rewound and goes on: clear its task in Airflow"
+            raise HTTPException(answer.status_code, f"Airflow refuses to clear the task: {_why(answer)}{done}")
         cleared = answer.json()["task_instances"]
         if not any((one["task_id"], one.get("map_index", identity.UNMAPPED)) == (task_id, index) for one in cleared):
             run = f"run {task.run_id!r}"

@@ -193,7 +193,6 @@ async def launch(
             notes.append(await _terminate(client, state))
     launched = await _launched(client, request, counter.generation, notes, absent=absent, goes_on=goes_on)
     if goes_on:
-        await client.watches.attend(launched.instance_id)
         remember(replace(counter, goes_on=False))
     if not request.waits and (why := await _unknown(client, request.orchestrator)) is not None:
         launched = replace(launched, notes=(*launched.notes, why))
@@ -328,6 +327,8 @@ async def _react(
         waited.add(state.execution_id)
         notes.append(await _terminate(client, state))
     starts, watched = reaction in STARTS, True
+    if state is not None and state.released and not starts:
+        await client.watches.attend(instance_id)  # this try waits for it, or takes its result
     if not request.waits:
         await _unwatch(client, request, instance_id)
     elif reaction is not StartDecision.RETURN:  # before the start, so that the sweep knows each started instance

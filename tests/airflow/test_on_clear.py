@@ -145,6 +145,23 @@ def test_the_result_of_an_instance_that_somebody_has_rewound_is_taken_once(
     assert task.start(cleared.cleared()).trigger.instance_id == SECOND, "a clear of a success computes anew"
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_retry_that_takes_the_result_of_a_rewound_instance_leaves_none_for_a_clear(
+    make_task: Any, hub: FakeHub, ended: bool
+) -> None:
+    task, ti = make_task(), Ti()
+    task.start(ti)
+    rewound(hub)
+    retry = ti.next_try()
+    if ended:
+        hub.end(FIRST, 7)
+        assert task.run(retry) == 7
+    else:
+        assert task.start(retry).trigger.instance_id == FIRST
+        hub.end(FIRST, 7)
+    assert task.start(retry.cleared()).trigger.instance_id == SECOND
+
+
 def test_the_result_for_another_input_is_not_taken(make_task: Any, hub: FakeHub, capsys: Any) -> None:
     task, ti = make_task(input={"year": 2013}), Ti()
     task.start(ti)

@@ -18,7 +18,7 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
 from airflow_provider_taskhub import spark_submit as module
-from airflow_provider_taskhub.activity import ActivityCancelled, ActivityInfo, Attempt, entered, is_unwanted
+from airflow_provider_taskhub.activity import ActivityCancelled, ActivityInfo, Attempt, entered
 from airflow_provider_taskhub.errors import ConfigurationError, InputError
 from airflow_provider_taskhub.spark_submit import SparkJobFailed, spark_submit
 
@@ -109,7 +109,7 @@ def test_an_application_that_has_failed_meanwhile_is_not_submitted_again(spark: 
     assert spark.done == []
 
 
-@pytest.mark.parametrize("silent", [2, 60])
+@pytest.mark.parametrize("silent", [2, 1_000_000])
 def test_a_cluster_that_does_not_answer_is_asked_again(
     spark: Spark, silent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +124,7 @@ def test_a_cluster_that_does_not_answer_is_asked_again(
 
     monkeypatch.setattr(SparkSubmitOperator, "get_job_status", status)
     monkeypatch.setattr(module, "_LOOK", 0.0)
+    monkeypatch.setattr(module, "_PATIENCE", 300.0 if silent == 2 else 0.0)
     with entered(attempt(JOB)):
         if silent == 2:
             assert spark_submit({"application": "/jobs/load.jar"}) == "driver-7"
@@ -148,36 +149,37 @@ def test_a_cancel_kills_the_application_until_the_cluster_says_so(spark: Spark, 
     assert spark.done[2:] == ["kill"] * (1 + deaf)
 
 
-def test_a_cancel_during_the_submission_kills_what_the_cluster_has_accepted(spark: Spark) -> None:
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_a_cancel_during_the_submission_kills_what_the_cluster_has_accepted(spark: Spark, confirmed: bool) -> None:
     one, kept = attempt(kept=[]), list[str]()
-    one.save = kept.append
+
+    def save(state: str) -> None:
+        kept.append(state)
+        if not confirmed:
+            raise ActivityCancelled("asked to stop before the record was written")
+
+    one.save = save
     spark.hangs, spark.accepted = True, one.cancelled.set
-    with entered(one), pytest.raises(RuntimeError, match="KILLED"):
+    with entered(one), pytest.raises((RuntimeError, ActivityCancelled)):
         spark_submit({"application": "/jobs/load.jar"})
     assert [json.loads(state) for state in kept] == [JOB], "the id is known"
-    assert spark.done[1:] == ["wait for driver-7", "kill"]
+    assert spark.done[1:] == ["wait for driver-7", "kill"][0 if confirmed else 1 :]
 
 
-def test_the_end_of_the_worker_leaves_the_application_to_the_next_attempt(
-    spark: Spark, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_the_worker_leaves_the_application_to_the_next_attempt(spark: Spark) -> None:
     spark.hangs = True
-    one, looks = attempt(), 0
+    one = attempt(kept=[])
 
-    def unwanted() -> bool:
-        nonlocal looks
-        if spark.waits.is_set():
-            one.lost = True
-            one.cancelled.set()
-            looks += 1
-            if looks == 2:
-                spark.killed.set()
-        return is_unwanted()
+    def stop() -> None:
+        assert spark.waits.wait(60)
+        one.lost = True
+        one.cancelled.set()
 
-    monkeypatch.setattr(module, "is_unwanted", unwanted)
+    threading.Thread(target=stop, daemon=True).start()
     with entered(one), pytest.raises(ActivityCancelled):
         spark_submit({"application": "/jobs/load.jar"})
-    assert spark.done == ["submit /jobs/load.jar None", "wait for driver-7"]
+    assert spark.done == ["submit /jobs/load.jar None", "wait for driver-7"], "it does not wait for the end"
+    spark.killed.set()
 
 
 @pytest.mark.parametrize("status", ["Succeeded", "NotFound"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter as Counts
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 
@@ -14,12 +15,15 @@ from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.client import handle
 from airflow_provider_taskhub.engine.context import OrchestrationContext
 from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.errors import TaskFailedError
 from airflow_provider_taskhub.hooks.identity import TaskIdentity
 from airflow_provider_taskhub.no_input import NO_INPUT
+from airflow_provider_taskhub.storage.faults import late
 from airflow_provider_taskhub.tags import GRACE_TAG
 from airflow_provider_taskhub.triggers.reactions import OnClear, StartDecision
 from airflow_provider_taskhub.triggers.start_or_attach import Counter, StartRequest, launch
 from tests.simulation.test_grace import Clusters, play
+from tests.simulation.test_one_writer import client_over
 from tests.simulation.world import World, simulate
 
 GRACE = timedelta(minutes=20)
@@ -150,5 +154,51 @@ def test_an_instance_that_its_own_task_has_rewound_is_not_released() -> None:
             state = await world.client.get(first.instance_id)
             assert state is not None
             assert (state.status, state.released) == (Status.PENDING, False)
+
+    simulate(go)
+
+
+def test_a_parent_that_wakes_during_the_rewind_of_its_children_is_released_too() -> None:
+    """The first child that is rewound ends before the last one is."""
+    app, begun = App("years"), Counts[int]()
+
+    @app.activity(record=True)
+    async def month(number: int) -> int:
+        begun[number] += 1
+        if begun[number] == 1:
+            raise OSError("no disk")
+        return number
+
+    @app.orchestrator
+    async def year(ctx: OrchestrationContext, number: int) -> int:
+        await ctx.call_activity(month, number)
+        return number
+
+    @app.orchestrator
+    async def parent(ctx: OrchestrationContext) -> int:
+        tasks = [ctx.call_sub_orchestrator(year, number, instance_id=f"y{number}") for number in range(4)]
+        for task in tasks:
+            with suppress(TaskFailedError):
+                await task
+        return sum(await ctx.when_all(tasks))
+
+    async def go() -> None:
+        async with World(app) as world:
+            await world.join("one")
+            first = await launch(world.client, of(FIRST), counter=None, remember=lambda _: None)
+            assert (await world.wait(first.instance_id)).status is Status.FAILED
+            await world.clock.sleep(10.0)
+            seen = set[Status]()
+            slow = client_over(world, lambda call: late(0.5))
+            rewinding = world.spawn(slow.rewind(first.instance_id, "the disk is there"))
+            while not rewinding.done():
+                state = await world.client.get(first.instance_id)
+                assert state is not None
+                seen.add(state.status)
+                await world.clock.sleep(0.1)
+            await rewinding
+            state = await world.wait(first.instance_id)
+            assert (state.output, state.released) == ("6", True)
+            assert Status.RUNNING in seen or Status.COMPLETED in seen, "it has gone on before the rewind marked it"
 
     simulate(go)

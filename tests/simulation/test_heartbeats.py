@@ -445,7 +445,7 @@ def test_a_cancelled_attempt_that_takes_long_to_end_keeps_its_place(lose: bool) 
     assert confirmed >= ended[0]
 
 
-@pytest.mark.parametrize("end", ["terminate", "cancel", "stop"])
+@pytest.mark.parametrize("end", ["terminate", "cancel", "purge", "stop"])
 def test_an_attempt_is_told_whether_the_next_one_goes_on(end: str) -> None:
     """It leaves the application that it has submitted to a cluster to the next attempt, or kills it."""
     made, told = App("told"), list[tuple[object, ...]]()
@@ -462,6 +462,9 @@ def test_an_attempt_is_told_whether_the_next_one_goes_on(end: str) -> None:
     @made.orchestrator
     async def once(ctx: OrchestrationContext) -> str:
         task = ctx.call_activity(long)
+        if end == "purge":
+            await ctx.create_timer(timedelta(seconds=2))
+            raise ValueError("the activity runs on")
         if end == "cancel":
             await ctx.create_timer(timedelta(seconds=2))
             task.cancel()
@@ -480,7 +483,19 @@ def test_an_attempt_is_told_whether_the_next_one_goes_on(end: str) -> None:
             if end == "stop":
                 await one.stop(timedelta(0))
                 await hub.join("two")
-            return (await hub.wait("i")).output
+            output = (await hub.wait("i")).output
+            if end == "purge":
+                await hub.client.purge("i")
+                await hub.clock.sleep(30.0)
+            return output
 
-    assert simulate(play) == {"terminate": "enough", "cancel": '"cancelled"', "stop": '"done"'}[end]
+    assert (
+        simulate(play)
+        == {
+            "terminate": "enough",
+            "cancel": '"cancelled"',
+            "purge": "ValueError: the activity runs on",
+            "stop": '"done"',
+        }[end]
+    )
     assert told == [(LOST,) if end == "stop" else ()]

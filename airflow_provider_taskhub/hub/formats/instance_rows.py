@@ -443,9 +443,9 @@ def rewound_row(instance_id: str, now: Timestamp, *, released: bool | None) -> E
     return _row(instance_id, {"RuntimeStatus": Status.PENDING.value, "LastUpdatedTime": now, RELEASED: released})
 
 
-def attended_row(instance_id: str) -> Entity:
-    """Encode the column that tells that an Airflow task waits again for an instance that was rewound."""
-    return _row(instance_id, {RELEASED: False})
+def released_row(instance_id: str, *, released: bool) -> Entity:
+    """Encode the column :data:`RELEASED` alone."""
+    return _row(instance_id, {RELEASED: released})
 
 
 # --- reading ------------------------------------------------------------------------------------------------------

@@ -88,6 +88,7 @@ class RecordedAttempt:
         self._give_up = times.give_up.total_seconds()
         self._changed, self._answered = asyncio.Event(), asyncio.Event()
         self._ended = False
+        self._gone = False
         self._longest_pause = longest_pause
         spare = (times.take - times.give_up).total_seconds()
         # The reaper kills later than this worker ends the attempt, because this worker knows and tells the reason.
@@ -124,7 +125,8 @@ class RecordedAttempt:
                 raise AssertionError("the heartbeats ended without an error while the attempt was running")
             finally:
                 guarding.cancel()
-                running.cancel(None if self.record.state is RecordState.CANCELLING else LOST)
+                unwanted = self._gone or self.record.state is RecordState.CANCELLING
+                running.cancel(None if unwanted else LOST)
                 self._ended = True  # lets a running heartbeat finish: without its answer the new ETag would be unknown
                 self._changed.set()
                 await asyncio.gather(beating, guarding, return_exceptions=True)
@@ -185,6 +187,8 @@ class RecordedAttempt:
         record = self.record
         found = await records.newest(self._hub.store, self._hub.names, record)
         mine = found is not None and found[0].worker == record.worker
+        # It was purged, or another worker has closed it: no attempt follows.
+        self._gone = found is None or found[0].state is RecordState.CANCELLED
         if found is None or not mine or found[0].state not in (RecordState.RUNNING, RecordState.CANCELLING):
             raise Conflict(f"attempt {record.attempt} of {record.name!r} was taken over, or has ended")
         self._etag = found[1].etag
@@ -221,6 +225,7 @@ class RecordedAttempt:
                     raise Superseded("the instance of the activity has ended, or has cancelled the call")
                 fate_checked = True
             except (Conflict, NotFound) as error:
+                self._gone = self._gone or isinstance(error, NotFound)
                 raise Superseded("the attempt was cancelled, or another worker has taken it over") from error
             except StorageError as error:
                 outage.failed(error)

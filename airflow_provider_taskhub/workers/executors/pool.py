@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 import structlog
 
@@ -366,7 +367,7 @@ class ExecutorPool:
         number = self._seats.index(seat) + 1
         name = f"{seat.kind}-{number}.{seat.starts}"
         began = self._clock.monotonic()
-        scratch = self._new_scratch(seat.kind)
+        scratch = await asyncio.to_thread(self._new_scratch, seat.kind)
         executor = Executor(
             self._configure(seat.kind, name, scratch),
             reaper=self._reaper,
@@ -380,11 +381,11 @@ class ExecutorPool:
         environment = self._config.environment
         if seat.kind is ExecutorKind.SPARK:
             # PySpark gives timestamps as times of the process's zone, and without this zone. So they are times of UTC.
-            environment = {"TZ": "UTC", **(os.environ if environment is None else environment)}
+            environment = {"TZ": _zone(environment), **(os.environ if environment is None else environment)}
         try:
             await executor.start(environment)
         except BaseException as error:
-            if scratch is not None:
+            if scratch is not None and executor.pid is None:  # else the executor removes it at its end
                 scratch.remove()
             if isinstance(error, OSError):
                 raise ExecutorError(f"executor {name} could not be started: {error}") from error
@@ -395,23 +396,24 @@ class ExecutorPool:
         return executor
 
     def _new_scratch(self, kind: ExecutorKind) -> Scratch | None:
-        """Make a folder for the temporary files of a local Spark. None: somebody else says where they are.
-
-        :raises ExecutorError: if the folder cannot be made.
+        """Make a folder for the temporary files of a local Spark. None: somebody else says where they are, or the
+        folder cannot be made.
         """
-        settings, environment = self._config.spark, self._config.environment
-        named = "SPARK_LOCAL_DIRS" in (os.environ if environment is None else environment)
-        local = settings.master.startswith("local")
-        if kind is not ExecutorKind.SPARK or not local or named or _LOCAL_DIR in settings.conf:
+        environment = os.environ if self._config.environment is None else self._config.environment
+        local = self._config.spark.master.startswith("local")
+        if kind is not ExecutorKind.SPARK or not local or _names_place(self._config.spark.conf, environment):
             return None
         try:
             remove_left()
             return Scratch()
         except OSError as error:
-            raise ExecutorError(f"there is no place for Spark's temporary files: {error}") from error
+            _log.warning("no_scratch_folder", error=str(error))
+            return None
 
     def _configure(self, kind: ExecutorKind, name: str, scratch: Scratch | None) -> Configure:
         places = {} if scratch is None else {_LOCAL_DIR: str(scratch.path)}
+        if not self._config.spark.master.startswith(("local", "sc://")):
+            places["spark.executorEnv.TZ"] = _zone(self._config.environment)  # as the driver has it
         return Configure(
             name=name,
             apps=self._config.apps,
@@ -422,6 +424,24 @@ class ExecutorPool:
             max_result=self._config.max_result,
             max_log=self._config.max_log,
         )
+
+
+def _names_place(conf: Mapping[str, str], environment: Mapping[str, str]) -> bool:
+    """Return whether the user says where Spark's temporary files are: in a setting, a variable or Spark's own file."""
+    home = environment.get("SPARK_HOME")
+    folder = environment.get("SPARK_CONF_DIR") or (home and os.path.join(home, "conf"))
+    file = Path(folder, "spark-defaults.conf") if folder else None
+    try:
+        lines = file.read_text().splitlines() if file is not None else []
+    except OSError:
+        lines = []
+    named = any(line.split("=")[0].split()[:1] == [_LOCAL_DIR] for line in lines)
+    return named or _LOCAL_DIR in conf or "SPARK_LOCAL_DIRS" in environment
+
+
+def _zone(environment: Mapping[str, str] | None) -> str:
+    """Return the time zone of Spark's processes. :param environment: as :class:`ExecutorConfig` has it."""
+    return (os.environ if environment is None else environment).get("TZ", "UTC")
 
 
 def _stopped(executor: Executor) -> str:

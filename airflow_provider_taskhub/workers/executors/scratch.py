@@ -11,7 +11,6 @@ import fcntl
 import os
 import shutil
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 _PREFIX = "taskhub-spark-"
@@ -28,15 +27,16 @@ class Scratch:
     def __init__(self, parent: Path | None = None) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         new = self.path / f"{_LOCK}.new"  # under its name it must be locked from the beginning
-        self._lock = os.open(new, os.O_CREAT | os.O_RDWR, 0o600)
+        self._lock: int | None = os.open(new, os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         new.rename(self.path / _LOCK)
 
     def remove(self) -> None:
-        """Remove the folder with all that is in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        with suppress(OSError):  # it was removed already
-            os.close(self._lock)
+        """Remove the folder with all that is in it. A second call does nothing."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            _remove(self.path)
+            os.close(lock)
 
 
 def remove_left(parent: Path | None = None) -> None:
@@ -54,6 +54,14 @@ def remove_left(parent: Path | None = None) -> None:
         except OSError:
             continue  # its process lives
         else:
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
         finally:
             os.close(lock)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, its lock last: if this process dies in between, the next one removes the rest."""
+    for one in [*path.iterdir()] if path.is_dir() else ():
+        if one.name != _LOCK:
+            shutil.rmtree(one, ignore_errors=True) if one.is_dir() else one.unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)

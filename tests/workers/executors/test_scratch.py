@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_taskhub.workers.executors.pool import _names_place
 from airflow_provider_taskhub.workers.executors.scratch import Scratch, remove_left
 
 HOLDS = """
 import sys
 from pathlib import Path
+from airflow_provider_taskhub.workers.executors.pool import _names_place
 from airflow_provider_taskhub.workers.executors.scratch import Scratch
 
 scratch = Scratch(Path(sys.argv[1]))
@@ -30,7 +33,10 @@ def test_a_folder_is_removed_with_what_is_in_it(tmp_path: Path) -> None:
     remove_left(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted([one.path, other.path]), "their process lives"
     one.remove()
+    reused = os.open(tmp_path / "mine", os.O_CREAT)
     one.remove()
+    os.close(reused)
+    (tmp_path / "mine").unlink()
     assert [*tmp_path.iterdir()] == [other.path]
     other.remove()
 
@@ -49,3 +55,25 @@ def test_the_folder_of_a_process_that_was_killed_is_removed_by_the_next(tmp_path
     remove_left(tmp_path)
     assert not path.exists()
     assert (tmp_path / "taskhub-spark-of-nobody").exists(), "perhaps it is being made"
+
+
+@pytest.mark.parametrize(
+    ("conf", "variables", "file", "named"),
+    [
+        ({}, {}, None, False),
+        ({"spark.local.dir": "/fast"}, {}, None, True),
+        ({}, {"SPARK_LOCAL_DIRS": "/fast"}, None, True),
+        ({}, {"SPARK_CONF_DIR": ""}, "spark.master local\nspark.local.dir  /fast", True),
+        ({}, {"SPARK_CONF_DIR": ""}, "spark.local.dir=/fast", True),
+        ({}, {"SPARK_HOME": ""}, "# spark.local.dir /fast", False),
+    ],
+)
+def test_who_says_where_the_files_are_gets_no_folder(
+    conf: dict[str, str], variables: dict[str, str], file: str | None, named: bool, tmp_path: Path
+) -> None:
+    if file is not None:
+        (tmp_path / "conf").mkdir()
+        (tmp_path / "conf" / "spark-defaults.conf").write_text(file)
+        folders = {"SPARK_HOME": str(tmp_path), "SPARK_CONF_DIR": str(tmp_path / "conf")}
+        variables = {name: folders[name] for name in variables}
+    assert _names_place(conf, variables) == named

@@ -218,7 +218,7 @@ def _inherit_in_threads() -> None:
     start = threading.Thread.start
 
     def start_with_context(thread: threading.Thread) -> None:
-        if _current.get(None) is not None:
+        if _log() is not None:
             context, run = copy_context(), thread.run
             if (wrapper := _thread_wrapper.get(None)) is not None:
                 run = wrapper(run)
@@ -229,7 +229,7 @@ def _inherit_in_threads() -> None:
 
     def submit_with_context(pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """A pool may be older than the attempt: its threads run in the context of the attempt that has made them."""
-        if _current.get(None) is None:
+        if _log() is None:  # also in a process that user code has forked, which must not use the parent's connections
             return submit(pool, function, *args, **kwargs)
         context = copy_context()
         run: Callable[[], Any] = partial(function, *args, **kwargs)

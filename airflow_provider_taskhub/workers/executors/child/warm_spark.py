@@ -173,9 +173,9 @@ class WarmSpark:
         return job_of_group(self._context, job_group)
 
     def cancel(self, job_group: str) -> None:
-        if (session := self._sessions.get(job_group)) is not None:
-            _stop_streams(session)
         self._context._jsc.sc().cancelJobGroupAndFutureJobs(job_group)
+        if (session := self._sessions.get(job_group)) is not None:
+            threading.Thread(target=_stop_streams, args=(session,), daemon=True).start()  # each may take ten seconds
         time.sleep(_STOPPING)
         with self._lock:
             # The cancelled attempt may have ended already. No attempt can begin while this thread has the lock.
@@ -188,19 +188,21 @@ class WarmSpark:
         attempt has made them.
         """
         try:
-            _stop_streams(session)
             self._context._jsc.sc().cancelJobGroupAndFutureJobs(job_group)
+            _stop_streams(session)
+            shared: Any = session._jsparkSession.sharedState()
+            views = _views(shared)
             with self._lock:
                 if set(self._slots.values()) - {job_group}:
                     return
-                shared: Any = session._jsparkSession.sharedState()
                 if not shared.cacheManager().isEmpty():
                     session.catalog.clearCache()
                 for rdd in list(self._context._jsc.getPersistentRDDs().values()):
                     rdd.unpersist(False)
-                views = shared.globalTempViewManager().listViewNames("*")  # listTables() would run a job
-                for number in range(views.size()):
-                    session.catalog.dropGlobalTempView(views.apply(number))
+                if views is not None:
+                    names = views.listViewNames("*")  # listTables() would run a job
+                    for number in range(names.size()):
+                        session.catalog.dropGlobalTempView(names.apply(number))
         except Exception as error:  # the result of the attempt counts all the same
             _log.warning("what this attempt has left in Spark was not removed: %s", str(error).splitlines()[:1])
 
@@ -291,10 +293,22 @@ def _kill_python_workers() -> None:
                     worker.kill()
 
 
+def _views(shared: Any) -> Any:
+    """Return the manager of the global temporary views; None: nobody has used it. Its first use asks the catalog, which
+    may be a service that does not answer, so it is read without being made.
+    """
+    field = shared.getClass().getDeclaredField("globalTempViewManager")
+    field.setAccessible(True)
+    return field.get(shared)
+
+
 def _stop_streams(session: SparkSession) -> None:
     """Stop the streaming queries that were started with a session."""
     for query in session.streams.active:
-        query.stop()
+        try:
+            query.stop()
+        except Exception as error:  # its code does not end in time: the others are stopped all the same
+            _log.warning("streaming query %s was not stopped: %s", query.id, str(error).splitlines()[:1])
 
 
 def _isolate(session_class: Any, context_class: Any) -> None:
