@@ -49,6 +49,7 @@ class Ran:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self._actions: dict[tuple[str, ...], str] = {}
         self.undone: set[tuple[str, ...]] = set()
         self.client: Client | None = None
 
@@ -75,22 +76,24 @@ class Ran:
         info, key = activity_info(), step["key"]
         call = f"{key} {info.execution_id} {info.task_id} {info.attempt}"
         self.lines.append(f"{call} begin")
+        self._actions[key, str(info.execution_id), str(info.task_id)] = info.idempotency_key
         earlier = {int(line.split()[2]) for line in self.lines if line.startswith(f"{key} {info.execution_id} ")}
         earlier = {number for number in earlier if number < info.task_id}
         if earlier and not step["record"]:
-            scheduled = await self._scheduled(info.instance_id, key)
-            self.undone |= {(key, str(info.execution_id), str(number)) for number in earlier - scheduled}
-            earlier &= scheduled
+            names = {number: (key, str(info.execution_id), str(number)) for number in earlier}
+            actions = await self._scheduled(info.instance_id)
+            undone = {number for number, name in names.items() if actions.get(number) != self._actions[name]}
+            self.undone |= {names[number] for number in undone}
+            earlier -= undone
         await asyncio.sleep(step["seconds"])
         self.lines.append(f"{call} end")
         return outcome(step, len(earlier) + 1)
 
-    async def _scheduled(self, instance_id: str, key: str) -> set[int]:
-        """Return the calls of an activity that the history has. A retry is made when the failed call is in it."""
+    async def _scheduled(self, instance_id: str) -> dict[int, str | None]:
+        """Return the identities of the calls in a history, by number. A retry is made when the failed call is in it."""
         assert self.client is not None
         events, _ = await self.client.instance(instance_id).readable_history()
-        mark = f'"key":"{key}"'
-        return {event.event_id for event in events if isinstance(event, TaskScheduled) and mark in (event.input or "")}
+        return {event.event_id: event.taskhub_action_id for event in events if isinstance(event, TaskScheduled)}
 
 
 def faults(dice: random.Random) -> Plan:
