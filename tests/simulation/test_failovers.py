@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -218,6 +218,54 @@ def test_who_dies_while_it_takes_over_leaves_the_rest_to_the_next(name: str, sid
         made_good += died
         assert (ended.states, ended.histories) == (whole.states, whole.histories), number
     assert made_good >= 4
+
+
+@pytest.mark.rows("D97")
+@pytest.mark.parametrize("side", [BEFORE, AFTER])
+def test_who_dies_while_it_takes_over_running_attempts_leaves_them_to_the_next(side: str) -> None:
+    """The first dies while two attempts run. The next dies at any of the calls with which it takes them over."""
+
+    def play(number: int | None) -> Any:
+        """:param number: at which of its calls the second dies; None: at none. Return how many it makes until then."""
+        naps = Naps()
+
+        async def main() -> Any:
+            async with World(naps.app, partitions=1) as hub:
+                first = await hub.join("first", proves=False)
+                await hub.client.start("naps", 2, instance_id="i")
+                while len(naps.begun) < 2:
+                    await hub.clock.sleep(0.1)
+                await first.bury()
+                second = await hub.join("second", proves=False)
+                while not second.owner.tenures:
+                    await hub.clock.sleep(0.1)
+                before = second.calls
+                if number is None:
+                    while len(naps.begun) < 4:
+                        await hub.clock.sleep(0.1)
+                    return second.calls - before
+                second.death = Death(point=before + number, side=side)
+                await second.died.wait()
+                await hub.join("third")
+                state = await hub.wait("i")
+                attempts = defaultdict[int, list[RecordState]](list)
+                for record in await hub.client.instance("i").activities():
+                    attempts[record.task_id].append(record.state)
+                await hub.ended()
+                return state.output, attempts, naps.begun
+
+        return simulate(main)
+
+    lost, both = 0, play(None)
+    for number in range(both - 10, both + 4):
+        output, attempts, begun = play(number)
+        assert output == "1"
+        assert all(
+            states == [RecordState.LOST] * (len(states) - 1) + [RecordState.COMPLETED] for states in attempts.values()
+        )
+        assert len(begun) == len({*begun}), "no attempt has begun twice"
+        lost += any(attempt > 2 for _, _, attempt in begun)
+    assert lost, "the second had taken one over when it died"
 
 
 @pytest.mark.rows("D98")
