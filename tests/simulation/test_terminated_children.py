@@ -16,6 +16,7 @@ from airflow_provider_taskhub.engine.events import (
     OrchestrationInstance,
     Status,
 )
+from airflow_provider_taskhub.errors import TaskCancelledError
 from airflow_provider_taskhub.hub.formats.history_rows import row_key
 from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.tags import FIRE_AND_FORGET
@@ -246,3 +247,34 @@ def test_a_wait_ends_at_its_limit_and_not_at_its_next_look() -> None:
         return took
 
     assert play(drive) == pytest.approx(9.4, abs=0.05)
+
+
+@pytest.mark.rows("K26", "D62")
+@pytest.mark.parametrize("size", [1, 100_000], ids=["small", "in a blob"])
+@pytest.mark.parametrize("rounds", [0, 1, 2])
+def test_a_child_that_is_cancelled_before_it_begins_answers_the_generation_that_has_cancelled_it(
+    rounds: int, size: int
+) -> None:
+    """The generation begins in the episode in which it cancels. A start from a blob is read later than the cancel."""
+    app = App("again")
+
+    @app.orchestrator
+    async def child(ctx: OrchestrationContext, text: str) -> None:
+        await ctx.wait_for_external_event("never")
+
+    @app.orchestrator
+    async def again(ctx: OrchestrationContext, rounds: int) -> str:
+        if rounds:
+            ctx.continue_as_new(rounds - 1)
+            return "again"
+        task = ctx.call_sub_orchestrator(child, "x" * size)
+        task.cancel()
+        with pytest.raises(TaskCancelledError):
+            await task
+        return "cancelled"
+
+    async def drive(world: World) -> str | None:
+        await world.client.start("again", rounds, instance_id="i")
+        return (await world.wait("i", timedelta(minutes=1))).output
+
+    assert play(drive, app) == '"cancelled"'

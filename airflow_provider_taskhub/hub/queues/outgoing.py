@@ -15,6 +15,7 @@ from airflow_provider_taskhub.engine.episode import Episode
 from airflow_provider_taskhub.engine.events import (
     EventRaised,
     ExecutionStarted,
+    ExecutionTerminated,
     HistoryEvent,
     OrchestrationInstance,
     TaskScheduled,
@@ -201,7 +202,9 @@ def outbound_messages(episode: Episode, routing: Routing, now: Timestamp) -> tup
             queue=queue,
             process=routing.process,
             sequence=number,
-            sender=episode.loaded,
+            # DurableTask's sender is the generation that was loaded. A child that a cancel ends before its start comes
+            # knows its parent from the sender alone, and answers the generation that has cancelled it.
+            sender=episode.current if _is_cancel(event) else episode.loaded,
             now=now,
             episode=episode.number,
             activity_id=outbound.action_id,
@@ -214,6 +217,11 @@ def outbound_messages(episode: Episode, routing: Routing, now: Timestamp) -> tup
             room[queue] -= 1
         found.append(made)
     return tuple(found)
+
+
+def _is_cancel(event: HistoryEvent) -> bool:
+    """Return whether a message cancels a child."""
+    return isinstance(event, ExecutionTerminated) and event.taskhub_cancels is not None
 
 
 def claimed(found: Sequence[OutboundMessage], receipts: Sequence[object], *, sent: float) -> list[Delivery]:
