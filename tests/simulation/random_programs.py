@@ -44,14 +44,13 @@ class Ran:
     :ivar lines: a line for each begin and end of a run, in the order of time: key, execution id, call, attempt, and
         ``begin`` or ``end``.
     :ivar undone: of those, the calls of checkpoints that were cut off: the orchestrator made the call again with
-        another number, because other messages had come first. Such a call may run if it has no record.
+        another number, because other messages had come first.
     """
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self._actions: dict[tuple[str, ...], str] = {}
         self._places: dict[tuple[str, str], str] = {}
-        self._plain: set[str] = set()
         self.undone: set[tuple[str, ...]] = set()
         self.client: Client | None = None
 
@@ -74,7 +73,7 @@ class Ran:
         """The lines of calls that count. Of the last generation of an instance, its history tells which."""
         for place, instance_id in self._places.items():
             calls = {line.split()[2] for line in self.lines if line.startswith(f"{' '.join(place)} ")}
-            if len(calls) > 1 and place[0] in self._plain:
+            if len(calls) > 1:
                 actions = await self._scheduled(instance_id, place[1])
                 self.undone |= {
                     (*place, call)
@@ -89,11 +88,9 @@ class Ran:
         self.lines.append(f"{call} begin")
         self._actions[key, str(info.execution_id), str(info.task_id)] = info.idempotency_key
         self._places[key, str(info.execution_id)] = info.instance_id
-        if not step["record"]:
-            self._plain.add(key)
         earlier = {int(line.split()[2]) for line in self.lines if line.startswith(f"{key} {info.execution_id} ")}
         earlier = {number for number in earlier if number < info.task_id}
-        if earlier and not step["record"]:
+        if earlier:
             names = {number: (key, str(info.execution_id), str(number)) for number in earlier}
             actions = await self._scheduled(info.instance_id, str(info.execution_id))
             undone = {
