@@ -39,7 +39,7 @@ _MOST_NAMES = 10
 _MOST_ROWS = 10_000
 """The largest number of rows of a mapped stub whose inputs are compared."""
 _STUB = "python_callable"
-"""The attribute in which Airflow keeps the function of a decorated task."""
+"""The attribute of a decorated task in which Airflow keeps the decorated function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

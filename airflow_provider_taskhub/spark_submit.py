@@ -181,7 +181,7 @@ def _check_earlier(operator: Any, state: _State, context: dict[str, Any]) -> Non
 def _status(operator: Any, job: Any, context: dict[str, Any]) -> str:
     """Return the status of an application. The cluster may be starting too, so it is asked for some minutes.
 
-    :raises SparkJobFailed: if the cluster does not answer.
+    :raises SparkJobFailed: if the cluster has not answered for five minutes.
     """
     deadline = time.monotonic() + _PATIENCE
     while True:
@@ -204,7 +204,7 @@ def _check_status(operator: Any, job: str, status: str) -> None:
 
 
 def _in_background(work: Callable[[], None]) -> Future[None]:
-    """Run a function in a daemon thread, in the context of this attempt."""
+    """Run a function in a daemon thread, with the context variables of this attempt."""
     done: Future[None] = Future()
 
     def run() -> None:

@@ -73,7 +73,7 @@ def problems(
 
 
 def check_rendered_id(instance_id: str | None) -> None:
-    """Check the id of an instance that must be there, after its template was rendered.
+    """Check the rendered id of an instance that the task does not start itself.
 
     :raises InputError: if it is no id, or what Jinja makes of a value that is missing.
     """

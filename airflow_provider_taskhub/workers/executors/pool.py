@@ -380,7 +380,8 @@ class ExecutorPool:
         )
         environment = self._config.environment
         if seat.kind is ExecutorKind.SPARK:
-            # PySpark gives timestamps as times of the process's zone, and without this zone. So they are times of UTC.
+            # PySpark converts timestamps to the time zone of its process, and the result does not name the zone. A
+            # reader takes such a time for UTC.
             environment = {"TZ": _zone(environment), **(os.environ if environment is None else environment)}
         try:
             await executor.start(environment)

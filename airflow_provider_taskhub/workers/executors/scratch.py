@@ -60,7 +60,9 @@ def remove_left(parent: Path | None = None) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder, its lock last: if this process dies in between, the next one removes the rest."""
+    """Remove a folder. The lock file is removed last: if this process dies before that, another process finds the lock
+    free, and removes the rest.
+    """
     for one in [*path.iterdir()] if path.is_dir() else ():
         if one.name != _LOCK:
             shutil.rmtree(one, ignore_errors=True) if one.is_dir() else one.unlink(missing_ok=True)

@@ -110,7 +110,7 @@ def captured(log: AttemptLog) -> Iterator[None]:
 
 @contextmanager
 def threads_run_as(wrapper: ThreadWrapper) -> Iterator[None]:
-    """Wrap the function of each thread that the attempt starts in the ``with`` block, and what it gives to pools."""
+    """Wrap each function that the attempt gives to a new thread or to a thread pool in the ``with`` block."""
     token = _thread_wrapper.set(wrapper)
     try:
         yield

@@ -216,7 +216,7 @@ class WarmSpark:
             return None
 
     def _watch_context(self) -> None:
-        """Call ``gone`` when the context was stopped. A context cannot be started again in its JVM's session state."""
+        """Call ``gone`` when the Spark context was stopped. Each later attempt in this executor would fail."""
         pause = threading.Event()
         while not self._has_stopped():
             pause.wait(_LOOK_EVERY)
