@@ -187,6 +187,10 @@ bench-airflow: .venv/.test ## how fast tasks of a real Airflow are beside tasks 
 bench-cancel: .venv/.test ## seconds from a cancel to no Spark task running: local, standalone cluster, Spark Connect (BENCH="--repeat 5 --kinds connect")
 	@$(BIN)/python -m tests.benchmarks.cancels $(BENCH)
 
+.PHONY: bench-spark
+bench-spark: .venv/.test ## small Spark jobs as a bare program, through the hub, in Airflow, 15 minutes (BENCH="--kinds local --repeat 0")
+	@$(BIN)/python -m tests.benchmarks.spark $(BENCH)
+
 .PHONY: bench-balance
 bench-balance: .venv/.test ## the rules of others for sharing partitions out, beside ours: cycles and moves
 	@$(BIN)/python -m tests.benchmarks.balance

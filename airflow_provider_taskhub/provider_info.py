@@ -152,9 +152,9 @@ def get_provider_info() -> dict[str, Any]:
                         "default": "",
                     },
                     "short_wait": {
-                        "description": "Default of the parameter short_wait of TaskHubOperator: seconds for which an "
+                        "description": "Default of the parameter short_wait: seconds for which an "
                         "Airflow worker waits for the end of an instance before it defers. Empty: 30 s if a worker "
-                        "must end the task, else 1.5 s.",
+                        "must end the task, else 1.5 s, and 0 for a sensor.",
                         "version_added": "0.1.0",
                         "type": "float",
                         "example": "5",

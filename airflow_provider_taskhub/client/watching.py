@@ -97,15 +97,28 @@ class Watches:
         :param instance_id: id of the instance.
         :raises Conflict: if other processes change the row of the instance in each of some tries.
         """
+        await self._mark(instance_id, released=False)
+
+    async def release(self, instance_id: str, run: str | None) -> None:
+        """Store that another Airflow task has let an instance go on: the task that has started it takes the result if
+        it is cleared.
+
+        :param instance_id: id of the instance.
+        :param run: execution id of the instance; if it has another, nothing is stored.
+        :raises Conflict: if other processes change the row of the instance in each of some tries.
+        """
+        await self._mark(instance_id, released=True, run=run)
+
+    async def _mark(self, instance_id: str, *, released: bool, run: str | None = None) -> None:
         hub = self._hub
 
         async def once() -> None:
             state = await hub.instance(instance_id)
-            if state is not None and state.released:
-                row = RowOperation(
-                    verb=RowVerb.MERGE, entity=released_row(instance_id, released=False), etag=state.etag
-                )
-                await hub.store.execute(Transact(table=hub.names.instances, rows=(row,)))
+            if state is None or state.released is released or run not in (None, state.execution_id):
+                return
+            merge = released_row(instance_id, released=released)
+            row = RowOperation(verb=RowVerb.MERGE, entity=merge, etag=state.etag)
+            await hub.store.execute(Transact(table=hub.names.instances, rows=(row,)))
 
         await retry(once, ATTEND, hub.clock)
 

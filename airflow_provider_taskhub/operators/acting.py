@@ -1,8 +1,9 @@
 """The base class of the operators that act on one instance: arguments, errors, the link, and the wait for the effect.
 
-Such an operator sends its request in an Airflow worker and stays there for :data:`WORKER_WAIT` at most. If the effect
-takes longer, the task waits in the triggerer, without a worker slot, or in its worker if ``deferrable`` is False. A
-repeat (a retry of the task, or a clear) reads the instance first and does not do again what is done.
+Such an operator sends its request in an Airflow worker and stays there for 30 s at most, because Airflow gives a task
+that was deferred to a worker no sooner. If the effect takes longer, the task waits in the triggerer, without a worker
+slot, or in its worker if ``deferrable`` is False. A repeat (a retry of the task, or a clear) reads the instance first
+and does not do again what is done.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from airflow_provider_taskhub.triggers.rendering import TextRendering
 from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, OWNER_KEY
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 from airflow_provider_taskhub.triggers.worker_reasons import needs_worker
-from airflow_provider_taskhub.triggers.worker_wait import default_deferrable, wait_in_worker
+from airflow_provider_taskhub.triggers.worker_wait import WORKER_END_WAIT, default_deferrable, wait_in_worker
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -38,10 +39,6 @@ if TYPE_CHECKING:
     from airflow_provider_taskhub.codec import Timestamp
     from airflow_provider_taskhub.hub.model import InstanceState
 
-WORKER_WAIT = timedelta(seconds=10)
-"""How long the Airflow worker waits for the effect before it defers the task. Longer than ``TaskHubOperator`` waits: a
-worker of the hub usually carries out such a request within seconds, and a task that was deferred must often wait 30 s
-before it may be resumed (``triggers.settling``)."""
 _PAUSE = 0.25
 """Seconds between two readings of the instance in the worker."""
 NOT_THERE = (
@@ -254,7 +251,7 @@ class WaitingOperator(ActingOperator):
 
 
 async def becomes(client: Client, instance_id: str, ends: Callable[[InstanceState], bool]) -> InstanceState | None:
-    """Read an instance until it is as wanted, for :data:`WORKER_WAIT` at most.
+    """Read an instance until it is as wanted, for :data:`WORKER_END_WAIT` at most.
 
     :param ends: returns whether the state is as wanted.
     :returns: the state; None: the time is over.
@@ -262,7 +259,7 @@ async def becomes(client: Client, instance_id: str, ends: Callable[[InstanceStat
     """
     from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 
-    until = SYSTEM_CLOCK.monotonic() + WORKER_WAIT.total_seconds()
+    until = SYSTEM_CLOCK.monotonic() + WORKER_END_WAIT.total_seconds()
     while True:
         state = await client.get(instance_id, payloads=False)
         if state is None:

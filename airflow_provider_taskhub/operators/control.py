@@ -15,7 +15,6 @@ from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks.at_parse import check_flag, check_name, check_text, is_template
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
 from airflow_provider_taskhub.operators.acting import (
-    WORKER_WAIT,
     ActingOperator,
     NotYet,
     Wait,
@@ -25,6 +24,7 @@ from airflow_provider_taskhub.operators.acting import (
 )
 from airflow_provider_taskhub.triggers.arguments import check_event_data, evaluated
 from airflow_provider_taskhub.triggers.grace import grace_of
+from airflow_provider_taskhub.triggers.worker_wait import WORKER_END_WAIT
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -228,7 +228,7 @@ class TaskHubTerminateOperator(_Reasoned):
                 wait=self.wait,
                 recurse=self.recurse,
                 grace=grace_of(state) if self.clean_up else None,
-                timeout=WORKER_WAIT if self.wait else None,
+                timeout=WORKER_END_WAIT if self.wait else None,
             )
         except TimeoutError as error:
             self.log.info("%s", error)

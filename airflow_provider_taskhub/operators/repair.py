@@ -15,7 +15,6 @@ from airflow_provider_taskhub.hooks.at_parse import check_choice, check_flag, ch
 from airflow_provider_taskhub.hooks.deployment import deployment
 from airflow_provider_taskhub.hooks.outputs import returned
 from airflow_provider_taskhub.operators.acting import (
-    WORKER_WAIT,
     ActingOperator,
     NotYet,
     Wait,
@@ -25,7 +24,8 @@ from airflow_provider_taskhub.operators.acting import (
 from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers.grace import grace_of, seconds_of
 from airflow_provider_taskhub.triggers.outcome import log_failure, reason, retryable
-from airflow_provider_taskhub.triggers.worker_reasons import needs_whole_output
+from airflow_provider_taskhub.triggers.worker_reasons import needs_whole_output, needs_worker
+from airflow_provider_taskhub.triggers.worker_wait import WORKER_END_WAIT
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -38,6 +38,9 @@ __all__ = ["TaskHubPurgeOperator", "TaskHubRewindOperator"]
 
 FINAL = ("Completed", "Failed", "Terminated", "Canceled")
 """Statuses of instances that can be purged. The engine has them too, but a DAG's parse must not load the engine."""
+
+_TRIGGERER_ENDS = timedelta(seconds=10)
+"""How long the Airflow worker waits for the end of the instance if the triggerer can end the task."""
 
 
 class TaskHubRewindOperator(WaitingOperator):
@@ -90,6 +93,8 @@ class TaskHubRewindOperator(WaitingOperator):
             except InvalidStateError:  # somebody else has rewound the instance since the reading above
                 await self._give_back(client, context, owner, before)
                 raise
+            if owner is not None:  # a clear of the task that has started the instance waits for it, or takes its result
+                await client.watches.release(self.instance_id, state.execution_id)
         elif state.status.is_final and state.status is not Status.COMPLETED:
             raise AirflowException(
                 f"instance {self.instance_id!r} is {state.status}: only a failed instance can be rewound. "
@@ -100,7 +105,8 @@ class TaskHubRewindOperator(WaitingOperator):
         if not self.wait_for_completion:
             return str(state.status)
         try:
-            return await self._result(client, await client.wait(self.instance_id, timeout=WORKER_WAIT))
+            longest = WORKER_END_WAIT if needs_worker(self) else _TRIGGERER_ENDS
+            return await self._result(client, await client.wait(self.instance_id, timeout=longest))
         except TimeoutError:
             raise NotYet(self._wait(state, owner)) from None
 

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 SHORT_WAIT = timedelta(seconds=1.5)
 """How long the Airflow worker waits before it defers a task that the triggerer can end, unless the user says it."""
-WORKER_END_WAIT = timedelta(seconds=30)
-"""The same for a task that a worker must end. Airflow may fail such a task if it goes back to a worker sooner than 30 s
-after its deferral (``triggers.settling``), so a deferral of a shorter orchestration would only lose time."""
 _BEFORE_DEADLINE = timedelta(seconds=0.5)
 """Time between the end of the short wait and the task's deadline, so that the task can still defer."""
 _SLACK = 1.5

@@ -34,7 +34,7 @@ from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
 from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.operators.giving_up import end_overdue, named, terminate
 from airflow_provider_taskhub.operators.lineage import LineageReporter, inject_parent_by_default, parent_tags
-from airflow_provider_taskhub.operators.short_wait import SHORT_WAIT, WORKER_END_WAIT, ends_soon, log_progress
+from airflow_provider_taskhub.operators.short_wait import SHORT_WAIT, ends_soon, log_progress
 from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers import instance_limits
 from airflow_provider_taskhub.triggers.arguments import (
@@ -56,7 +56,7 @@ from airflow_provider_taskhub.triggers.start_or_attach import Counter, Launched,
 from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, OWNER_KEY, STARTED, WAITED, WORKER_STARTS
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 from airflow_provider_taskhub.triggers.worker_reasons import PLACES, needs_whole_output
-from airflow_provider_taskhub.triggers.worker_wait import default_deferrable, wait_in_worker
+from airflow_provider_taskhub.triggers.worker_wait import WORKER_END_WAIT, default_deferrable, wait_in_worker
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage

@@ -29,7 +29,7 @@ from airflow_provider_taskhub.hooks.at_parse import check_choice, check_name, ch
 from airflow_provider_taskhub.hooks.outputs import returned
 from airflow_provider_taskhub.hooks.taskhub import DEFAULT_CONNECTION, TaskHubHook
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink
-from airflow_provider_taskhub.triggers.arguments import check_rendered_id, check_waiting, duration
+from airflow_provider_taskhub.triggers.arguments import check_duration, check_rendered_id, check_waiting, duration
 from airflow_provider_taskhub.triggers.deferral import BACKSTOP, deferral_timeout
 from airflow_provider_taskhub.triggers.outcome import OVERDUE, error_class
 from airflow_provider_taskhub.triggers.placed_task import PlacedTask
@@ -38,7 +38,12 @@ from airflow_provider_taskhub.triggers.start_from_trigger import FirstTrigger
 from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, WORKER_STARTS
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 from airflow_provider_taskhub.triggers.worker_reasons import PLACES, Where, needs_whole_output
-from airflow_provider_taskhub.triggers.worker_wait import default_deferrable, wait_in_worker
+from airflow_provider_taskhub.triggers.worker_wait import (
+    WORKER_END_WAIT,
+    default_deferrable,
+    ends_within,
+    wait_in_worker,
+)
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -90,6 +95,9 @@ class TaskHubSensor(PlacedTask, BaseSensorOperator):  # type: ignore[misc]  # Ai
         None: the option ``[taskhub] start_on``, ``"auto"`` by default.
     :param complete_on: who ends the sensor, with the same values. A sensor with outlets always ends in a worker. None:
         the option ``[taskhub] complete_on``, ``"auto"`` by default.
+    :param short_wait: a timedelta, or seconds: how long an Airflow worker that has started the sensor waits before it
+        defers. 0: it defers at once. None: the option ``[taskhub] short_wait``. If that is empty too, it waits for 30 s
+        if a worker must end the sensor, because Airflow takes a deferred task back no sooner, and else not at all.
     :param mode: Airflow's parameter. It counts only with ``deferrable=False``. ``"poke"``: the sensor holds its worker
         slot for the whole wait. ``"reschedule"``: Airflow runs the sensor again and again, each time for one look, with
         a pause of ``poke_interval``.
@@ -114,6 +122,7 @@ class TaskHubSensor(PlacedTask, BaseSensorOperator):  # type: ignore[misc]  # Ai
         poll_interval: timedelta | float | None = None,
         start_on: Literal["trigger", "worker", "auto"] | None = None,
         complete_on: Literal["trigger", "worker", "auto"] | None = None,
+        short_wait: timedelta | float | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -126,6 +135,7 @@ class TaskHubSensor(PlacedTask, BaseSensorOperator):  # type: ignore[misc]  # Ai
         self.poll_interval = defaults.seconds("poll_interval", poll_interval, least=0.1)
         self.start_on = defaults.choice("start_on", start_on, PLACES)
         self.complete_on = defaults.choice("complete_on", complete_on, PLACES)
+        self.short_wait = defaults.seconds("short_wait", short_wait)
         self._check_arguments()
 
     def _check_arguments(self) -> None:
@@ -142,6 +152,7 @@ class TaskHubSensor(PlacedTask, BaseSensorOperator):  # type: ignore[misc]  # Ai
         if self.event_name is not None:
             check_name(where, "event_name", self.event_name, "give the name for which the orchestrator waits")
         check_waiting(where, deferrable=self.deferrable, poll_interval=self.poll_interval)
+        check_duration(where, "short_wait", self.short_wait)
         for name in ("start_on", "complete_on"):
             check_value(where, name, getattr(self, name), list(Where))
 
@@ -160,6 +171,8 @@ class TaskHubSensor(PlacedTask, BaseSensorOperator):  # type: ignore[misc]  # Ai
             return self._or_skip(lambda: self._wait_here(context))
         ti = context["ti"]
         ti.xcom_push(key=INSTANCE_KEY, value=self.instance_id)  # so that the triggerer may end the task
+        if (event := self._soon()) is not None:
+            return self._or_skip(lambda: self.execute_complete(context, event))
         return self._wait()
 
     def execute_started(self, context: Context, event: dict[str, Any]) -> Any:
@@ -238,6 +251,16 @@ class TaskHubSensor(PlacedTask, BaseSensorOperator):  # type: ignore[misc]  # Ai
         if self.event_name is not None and not state.status.is_final:
             whys = await client.admin.waiting_of([state], sentinels=1)
         return state, await moment.shown_by(state, whys.get(self.instance_id, ()))
+
+    def _soon(self) -> dict[str, Any] | None:
+        """Wait a moment in this Airflow worker. :returns: the trigger's event; None: the sensor must defer."""
+        given = duration(self.short_wait)
+        longest = given if given is not None else WORKER_END_WAIT if self._place().success else timedelta(0)
+        if not longest:
+            return None
+        seconds = longest.total_seconds()
+        self.log.info("this Airflow worker waits up to %g s for instance %s", seconds, self.instance_id)
+        return ends_within(self._trigger(self._deadline()), longest)
 
     def _wait(self) -> NoReturn:
         deadline = self._deadline()

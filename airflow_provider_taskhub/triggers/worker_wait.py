@@ -1,9 +1,11 @@
-"""Waits for an instance in the Airflow worker, for tasks with ``deferrable=False``."""
+"""Waits for an instance in the Airflow worker: tasks with ``deferrable=False``, and others for a moment."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from contextlib import aclosing
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import conf
@@ -12,6 +14,11 @@ from airflow_provider_taskhub.hooks.taskhub import run_async
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
+
+WORKER_END_WAIT = timedelta(seconds=30)
+"""How long the Airflow worker waits before it defers a task that a worker must end. Airflow may fail such a task if it
+goes back to a worker sooner than 30 s after its deferral (:mod:`.settling`), so to defer for a shorter wait would only
+lose time."""
 
 
 def default_deferrable() -> bool:
@@ -40,5 +47,23 @@ def wait_in_worker(trigger: TaskHubTrigger) -> dict[str, Any]:
             async for event in events:
                 return dict(event.payload)
         raise AssertionError("a trigger fires one event")
+
+    return run_async(first)
+
+
+def ends_within(trigger: TaskHubTrigger, longest: timedelta) -> dict[str, Any] | None:
+    """Run a trigger in this process for a moment.
+
+    :param trigger: as :func:`wait_in_worker` takes it.
+    :param longest: how long to wait.
+    :returns: the content of its first event; None: it has fired none.
+    """
+
+    async def first() -> dict[str, Any] | None:
+        try:
+            async with asyncio.timeout(longest.total_seconds()), aclosing(trigger.run()) as events:  # type: ignore[type-var]  # an async generator
+                return dict((await anext(events)).payload)
+        except TimeoutError:
+            return None
 
     return run_async(first)

@@ -687,6 +687,11 @@ class FakeWatches(Fake):
         hub = self._count("attend")
         hub.instances[instance_id] = replace(hub.instances[instance_id], released=False)
 
+    async def release(self, instance_id: str, run: str | None) -> None:
+        hub = self._count("release")
+        if hub.instances[instance_id].execution_id == run:
+            hub.instances[instance_id] = replace(hub.instances[instance_id], released=True)
+
     @asynccontextmanager
     async def attending(self, name: str) -> AsyncIterator[None]:
         hub = self._count("attending")

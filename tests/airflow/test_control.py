@@ -43,7 +43,8 @@ SIX: list[tuple[Any, dict[str, Any]]] = [
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (acting, control, repair):
-        monkeypatch.setattr(module, "WORKER_WAIT", timedelta(0))
+        monkeypatch.setattr(module, "WORKER_END_WAIT", timedelta(0))
+    monkeypatch.setattr(repair, "_TRIGGERER_ENDS", timedelta(0))
 
 
 def task(kind: Any, **more: Any) -> Task:
@@ -371,6 +372,23 @@ def test_while_it_waits_the_instance_belongs_to_the_rewinding_task(hub: FakeHub)
     task(TaskHubRewindOperator).start(Ti(task_id="again"))
     watch = hub.watched["i"]
     assert (watch.dag_id, watch.task_id, watch.owner) == ("flights", "again", "o")
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_clear_of_the_task_that_has_started_a_rewound_instance_waits_for_it_or_takes_its_result(
+    hub: FakeHub, make_task: Any, ended: bool
+) -> None:
+    starter, ti = make_task(), Ti()
+    instance_id = starter.start(ti).trigger.instance_id
+    hub.fail(instance_id, "no rows")
+    rewinder = Task(TaskHubRewindOperator(task_id="again", instance_id=instance_id))
+    assert rewinder.start(Ti(task_id="again")).trigger.instance_id == instance_id
+    if ended:
+        hub.end(instance_id, 7)
+        assert starter.run(ti.cleared()) == 7
+    else:
+        assert starter.start(ti.cleared()).trigger.instance_id == instance_id
+    assert (hub.terminated, len(hub.starts)) == ([], 1 if ended else 2), "an ATTACH puts a lost start again"
 
 
 def test_a_clear_of_the_rewinding_task_does_not_end_the_instance(hub: FakeHub) -> None:

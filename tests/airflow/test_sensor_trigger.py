@@ -130,7 +130,7 @@ def test_the_options_are_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_log_says_what_forces_a_worker(hub: FakeHub, make_task: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    sensor = made(start_on="worker", outlets=[Asset("a")])
+    sensor = made(start_on="worker", outlets=[Asset("a")], short_wait=0)
     sensor.render_template_fields({})
     Task(sensor).start(Ti())
     said = capsys.readouterr().out

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.sdk import Asset
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowRescheduleException,
@@ -44,7 +45,8 @@ SOON = {"deferrable": False, "poll_interval": 0.01}
 @pytest.fixture(autouse=True)
 def no_short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (acting, control, repair):
-        monkeypatch.setattr(module, "WORKER_WAIT", timedelta(0))
+        monkeypatch.setattr(module, "WORKER_END_WAIT", timedelta(0))
+    monkeypatch.setattr(repair, "_TRIGGERER_ENDS", timedelta(0))
 
 
 @pytest.fixture
@@ -263,3 +265,36 @@ def test_an_operator_without_an_own_instance_ends_nothing_at_the_time_limit(hub:
     with pytest.raises(AirflowTaskTimeout, match="instance i: the time limit is over; the request is stored"):
         task(TaskHubSuspendOperator, execution_timeout=timedelta(0, 0, 1), **SOON).run(Ti())
     assert not hub.terminated
+
+
+# a moment before the task defers
+
+
+@pytest.mark.parametrize(
+    ("more", "seconds"),
+    [
+        ({}, None),
+        ({"outlets": [Asset("rows")]}, 30),
+        ({"outlets": [Asset("rows")], "short_wait": 0}, None),
+        ({"short_wait": timedelta(seconds=2)}, 2),
+    ],
+)
+def test_a_sensor_that_a_worker_must_end_waits_a_moment(hub: FakeHub, monkeypatch, more: Any, seconds: Any) -> None:
+    """Airflow takes a deferred task back after 30 s."""
+    given: list[float] = []
+    monkeypatch.setattr(sensors, "ends_within", lambda _, longest: given.append(longest.total_seconds()))
+    hub.put("i", Status.RUNNING)
+    task(TaskHubSensor, **more).start(Ti())
+    assert given == ([] if seconds is None else [seconds])
+
+
+def test_what_ends_in_this_moment_ends_the_sensor(hub: FakeHub, during_the_wait: list[Callable[[], Any]]) -> None:
+    hub.put("i", Status.RUNNING)
+    during_the_wait.append(lambda: hub.end("i", 7))
+    assert task(TaskHubSensor, short_wait=60).run(Ti()) == 7
+    hub.put("i", Status.RUNNING)
+    during_the_wait.append(lambda: hub.fail("i", "no"))
+    with pytest.raises(AirflowSkipException, match="soft_fail is set"):
+        task(TaskHubSensor, short_wait=60, soft_fail=True).run(Ti())
+    hub.put("i", Status.RUNNING)
+    assert task(TaskHubSensor, short_wait=0.01).start(Ti()).trigger.instance_id == "i"

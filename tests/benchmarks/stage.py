@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,10 +58,22 @@ class Stage:
     """A context manager. :param store: ``embedded`` or ``azurite``. :param workers: processes.
 
     Settings are the defaults: whatever the environment says of TaskHub is left out.
+
+    :param app: what the workers serve. :param options: of their command. :param env: variables of theirs.
     """
 
-    def __init__(self, store: str, *, workers: int = 1) -> None:
+    def __init__(
+        self,
+        store: str,
+        *,
+        workers: int = 1,
+        app: str = "tests.benchmarks.app:app",
+        options: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.store = store
+        self._command = ("worker", "--app", app, *options)
+        self._env = dict(env or {})
         self._count = workers
         self._workers: list[DemoProcess] = []
         self._ports: list[int] = []
@@ -90,9 +102,9 @@ class Stage:
         self._stack.close()
 
     def _start(self, processes: Processes, name: str) -> DemoProcess:
-        command = [str(Path(sys.executable).with_name("taskhub")), "worker", "--app", "tests.benchmarks.app:app"]
+        command = [str(Path(sys.executable).with_name("taskhub")), *self._command]
         # port 0: the worker's log says which one it got, so that no other process can take it between
-        return processes.start(name, [*command, "--health-port", "0", "--log-json"], env={}, cwd=ROOT)
+        return processes.start(name, [*command, "--health-port", "0", "--log-json"], env=self._env, cwd=ROOT)
 
     def _wait_until_ready(self) -> list[int]:
         """The ports of the workers, once all of them serve partitions and every partition is served."""
@@ -117,6 +129,12 @@ class Stage:
     def tail(self) -> str:
         """The last lines of the workers' logs."""
         return "\n".join(child.tail() for child in self._workers)
+
+    def has_executor(self, kind: str) -> bool:
+        """Whether a worker has an executor of a kind, such as ``spark``, that is ready."""
+        self.check()
+        lines = (line for child in self._workers for line in _log(child))
+        return any(line.get("event") == "executor_ready" and line["executor"].startswith(kind) for line in lines)
 
     def complaints(self) -> list[str]:
         """Warnings and errors of the workers: a benchmark over failures measures failures."""

@@ -19,7 +19,7 @@ from airflow_provider_taskhub.errors import TaskFailedError
 from airflow_provider_taskhub.hooks.identity import TaskIdentity
 from airflow_provider_taskhub.no_input import NO_INPUT
 from airflow_provider_taskhub.storage.faults import late
-from airflow_provider_taskhub.tags import GRACE_TAG
+from airflow_provider_taskhub.tags import GRACE_TAG, OWNER_TAG
 from airflow_provider_taskhub.triggers.reactions import OnClear, StartDecision
 from airflow_provider_taskhub.triggers.start_or_attach import Counter, StartRequest, launch
 from tests.simulation.test_grace import Clusters, play
@@ -86,8 +86,26 @@ def test_the_next_run_waits_for_the_clean_up_of_the_family(
     play(clusters, drive)
 
 
+async def rewound(world: World, instance_id: str, *, waits: bool) -> None:
+    """Rewind an instance as a person does, or as a ``TaskHubRewindOperator`` that waits for its end."""
+    state = await world.wait(instance_id)
+    if waits:
+        other = replace(FIRST, task_id="again", owner="rewinder")
+        owner = (state.tags or {})[OWNER_TAG]
+        watch = other.watch(instance_id, deployment="here", owner=owner, generation=1, cleared_continues=True)
+        await world.client.watches.add(watch)
+    await world.client.rewind(instance_id, "the disk is there")
+    if waits:
+        await world.client.watches.release(instance_id, "another run")
+        found = await world.client.get(instance_id)
+        assert found is not None
+        assert not found.released
+        await world.client.watches.release(instance_id, state.execution_id)
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["a person", "a task that waits"])
 @pytest.mark.parametrize("ended", [True, False], ids=["has ended", "runs"])
-def test_a_task_that_is_cleared_takes_once_what_somebody_has_rewound(ended: bool) -> None:
+def test_a_task_that_is_cleared_takes_once_what_somebody_has_rewound(ended: bool, waits: bool) -> None:
     """What was done is not done again. After that, a clear computes anew, and so does one while the task waits."""
     app, begun = App("months"), Counts[int]()
 
@@ -110,10 +128,10 @@ def test_a_task_that_is_cleared_takes_once_what_somebody_has_rewound(ended: bool
             first = await launch(world.client, task, counter=None, remember=lambda _: None)
             await world.wait(first.instance_id)
             await world.clock.sleep(10.0)
-            await world.client.rewind(first.instance_id, "the disk is there")
-            rewound = await world.wait(first.instance_id) if ended else await world.client.get(first.instance_id)
-            assert rewound is not None
-            assert rewound.released
+            await rewound(world, first.instance_id, waits=waits)
+            going = await world.wait(first.instance_id) if ended else await world.client.get(first.instance_id)
+            assert going is not None
+            assert going.released
             counter = Counter(generation=1, max_tries=0)
             cleared = replace(task, task=CLEARED)
             second = await launch(world.client, cleared, counter=counter, remember=lambda _: None)

@@ -11,11 +11,12 @@ from datetime import timedelta
 
 import pytest
 
+from airflow_provider_taskhub.demo import spark_servers
 from airflow_provider_taskhub.demo.ports import free_port
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityProgress
 from airflow_provider_taskhub.workers.executors.pool import ExecutorPool, ExecutorTimes
 from tests.spark.conftest import CONNECT_APP, spark_pool
-from tests.spark.servers import Servers, active_tasks
+from tests.spark.servers import Servers, active_tasks, get
 from tests.spark.test_connect import spark, ticking, ticks, value
 from tests.waiting import until_async
 
@@ -71,3 +72,40 @@ async def test_a_cluster_that_does_not_answer_is_named_in_seconds() -> None:
         failure = (await pool.run(spark("total", 7))).failure
         assert failure is not None
         assert master in failure.error_message
+
+
+async def test_a_cluster_without_free_cores_is_named_while_the_job_waits(cluster: Servers) -> None:
+    conf = {**cluster.conf, "spark.cores.max": "2"}
+    heard: list[ActivityProgress] = []
+    async with spark_pool(cluster.master, app=CONNECT_APP, conf=conf, warm=True, name="w1") as first:
+        assert value(await first.run(spark("total", 7))) == 21
+        async with spark_pool(cluster.master, app=CONNECT_APP, conf=conf, warm=True, name="w2") as second:
+            run = asyncio.create_task(second.run(spark("total", 7), progress=heard.append))
+            await until_async(
+                "it is named", lambda: "no executor of the cluster for" in ((heard and heard[-1].message) or "")
+            )
+            names = {found["name"] for found in get(f"{cluster.page}/json/")["activeapps"]}
+            assert names == {"taskhub w1 spark-2.1", "taskhub w2 spark-2.1"}
+            await first.stop(timedelta(0))
+            assert value(await run) == 21, "it waits as long as it takes"
+
+
+async def test_an_application_that_its_cluster_has_forgotten_is_started_again(tmp_path: pathlib.Path) -> None:
+    servers = Servers(spark_servers.standalone(tmp_path), tmp_path)
+    heard: list[ActivityProgress] = []
+    try:
+        async with spark_pool(
+            servers.master, app="tests.spark.impatient_apps:app", conf=servers.conf, warm=True
+        ) as pool:
+            assert value(await pool.run(spark("total", 7), progress=heard.append)) == 21
+            servers.stop()
+            servers.start()
+            lost = await pool.run(spark("total", 7, action_id="a"))
+            assert (lost.crashed, lost.failure and "no Spark executor for" in lost.failure.error_message) == (
+                True,
+                True,
+            )
+            assert value(await pool.run(spark("total", 7, action_id="a", attempt=2), progress=heard.append)) == 21
+            assert heard[-1].application_id != heard[0].application_id
+    finally:
+        servers.stop()

@@ -26,7 +26,7 @@ SOON = 30.0
 
 def start(port: int) -> SparkStart:
     master = f"sc://localhost:{port}/;token=s3cret"
-    return SparkStart(name="x", master=master, conf={}, lock_fd=None, gone=print)
+    return SparkStart(master=master, conf={}, lock_fd=None, gone=print)
 
 
 @contextmanager

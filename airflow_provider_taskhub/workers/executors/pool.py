@@ -413,6 +413,8 @@ class ExecutorPool:
 
     def _configure(self, kind: ExecutorKind, name: str, scratch: Scratch | None) -> Configure:
         places = {} if scratch is None else {_LOCAL_DIR: str(scratch.path)}
+        if not self._config.spark.master.startswith("sc://"):
+            places["spark.app.name"] = f"taskhub {self._name} {name}"  # tells the workers of a cluster apart
         if not self._config.spark.master.startswith(("local", "sc://")):
             places["spark.executorEnv.TZ"] = _zone(self._config.environment)  # as the driver has it
         return Configure(

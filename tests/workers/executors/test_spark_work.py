@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from airflow_provider_taskhub.workers.executors.child.cluster_executors import LOST_AFTER, ClusterExecutors
 from airflow_provider_taskhub.workers.executors.child.spark_work import Operations, SparkWork, StageWork
 
 
@@ -37,3 +38,23 @@ def test_the_newest_operation_of_a_connect_session_is_told_until_it_has_ended() 
         assert operations.newest == SparkWork(job=number, stages=(StageWork(tasks=4, done=1, read=10),))
     operations(stages=None, inflight_tasks=0, operation_id="b", done=True)
     assert operations.newest is None
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(None, False), (9.9, False), (34.5, True)])
+def test_a_job_without_executors_says_so_after_some_seconds(seconds: float | None, told: bool) -> None:
+    text = SparkWork(job=1, stages=(StageWork(tasks=1, done=0),), without_executors=seconds).text()
+    assert ("no executor of the cluster for 30 s" in text) is told
+
+
+def test_only_an_application_that_had_executors_loses_them() -> None:
+    looks = ClusterExecutors()
+    for now in (0.0, LOST_AFTER, 10 * LOST_AFTER):
+        looks.seen(executors=0, jobs=1, now=now)
+        assert (looks.waiting, looks.lost) == (now, False), "a full cluster: it waits for its turn"
+    looks.seen(executors=1, jobs=1, now=5000.0)
+    assert (looks.waiting, looks.lost) == (None, False)
+    looks.seen(executors=0, jobs=0, now=6000.0)
+    assert looks.waiting is None, "no job needs one"
+    for now, lost in ((7000.0, False), (7000.0 + LOST_AFTER - 1, False), (7000.0 + LOST_AFTER, True)):
+        looks.seen(executors=0, jobs=1, now=now)
+        assert looks.lost is lost

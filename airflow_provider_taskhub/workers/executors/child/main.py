@@ -315,7 +315,6 @@ class ChildExecutor:
         if self._configure.spark:
             self._spark = start_spark(
                 SparkStart(
-                    name=f"taskhub {self._configure.name}",
                     master=self._configure.master,
                     conf=self._configure.conf,
                     lock_fd=self._configure.lock_fd,

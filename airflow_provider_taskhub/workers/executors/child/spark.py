@@ -38,7 +38,6 @@ class SparkPlace:
 class SparkStart:
     """How to start Spark in an executor.
 
-    :param name: name of the Spark application.
     :param master: the Spark master, or the address of a Spark Connect server.
     :param conf: Spark's configuration.
     :param lock_fd: descriptor of the worker's lock file, which a JVM keeps open until it ends; None: the worker has no
@@ -46,7 +45,6 @@ class SparkStart:
     :param gone: called with a reason when the JVM or the server has ended. The call comes from another thread.
     """
 
-    name: str
     master: str
     conf: Mapping[str, str]
     lock_fd: int | None

@@ -9,6 +9,10 @@ from typing import Any
 
 _MOST_STAGES = 50
 """A job with more stages is described by its newest ones, because each stage costs some calls to the JVM."""
+_NO_EXECUTOR = (
+    "no executor of the cluster for {:.0f} s: other applications may have all its cores or its memory "
+    "(spark.cores.max limits what one application takes)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +37,13 @@ class SparkWork:
 
     :param job: its number among the jobs of the attempt, from 1.
     :param stages: its stages, also those that have not begun.
+    :param without_executors: seconds for which jobs have waited without any executor of the cluster; None: they have
+        one, or need none.
     """
 
     job: int
     stages: tuple[StageWork, ...]
+    without_executors: float | None = None
 
     @property
     def fraction(self) -> float | None:
@@ -52,6 +59,8 @@ class SparkWork:
         parts = [f"{finished} of {len(self.stages)} stages", f"{done:,} of {tasks:,} tasks"]
         parts += [f"{rows:,} rows"] if rows else []
         parts += [f"{_size(read)} read"] if read else []
+        waited = (self.without_executors or 0) // 10 * 10
+        parts += [_NO_EXECUTOR.format(waited)] if waited else []
         return f"Spark job {self.job:,}: {', '.join(parts)}"
 
 

@@ -20,12 +20,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.workers.executors.child import capture
+from airflow_provider_taskhub.workers.executors.child.cluster_executors import ClusterExecutors
 from airflow_provider_taskhub.workers.executors.child.spark import (
     LaunchError,
     SparkAttempt,
@@ -80,8 +83,13 @@ class WarmSpark:
 
     def __init__(self, context: Any, root: SparkSession, gone: Callable[[str], None]) -> None:
         self._context = context
+        self._scala = context._jsc.sc()
         self._root = root
+        self._shared: Any = root._jsparkSession.sharedState()
+        """What all sessions share: cached data and global temporary views."""
+        self._fields: dict[str, Any] = {}
         self._gone = gone
+        self._executors = ClusterExecutors()
         self._lock = threading.Lock()
         self._slots: dict[int, str] = {}
         """The job group of each running attempt, by the number of its scheduler pool."""
@@ -109,7 +117,7 @@ class WarmSpark:
         _check_standalone(start.master)
         os.environ.setdefault("PYSPARK_PYTHON", start.conf.get("spark.pyspark.python", sys.executable))
         settings = SparkConf(loadDefaults=False)
-        settings.setMaster(start.master).setAppName(start.name)
+        settings.setMaster(start.master)
         for key, value in {
             **DEFAULTS,
             **(LOCAL_DEFAULTS if start.master.startswith("local") else {}),
@@ -170,10 +178,11 @@ class WarmSpark:
             self._leave_thread()
 
     def work(self, job_group: str) -> SparkWork | None:
-        return job_of_group(self._context, job_group)
+        found = job_of_group(self._context, job_group)
+        return found and replace(found, without_executors=self._executors.waiting)
 
     def cancel(self, job_group: str) -> None:
-        self._context._jsc.sc().cancelJobGroupAndFutureJobs(job_group)
+        self._scala.cancelJobGroupAndFutureJobs(job_group)
         if (session := self._sessions.get(job_group)) is not None:
             threading.Thread(target=_stop_streams, args=(session,), daemon=True).start()  # each may take ten seconds
         time.sleep(_STOPPING)
@@ -188,23 +197,34 @@ class WarmSpark:
         attempt has made them.
         """
         try:
-            self._context._jsc.sc().cancelJobGroupAndFutureJobs(job_group)
-            _stop_streams(session)
-            shared: Any = session._jsparkSession.sharedState()
-            views = _views(shared)
+            self._scala.cancelJobGroupAndFutureJobs(job_group)
+            if self._used(session._jsparkSession.sessionState(), "streamingQueryManager") is not None:
+                _stop_streams(session)
             with self._lock:
                 if set(self._slots.values()) - {job_group}:
                     return
-                if not shared.cacheManager().isEmpty():
+                if not self._shared.cacheManager().isEmpty():
                     session.catalog.clearCache()
-                for rdd in list(self._context._jsc.getPersistentRDDs().values()):
-                    rdd.unpersist(False)
-                if views is not None:
+                if not (cached := self._context._jsc.getPersistentRDDs()).isEmpty():
+                    for rdd in list(cached.values()):
+                        rdd.unpersist(False)
+                # The first use of the views asks the catalog, which may be a service that does not answer.
+                if (views := self._used(self._shared, "globalTempViewManager")) is not None:
                     names = views.listViewNames("*")  # listTables() would run a job
                     for number in range(names.size()):
                         session.catalog.dropGlobalTempView(names.apply(number))
         except Exception as error:  # the result of the attempt counts all the same
             _log.warning("what this attempt has left in Spark was not removed: %s", str(error).splitlines()[:1])
+
+    def _used(self, owner: Any, field: str) -> Any:
+        """Return what a lazy field of a JVM object holds; None: nobody has used it. Its first use would take time, and
+        there are many attempts.
+        """
+        found = self._fields.get(field)
+        if found is None:
+            found = self._fields[field] = owner.getClass().getDeclaredField(field)
+            found.setAccessible(True)
+        return found.get(owner)
 
     def _has_stopped(self) -> bool | None:
         """Return whether the Spark context was stopped, by the cluster or by code of an activity. None: the JVM does
@@ -216,11 +236,27 @@ class WarmSpark:
             return None
 
     def _watch_context(self) -> None:
-        """Call ``gone`` when the Spark context was stopped. Each later attempt in this executor would fail."""
+        """Call ``gone`` when the Spark context was stopped, or its cluster gives it no executor any more: each later
+        attempt in this executor would fail, or wait for ever."""
         pause = threading.Event()
         while not self._has_stopped():
+            self._look_at_executors()
+            if self._executors.lost:
+                self._gone(
+                    f"the cluster has given this application no Spark executor for {self._executors.waiting:.0f} s"
+                )
+                return
             pause.wait(_LOOK_EVERY)
         self._gone("the Spark context was stopped, by the cluster or by code of an activity")
+
+    def _look_at_executors(self) -> None:
+        """Count the executors of the cluster. A local Spark has none: its tasks run in the driver."""
+        if self._context.master.startswith("local"):
+            return
+        with suppress(Exception):  # the JVM ends: the thread that watches it says so
+            found = self._scala.getExecutorMemoryStatus().size() - 1  # one entry is the driver
+            jobs = len(self._context.statusTracker().getActiveJobsIds())
+            self._executors.seen(executors=found, jobs=jobs, now=SYSTEM_CLOCK.monotonic())
 
     def _take_slot(self, job_group: str) -> int:
         """Return the smallest number that no running attempt has; the number names the attempt's scheduler pool."""
@@ -291,15 +327,6 @@ def _kill_python_workers() -> None:
             if parent is not None and "pyspark.daemon" in parent.cmdline():
                 for worker in (*process.children(recursive=True), process):
                     worker.kill()
-
-
-def _views(shared: Any) -> Any:
-    """Return the manager of the global temporary views; None: nobody has used it. Its first use asks the catalog, which
-    may be a service that does not answer, so it is read without being made.
-    """
-    field = shared.getClass().getDeclaredField("globalTempViewManager")
-    field.setAccessible(True)
-    return field.get(shared)
 
 
 def _stop_streams(session: SparkSession) -> None:
