@@ -146,6 +146,7 @@ class App:
         limit_key: str | None = None,
         pool: str = DEFAULT_POOL,
         memory: str | None = None,
+        clean_up: bool = False,
     ) -> Callable[[F], F]: ...
 
     def activity(
@@ -164,6 +165,7 @@ class App:
         limit_key: str | None = None,
         pool: str = DEFAULT_POOL,
         memory: str | None = None,
+        clean_up: bool = False,
     ) -> F | Callable[[F], F]:
         """Declare an activity: a function with one parameter or none, plain or ``async``.
 
@@ -198,6 +200,9 @@ class App:
         :param memory: how much memory of the worker one attempt uses, such as ``4g`` or ``512m``. The attempts that run
             at once in a worker never need more than the worker has (``--memory``). The others wait in the hub. None:
             the memory of the activity is not counted.
+        :param clean_up: True: if nobody wants the activity any more after its worker has died, and it has saved a state
+            with ``save_state``, it is called once more to end what it has left running in another system. Then
+            ``cancelled()`` is True from the beginning, and it has 60 seconds. Needs ``record=True``.
         :raises ConfigurationError: if the app already has an activity of this name, the function needs other
             parameters or is a generator, or an argument is wrong.
         """
@@ -218,6 +223,7 @@ class App:
                 limit_key=limit_key,
                 pool=pool,
                 memory=memory,
+                clean_up=clean_up,
             )
             self._declare_alone(function, name, standalone)
             return refused_in_orchestrators(function, _name_of(function, name, "activity"))
@@ -332,6 +338,7 @@ class App:
         pool: str,
         memory: str | None,
         conf: Mapping[str, Any] | None = None,
+        clean_up: bool = False,
     ) -> None:
         name = _name_of(function, name, "activity")
         what = f"activity {name!r}"
@@ -363,6 +370,10 @@ class App:
                 f"{what}: record is {record!r}, but each attempt of an activity with limit or rate has a record: leave "
                 "`record` out"
             )
+        if not isinstance(clean_up, bool):
+            raise ConfigurationError(f"{what}: clean_up is {clean_up!r}; give True or False")
+        if clean_up and not (record or limit is not None or rate is not None):
+            raise ConfigurationError(f"{what}: clean_up needs the record that keeps its state: add record=True")
         if not is_pool(pool):
             raise ConfigurationError(f"{what}: pool is {pool!r}; give {POOL_FORM}")
         try:
@@ -393,6 +404,7 @@ class App:
             limit_key=limit_key or "",
             pool=pool,
             memory=needs,
+            clean_up=clean_up,
         )
         check_shared(definition, self._activities.values())
         self._activities[name] = definition

@@ -58,7 +58,7 @@ class SparkJobFailed(TaskHubError):
     """
 
 
-@app.activity(name="spark_submit", record=True, standalone=True)
+@app.activity(name="spark_submit", record=True, standalone=True, clean_up=True)
 def spark_submit(arguments: dict[str, Any]) -> str | None:
     """Submit a Spark application and wait for its end. If the activity is cancelled, so is the application. If only the
     worker ends, the application goes on in cluster mode, and the next attempt waits for it.
@@ -76,6 +76,11 @@ def spark_submit(arguments: dict[str, Any]) -> str | None:
     operator = _operator(arguments)
     state = _State()
     context = {"task_state_store": state}
+
+    if is_unwanted():  # from the beginning: nothing is submitted, and what a dead worker has left is killed
+        if _attach(operator, state) is not None:
+            _kill(operator, state, context)
+        check_cancelled()
 
     def work() -> None:
         _check_earlier(operator, state, context)
@@ -162,9 +167,19 @@ def _check_earlier(operator: Any, state: _State, context: dict[str, Any]) -> Non
     """Raise an error if the application of an earlier attempt has ended without success. The operator would submit it
     again, but the retry policy of the call decides that.
     """
-    job = state.get(operator.external_id_key)
+    job = _attach(operator, state)
     if job is None:
         return
+    status = _status(operator, job, context)
+    if not operator.is_job_active(status):
+        _check_status(operator, f"{job}, which an earlier attempt has submitted,", status)
+
+
+def _attach(operator: Any, state: _State) -> Any:
+    """Make the operator know the application of an earlier attempt. Return its id; None: there is none."""
+    job = state.get(operator.external_id_key)
+    if job is None:
+        return None
     operator._hook = hook = operator._hook or operator._get_hook()
     # Without its id, the operator could not kill the application before it waits for it.
     if hook._is_yarn_cluster_mode:
@@ -173,9 +188,7 @@ def _check_earlier(operator: Any, state: _State, context: dict[str, Any]) -> Non
         hook._kubernetes_driver_pod = str(job).rpartition(":")[2]
     else:
         hook._driver_id = job
-    status = _status(operator, job, context)
-    if not operator.is_job_active(status):
-        _check_status(operator, f"{job}, which an earlier attempt has submitted,", status)
+    return job
 
 
 def _status(operator: Any, job: Any, context: dict[str, Any]) -> str:

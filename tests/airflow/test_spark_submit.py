@@ -166,6 +166,22 @@ def test_a_cancel_during_the_submission_kills_what_the_cluster_has_accepted(spar
     assert spark.done[1:] == ["wait for driver-7", "kill"][0 if confirmed else 1 :]
 
 
+@pytest.mark.parametrize(
+    ("saved", "status", "done"),
+    [(JOB, "RUNNING", ["kill", "kill"]), (JOB, "FINISHED", []), (None, "RUNNING", [])],
+    ids=["runs", "has-ended", "was-not-submitted"],
+)
+def test_a_call_that_only_cleans_up_kills_what_a_dead_worker_has_left(
+    spark: Spark, saved: Any, status: str, done: Sequence[str]
+) -> None:
+    spark.status, spark.deaf = status, 1
+    one = attempt(saved)
+    one.cancelled.set()
+    with entered(one), pytest.raises(ActivityCancelled):
+        spark_submit({"application": "/jobs/load.jar"})
+    assert spark.done == done
+
+
 def test_the_end_of_the_worker_leaves_the_application_to_the_next_attempt(spark: Spark) -> None:
     spark.hangs = True
     one = attempt(kept=[])

@@ -273,6 +273,11 @@ def _generator_activity(app: App) -> None:
         ),
         (lambda app: app.activity(name="a", retry=3)(lambda: None), "retry is 3; give a RetryPolicy"),
         (lambda app: app.activity(name="a", standalone="yes")(lambda: None), "standalone is 'yes'; give True or False"),
+        (lambda app: app.activity(name="a", clean_up="yes")(lambda: None), "clean_up is 'yes'; give True or False"),
+        (
+            lambda app: app.activity(name="a", clean_up=True)(lambda: None),
+            "clean_up needs the record .*: add record=True",
+        ),
         (lambda app: app.spark_activity(name="a", conf=["x"])(lambda spark: None), r"conf is \['x'\]: give a dict"),
         (lambda app: app.spark_activity(name="a", conf={"x": 1})(lambda spark: None), "conf has 'x': the names of"),
         (

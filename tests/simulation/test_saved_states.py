@@ -7,22 +7,41 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_taskhub.activity import ActivityCancelled
 from airflow_provider_taskhub.app import App, OrchestrationContext
+from airflow_provider_taskhub.errors import TaskCancelledError
+from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.storage.faults import Call, Fault, refused
 from airflow_provider_taskhub.storage.primitives import RowVerb, Transact
 from tests.simulation.world import World, running, saves, simulate
 
 
-def app() -> App:
+def app(*, clean_up: bool = False) -> App:
     made = App("saved")
 
-    @made.activity(record=True)
+    @made.activity(record=True, clean_up=clean_up)
     def submit(number: int) -> str:
         raise AssertionError("the test has a function in its place")
 
     @made.orchestrator
     async def once(ctx: OrchestrationContext, number: int) -> str:
         return await ctx.call_activity(submit, number)
+
+    @made.orchestrator
+    async def stoppable(ctx: OrchestrationContext, number: int) -> str:
+        task = ctx.call_activity(submit, number)
+        await ctx.wait_for_external_event("stop")
+        task.cancel()
+        try:
+            return await task
+        except TaskCancelledError:
+            return "cancelled"
+
+    @made.orchestrator
+    async def raising(ctx: OrchestrationContext, number: int) -> str:
+        ctx.call_activity(submit, number)
+        await ctx.wait_for_external_event("stop")
+        raise RuntimeError("no rows")
 
     return made
 
@@ -108,3 +127,106 @@ def test_the_call_after_a_rewind_begins_without_a_state() -> None:
 
     simulate(play)
     assert found == [None, None]
+
+
+# what a dead worker has left running elsewhere, and nobody wants
+
+
+class Jobs:
+    """Another system: the activity starts a job there and waits for it. :ivar events: what happened, in order."""
+
+    def __init__(self, *, broken: int = 0) -> None:
+        self.events: list[str] = []
+        self._broken = broken
+
+    async def submit(self, number: int) -> str:
+        request = running()
+        if request.clean_up:
+            if self._broken:
+                self._broken -= 1
+                raise RuntimeError("the other system does not answer")
+            self.events.append(f"kill {request.saved}")
+            raise ActivityCancelled("stopped")
+        if request.saved is None:
+            self.events.append("start 7")
+            await saves("7")
+        self.events.append("wait for 7")
+        await asyncio.sleep(600.0)
+        return "done"
+
+
+async def left(world: World, jobs: Jobs, orchestrator: str) -> None:
+    """Let a worker die while it waits for the job. No worker with activities is there afterwards."""
+    await world.join("two", roles=("orchestrator",))
+    one = await world.join("one", roles=("activity",))
+    await world.client.start(orchestrator, 0, instance_id="i")
+    while "wait for 7" not in jobs.events:
+        await world.clock.sleep(0.05)
+    one.die()
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["before-the-end", "after-the-end"])
+def test_a_terminate_after_a_death_ends_what_the_dead_worker_has_left(early: bool) -> None:
+    jobs = Jobs()
+
+    async def play() -> Any:
+        async with World(app(clean_up=True), functions={"submit": jobs.submit}) as world:
+            await left(world, jobs, "once")
+            if early:  # the record of the dead worker is marked, or found silent
+                await world.client.terminate("i", "enough")
+            await world.clock.sleep(100.0)
+            if not early:
+                await world.client.terminate("i", "enough")
+                await world.clock.sleep(1.0)
+            await world.join("three", roles=("activity",))
+            await world.clock.sleep(100.0)
+            return await world.client.instance("i").activities()
+
+    (record,) = simulate(play)
+    assert jobs.events == ["start 7", "wait for 7", "kill 7"]
+    assert (record.state, record.saved) == (RecordState.CANCELLED, None)
+
+
+def test_a_cancelled_call_is_answered_when_what_the_dead_worker_has_left_has_ended() -> None:
+    """The other system does not answer twice."""
+    jobs = Jobs(broken=2)
+
+    async def play() -> Any:
+        async with World(app(clean_up=True), functions={"submit": jobs.submit}) as world:
+            await left(world, jobs, "stoppable")
+            await world.client.raise_event("i", "stop")
+            await world.clock.sleep(30.0)
+            await world.join("three", roles=("activity",))
+            return (await world.wait("i")).output
+
+    assert simulate(play) == '"cancelled"'
+    assert jobs.events == ["start 7", "wait for 7", "kill 7"]
+
+
+def test_what_a_rewind_may_go_on_with_is_left_running() -> None:
+    jobs = Jobs()
+
+    async def play() -> None:
+        async with World(app(clean_up=True), functions={"submit": jobs.submit}) as world:
+            await left(world, jobs, "raising")
+            await world.client.raise_event("i", "stop")
+            await world.wait("i")
+            await world.join("three", roles=("activity",))
+            await world.clock.sleep(100.0)
+
+    simulate(play)
+    assert jobs.events == ["start 7", "wait for 7"]
+
+
+def test_an_activity_that_does_not_ask_for_it_is_not_called_to_clean_up() -> None:
+    jobs = Jobs()
+
+    async def play() -> None:
+        async with World(app(), functions={"submit": jobs.submit}) as world:
+            await left(world, jobs, "once")
+            await world.client.terminate("i", "enough")
+            await world.join("three", roles=("activity",))
+            await world.clock.sleep(200.0)
+
+    simulate(play)
+    assert jobs.events == ["start 7", "wait for 7"]

@@ -10,6 +10,7 @@ import pathlib
 import textwrap
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -85,7 +86,7 @@ async def submitting(cluster: Servers, tmp_path: pathlib.Path) -> AsyncIterator[
     await pool.stop(timedelta(0))
 
 
-def submit(folder: pathlib.Path, **more: str | None) -> ActivityRequest:
+def submit(folder: pathlib.Path, **more: Any) -> ActivityRequest:
     job = folder / "job.py"
     job.write_text(textwrap.dedent(JOB))
     arguments = {
@@ -145,3 +146,20 @@ async def test_a_cancel_ends_the_driver(submitting: ExecutorPool, cluster: Serve
     with pytest.raises(asyncio.CancelledError):
         await run
     assert driver(cluster, heard.job) == "KILLED"
+
+
+async def test_the_driver_of_a_dead_worker_that_nobody_wants_is_killed(
+    submitting: ExecutorPool, cluster: Servers, tmp_path: pathlib.Path
+) -> None:
+    heard = Heard()
+    first = asyncio.create_task(submitting.run(submit(tmp_path), progress=heard))
+    await driver_works(first, tmp_path, heard)
+    for seat in submitting._seats:
+        if seat.executor is not None:
+            await seat.executor.kill("is killed by the test")
+    assert (await first).crashed
+    outcome = await submitting.run(submit(tmp_path, saved=heard.saved, clean_up=True))
+    assert outcome.failure is not None
+    assert outcome.failure.error_type.endswith("ActivityCancelled")
+    assert driver(cluster, heard.job) == "KILLED"
+    assert (tmp_path / "runs").read_text() == "run\n"

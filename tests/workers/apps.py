@@ -59,6 +59,17 @@ def keeps(values: list[object]) -> list[object]:
     return seen
 
 
+@app.activity(record=True, clean_up=True)
+def cleans_up(value: int) -> str:
+    return f"{cancelled()} {saved_state()}"
+
+
+@app.activity(record=True, clean_up=True)
+async def cleans_up_on_the_loop(value: int) -> str:
+    await asyncio.sleep(0)
+    return f"{cancelled()} {saved_state()}"
+
+
 @app.activity
 def keeps_without_a_record(value: int) -> None:
     save_state(value)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -41,6 +41,7 @@ from airflow_provider_taskhub.workers.activities.activity_limits import Admissio
 from airflow_provider_taskhub.workers.activities.begins import Begins, Unasked
 from airflow_provider_taskhub.workers.activities.cancellation import Fate, is_of
 from airflow_provider_taskhub.workers.activities.heartbeat import CutOff, RecordedAttempt, Superseded
+from airflow_provider_taskhub.workers.activities.left_work import LeftWork, sessions_of
 from airflow_provider_taskhub.workers.activities.responses import Responses, refused, write_outcome
 from airflow_provider_taskhub.workers.activities.runner import (
     Runner,
@@ -52,7 +53,6 @@ from airflow_provider_taskhub.workers.activities.runner import (
 from airflow_provider_taskhub.workers.activities.silence import Silence
 from airflow_provider_taskhub.workers.activities.work_items import WorkItems
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityRequest, Crashes, tag_of
-from airflow_provider_taskhub.workers.executors.executor import ExecutorError
 from airflow_provider_taskhub.workers.peers import Peers
 
 log = structlog.get_logger(__name__)
@@ -63,6 +63,8 @@ LOCKED_FILE_PAUSE = 300.0
 for example with the command line, and its end frees the file."""
 PLACE_AGAIN = 5.0
 """Seconds after which the next attempt of a call whose attempt has crashed asks again for a place."""
+_GOES_ON = (Fate.OPEN, Fate.SUSPENDED, Fate.FAILED)
+"""The fates after which the next attempt may begin, now or after a resume or a rewind: it goes on with what is left."""
 LOCAL_SPARK_PAUSE = 60.0
 """Seconds for which an executor with a local Spark can stand still. Spark fails the jobs of an executor that has sent
 no heartbeat for two minutes."""
@@ -103,6 +105,7 @@ class RecordedActivities:
         self._peers, self._work_items, self._begins, self._responses = peers, work_items, begins, responses
         self._spark_master, self._spark_server = spark_master, connect_server(spark_master)
         self._embedded, self._taken_over = embedded, taken_over
+        self._left_work = LeftWork(hub, runner, begins)
         self._live: Counter[tuple[str, str]] = Counter()
         """How often this worker runs, or tries to claim, the attempt of a record, by the record's key. A message that
         comes twice makes two tries for one record."""
@@ -129,7 +132,7 @@ class RecordedActivities:
                     saved=record.saved,
                 )
                 try:
-                    crashes = await self._run(held, event, attempt, request, crashes)
+                    crashes = await self._run(held, event, definition, attempt, request, crashes)
                 finally:
                     self._live -= Counter([_key(record)])
         finally:
@@ -148,6 +151,7 @@ class RecordedActivities:
         self,
         held: Delivery,
         event: TaskScheduled,
+        definition: ActivityDefinition,
         attempt: RecordedAttempt,
         request: ActivityRequest,
         crashes: Crashes,
@@ -171,7 +175,7 @@ class RecordedActivities:
             log.info("activity_superseded", activity=event.name, attempt=record.attempt, reason=str(reason))
             if isinstance(reason, CutOff):
                 await attempt.lose(str(reason))
-            await self._end_sessions(held, attempt.left_sessions)  # the cancel may have come before their end
+            await self._left_work.end_sessions(held, attempt.left_sessions)  # the cancel may have come before their end
             await self._cancelled(held, event, attempt)
             return None
         except asyncio.CancelledError:
@@ -182,9 +186,11 @@ class RecordedActivities:
             raise
         if fate is not Fate.OPEN:
             if await attempt.lose("it did not begin"):
+                if fate not in _GOES_ON:
+                    await self._left_work.clean_up(held, event, definition, record)
                 await self._refuse(held, event, fate, attempt.left_sessions)
             else:  # the end of the instance has marked the record as cancelling
-                await self._end_sessions(held, attempt.left_sessions)
+                await self._left_work.end_sessions(held, attempt.left_sessions)
                 await self._cancelled(held, event, attempt)
             return None
         crashes = crashes.after(outcome)
@@ -192,8 +198,9 @@ class RecordedActivities:
             warn_of_crash(request, outcome)
             await attempt.lose(outcome.failure.error_message if outcome.failure else "executor crashed")
             return crashes
-        if outcome.crashed and record.spark_session is not None:  # no attempt follows that would end its session
-            await self._end_sessions(held, (record.spark_session,))
+        if outcome.crashed:  # no attempt follows that would end what it has left
+            await self._left_work.end_sessions(held, (record.spark_session,) if record.spark_session else ())
+            await self._left_work.clean_up(held, event, definition, attempt.record)
         try:
             await self._record_outcome(held, event, attempt, outcome)
         except (PayloadTooLarge, InputError) as error:
@@ -242,13 +249,16 @@ class RecordedActivities:
                     await self._respond_again(held, event, *last)
                     return None
                 case ActivityReaction.DROP:
-                    await self._end_sessions(held, _left_sessions(found))
+                    if await self._left_work.end(held, event, definition, found):
+                        continue
                     await self._settle_cancelled(held, event, "its instance was ended")
                     return None
                 case ActivityReaction.CLOSE if last is not None:
-                    await self._end_sessions(held, _left_sessions(found))
-                    if await self._begins.is_needed(held):
+                    needed = await self._begins.is_needed(held)
+                    if needed:
+                        await self._left_work.end_sessions(held, sessions_of(found))
                         await self._take_back_cancel(*last)
+                    if needed or await self._left_work.end(held, event, definition, found):
                         continue
                     with suppress(Conflict):  # if the record has changed, its worker is alive: read again
                         await self._close(held, event, *last, ActivityHappening.SILENT)
@@ -281,16 +291,18 @@ class RecordedActivities:
             if permit.fate is not Fate.OPEN:
                 if not known:
                     continue  # there may be a record nevertheless, which must be closed
+                if permit.fate not in _GOES_ON and await self._left_work.end(held, event, definition, found):
+                    continue
                 if last is not None and silent is not None and permit.fate is not Fate.SUSPENDED:
                     # No next attempt marks the record of the dead worker.
-                    await self._end_sessions(held, _left_sessions(found))
+                    await self._left_work.end_sessions(held, sessions_of(found))
                     with suppress(Conflict):
                         await self._close(held, event, *last, ActivityHappening.UNWANTED)
                         return None
                     continue
                 if permit.fate is Fate.CANCELLED and not await self._take_away(held, event, definition, last):
                     continue  # another worker has claimed this attempt first: read its record
-                await self._refuse(held, event, permit.fate, _left_sessions(found))
+                await self._refuse(held, event, permit.fate, sessions_of(found))
                 return None
             claim = self._new_record(held, event, definition, last[0] if last else None)
             if self._limits is not None and not await self._limits.take(claim, held):
@@ -336,7 +348,7 @@ class RecordedActivities:
                 etag,
                 renewed=asked,
                 longest_pause=self._longest_pause(definition),
-                left_sessions=_left_sessions(found),
+                left_sessions=sessions_of(found),
             )
             return attempt, permit.begin_by
 
@@ -361,23 +373,8 @@ class RecordedActivities:
         """Settle a work item whose activity may not begin. If no next attempt will end what dead workers have left
         running, end it now."""
         if fate is not Fate.SUSPENDED:
-            await self._end_sessions(held, left_sessions)
+            await self._left_work.end_sessions(held, left_sessions)
         await self._begins.refuse(held, event, fate)
-
-    async def _end_sessions(self, held: Delivery, sessions: tuple[str, ...]) -> None:
-        """End what dead executors have left running on a Spark Connect server, if no next attempt does it.
-
-        An error is only logged if the instance has ended and waits for nothing.
-
-        :raises Unavailable: if the call was cancelled: its answer says that nothing of it runs any more.
-        """
-        if not sessions:
-            return
-        try:
-            await self._runner.end_sessions(sessions)
-        except ExecutorError as error:
-            if await self._begins.is_cancelled(held):
-                raise Unavailable(f"a session of a dead attempt is not ended: {error}", maybe_done=False) from error
 
     def _reaction(
         self, event: TaskScheduled, last: tuple[ActivityRecord, Entity] | None, silence: Silence
@@ -601,14 +598,3 @@ def _key(record: ActivityRecord) -> tuple[str, str]:
     """Return the identity of the record of an attempt."""
     instance = record.instance
     return instance.instance_id, records.row_key(instance.execution_id or "", record.task_id, record.attempt)
-
-
-def _left_sessions(found: Sequence[tuple[ActivityRecord, Entity]]) -> tuple[str, ...]:
-    """Return the names of the Spark Connect sessions that earlier attempts may have left running.
-
-    An attempt whose record has an outcome has ended its session itself.
-    """
-    ended = (RecordState.COMPLETED, RecordState.FAILED, RecordState.CANCELLED)
-    return tuple(
-        record.spark_session for record, _ in found if record.spark_session is not None and record.state not in ended
-    )

@@ -56,6 +56,8 @@ class ActivityRequest:
     :param begin_by: monotonic time of this machine, in seconds, after which the executor must not begin the attempt.
         None: no limit.
     :param saved: the state that an earlier attempt of the call has saved, as JSON text; None: there is none.
+    :param clean_up: True: nobody wants the activity any more, and it is called only to end what a dead attempt has left
+        running elsewhere: it is asked to stop from the beginning.
     """
 
     name: str
@@ -77,6 +79,7 @@ class ActivityRequest:
     watched: bool = False
     begin_by: float | None = None
     saved: str | None = None
+    clean_up: bool = False
 
 
 def tag_of(action_id: str, attempt: int) -> str:

@@ -86,6 +86,7 @@ class Run(ExecutorMessage):
     :param trace_state: W3C ``tracestate`` of the attempt; None: there is no such value.
     :param begin_by: monotonic time of the machine, in seconds, after which the attempt must not begin; None: no limit.
     :param saved: the state that an earlier attempt of the call has saved, as JSON text; None: there is none.
+    :param clean_up: True: the attempt is asked to stop from the beginning, and its function is called all the same.
     """
 
     number: int
@@ -104,6 +105,7 @@ class Run(ExecutorMessage):
     trace_state: str | None = None
     begin_by: float | None = None
     saved: str | None = None
+    clean_up: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,7 @@ class RemoteAttempt:
             trace_state=request.trace.trace_state if request.trace else None,
             begin_by=request.begin_by,
             saved=request.saved,
+            clean_up=request.clean_up,
             body=(request.input or "").encode(),
         )
 

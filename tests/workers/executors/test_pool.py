@@ -138,6 +138,12 @@ async def test_a_state_that_cannot_be_stored_fails_the_activity(
     assert text in failure.error_message
 
 
+@pytest.mark.parametrize("name", ["cleans_up", "cleans_up_on_the_loop"])
+async def test_a_call_that_only_cleans_up_is_asked_to_stop_from_the_beginning(pool: ExecutorPool, name: str) -> None:
+    assert (await pool.run(request(name, 1, saved="7", clean_up=True))).result == '"True 7"'
+    assert (await pool.run(request(name, 1, saved="7"))).result == '"False 7"'
+
+
 async def test_an_async_activity_saves_its_state_in_a_thread(pool: ExecutorPool) -> None:
     def heard(news: ActivityProgress) -> None:
         if news.confirm is not None:

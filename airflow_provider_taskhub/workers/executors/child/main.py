@@ -170,11 +170,13 @@ class RunningActivity:
             saved=run.saved,
             save=self._save,
         )
+        if run.clean_up:
+            self.public.cancelled.set()
 
     async def awaited(self, value: Awaitable[Any]) -> Any:
         """Await what an ``async`` function has returned. :meth:`cancel_task` cancels the present task."""
         self._task = asyncio.current_task()
-        if self._task is not None and self.public.cancelled.is_set():
+        if self._task is not None and self.public.cancelled.is_set() and not self.run.clean_up:
             self._task.cancel()
         return await value
 
@@ -204,7 +206,7 @@ class RunningActivity:
 
     def check_stop(self) -> None:
         """Raise ``ActivityCancelled`` if the host has asked to stop the attempt before the function was called."""
-        if self.public.cancelled.is_set():
+        if self.public.cancelled.is_set() and not self.run.clean_up:
             raise activity.ActivityCancelled("the activity was asked to stop before it began")
 
     def result(self, value: Any) -> ExecutorMessage:
@@ -390,7 +392,7 @@ class ChildExecutor:
         attempt = self._attempts.get(number)
         if attempt is None:
             return
-        attempt.public.lost = lost
+        attempt.public.lost = lost and not attempt.run.clean_up
         attempt.public.cancelled.set()
         attempt.cancel_task()
         if attempt.spark is not None:

@@ -1,0 +1,124 @@
+"""Ends what the attempts of dead workers have left running elsewhere, if no next attempt of the activity does it.
+
+This is the session of a Spark Connect server, and what the activity itself has begun in another system and noted with
+``save_state`` (``@app.activity(clean_up=True)``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+
+import structlog
+
+from airflow_provider_taskhub.activity import ActivityCancelled
+from airflow_provider_taskhub.engine.events import TaskScheduled
+from airflow_provider_taskhub.engine.registry import ActivityDefinition
+from airflow_provider_taskhub.errors import Conflict, Unavailable
+from airflow_provider_taskhub.hub.history import activity_records as records
+from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
+from airflow_provider_taskhub.hub.queues.delivery import Delivery
+from airflow_provider_taskhub.storage.primitives import Entity
+from airflow_provider_taskhub.workers.activities.begins import Begins
+from airflow_provider_taskhub.workers.activities.runner import Runner, request_of
+from airflow_provider_taskhub.workers.executors.attempt_values import Crashes
+from airflow_provider_taskhub.workers.executors.executor import ExecutorError
+
+log = structlog.get_logger(__name__)
+
+CLEAN_UP = timedelta(seconds=60)
+"""Time limit of a call that only cleans up."""
+_ENDED = (RecordState.COMPLETED, RecordState.FAILED, RecordState.CANCELLED)
+"""States of attempts that have ended themselves what they had begun."""
+
+Found = Sequence[tuple[ActivityRecord, Entity]]
+"""The records of the attempts of a call, and their rows."""
+
+
+class LeftWork:
+    """Ends what dead workers have left.
+
+    :param runner: runs what ends it.
+    :param begins: tells whether the call was cancelled: then its answer says that nothing of it runs any more.
+    """
+
+    def __init__(self, hub: Hub, runner: Runner, begins: Begins) -> None:
+        self._hub, self._runner, self._begins = hub, runner, begins
+
+    async def end(self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition, found: Found) -> bool:
+        """End all that the attempts have left.
+
+        :param found: the records of the attempts.
+        :returns: True: one of the records has changed, so read them again.
+        :raises Unavailable: if the call was cancelled, and the end is not confirmed.
+        """
+        await self.end_sessions(held, sessions_of(found))
+        record, entity = found[-1] if found else (None, None)  # the newest one has the newest state
+        if record is None or entity is None or record.state in _ENDED:
+            return False
+        if not await self.clean_up(held, event, definition, record):
+            return False
+        with suppress(Conflict):  # another worker has changed it: it is read again
+            await self._hub.store.execute(records.update(self._hub.names, replace(record, saved=None), entity.etag))
+        return True
+
+    async def clean_up(
+        self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition, record: ActivityRecord
+    ) -> bool:
+        """Call an activity once more, so that it ends what a dead attempt of it has begun.
+
+        :param record: the record of the dead attempt.
+        :returns: True: it has cleaned up; False: there is nothing to clean up, or it has failed. The log says so.
+        :raises Unavailable: if the call was cancelled, and the activity has failed to clean up.
+        """
+        if not definition.clean_up or record.saved is None:
+            return False
+        request = replace(
+            request_of(held, event, definition, attempt=record.attempt, crashes=Crashes(), begin_by=0.0),
+            begin_by=None,
+            watched=False,
+            saved=record.saved,
+            timeout=CLEAN_UP,
+            clean_up=True,
+        )
+        log.info("activity_cleans_up", activity=event.name, instance_id=record.instance.instance_id)
+        failure = (await self._runner.run(request)).failure
+        if failure is None or failure.error_type.rpartition(".")[2] == ActivityCancelled.__name__:
+            return True
+        log.warning(
+            "activity_clean_up_failed",
+            activity=event.name,
+            instance_id=record.instance.instance_id,
+            error=failure.error_message,
+        )
+        if await self._begins.is_cancelled(held):
+            raise Unavailable(f"what a dead attempt has begun is not ended: {failure.error_message}", maybe_done=False)
+        return False
+
+    async def end_sessions(self, held: Delivery, sessions: tuple[str, ...]) -> None:
+        """End what dead executors have left running on a Spark Connect server.
+
+        An error is only logged if the instance has ended and waits for nothing.
+
+        :raises Unavailable: if the call was cancelled: its answer says that nothing of it runs any more.
+        """
+        if not sessions:
+            return
+        try:
+            await self._runner.end_sessions(sessions)
+        except ExecutorError as error:
+            if await self._begins.is_cancelled(held):
+                raise Unavailable(f"a session of a dead attempt is not ended: {error}", maybe_done=False) from error
+
+
+def sessions_of(found: Found) -> tuple[str, ...]:
+    """Return the names of the Spark Connect sessions that earlier attempts may have left running.
+
+    An attempt whose record has an outcome has ended its session itself.
+    """
+    return tuple(
+        record.spark_session for record, _ in found if record.spark_session is not None and record.state not in _ENDED
+    )
