@@ -48,8 +48,8 @@ _LOOK = 0.5
 """Seconds between two looks whether the activity was asked to stop."""
 _PATIENCE = 300.0
 """Seconds for which a cluster that does not answer is asked for the status of an earlier application."""
-_KILLS = 20
-"""How often an application is killed again that the cluster does not report as ended."""
+_KILLS = 30.0
+"""Seconds for which an application is killed again that the cluster does not report as ended."""
 
 
 class SparkJobFailed(TaskHubError):
@@ -78,8 +78,9 @@ def spark_submit(arguments: dict[str, Any]) -> str | None:
     context = {"task_state_store": state}
 
     if is_unwanted():  # from the beginning: nothing is submitted, and what a dead worker has left is killed
-        if _attach(operator, state) is not None:
-            _kill(operator, state, context)
+        job = _attach(operator, state)
+        if job is not None and not _kill(operator, state, context):
+            raise SparkJobFailed(f"the cluster has not confirmed that Spark application {job} has ended")
         check_cancelled()
 
     def work() -> None:
@@ -250,16 +251,22 @@ def _is_submitting(operator: Any, state: _State) -> bool:
     return state.get(operator.external_id_key) is None and not ended
 
 
-def _kill(operator: Any, state: _State, context: dict[str, Any]) -> None:
-    """Kill the application, and again until the cluster says that it has ended. The grace of the activity bounds it."""
-    for _ in range(_KILLS):
+def _kill(operator: Any, state: _State, context: dict[str, Any]) -> bool:
+    """Kill the application, and again until the cluster says that it has ended.
+
+    :returns: False if the cluster has not said so in time.
+    """
+    deadline = time.monotonic() + _KILLS
+    while True:
         job = state.get(operator.external_id_key)
         with suppress(Exception):  # the cluster may be away: the next try tells
             if job is not None and not operator.is_job_active(operator.get_job_status(job, context)):
-                return
+                return True
         with suppress(Exception):
             operator.on_kill()
         if job is None:
-            return
+            return True
+        if time.monotonic() > deadline:
+            print("the cluster has not confirmed that the application has ended", file=sys.stderr)
+            return False
         time.sleep(_LOOK)
-    print("the cluster has not confirmed that the application has ended", file=sys.stderr)

@@ -12,6 +12,7 @@ import structlog
 
 from airflow_provider_taskhub.client.connection import Connection
 from airflow_provider_taskhub.engine.events import Status
+from airflow_provider_taskhub.engine.identity import same_start
 from airflow_provider_taskhub.errors import Conflict, StorageError
 from airflow_provider_taskhub.hub import change_hints, hint_rows, watches
 from airflow_provider_taskhub.hub.formats.instance_rows import released_row
@@ -104,7 +105,7 @@ class Watches:
         it is cleared.
 
         :param instance_id: id of the instance.
-        :param run: execution id of the instance; if it has another, nothing is stored.
+        :param run: execution id of the instance; if it was started again, nothing is stored.
         :raises Conflict: if other processes change the row of the instance in each of some tries.
         """
         await self._mark(instance_id, released=True, run=run)
@@ -114,7 +115,9 @@ class Watches:
 
         async def once() -> None:
             state = await hub.instance(instance_id)
-            if state is None or state.released is released or run not in (None, state.execution_id):
+            if state is None or state.released is released:
+                return
+            if run is not None and not same_start(state.execution_id, run):
                 return
             merge = released_row(instance_id, released=released)
             row = RowOperation(verb=RowVerb.MERGE, entity=merge, etag=state.etag)

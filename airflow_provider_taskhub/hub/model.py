@@ -574,7 +574,7 @@ class InstanceState:
     :param cancel: the last cancel of an activity in this generation; None: it has cancelled none.
     :param failure: details of the failure; None if the row does not have them, as in a row written by .NET.
         ``is_non_retriable`` tells whether a retry makes sense.
-    :param released: it was rewound while no Airflow task waited for it, and the task that has started it has not come
+    :param released: somebody else than the Airflow task that has started it has rewound it, and that task has not come
         back since.
     :param suspended_by: user who suspended the instance; None: it is not suspended, or the user is not known.
     :param suspended_at: when the instance was suspended, by the clock of the sender. Only for display.

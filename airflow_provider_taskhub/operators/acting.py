@@ -30,7 +30,12 @@ from airflow_provider_taskhub.triggers.rendering import TextRendering
 from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, OWNER_KEY
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 from airflow_provider_taskhub.triggers.worker_reasons import needs_worker
-from airflow_provider_taskhub.triggers.worker_wait import WORKER_END_WAIT, default_deferrable, wait_in_worker
+from airflow_provider_taskhub.triggers.worker_wait import (
+    WORKER_END_WAIT,
+    default_deferrable,
+    short_wait,
+    wait_in_worker,
+)
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -211,6 +216,10 @@ class ActingOperator(TextRendering, BaseOperator):  # type: ignore[misc]  # Airf
         """Run a trigger in this worker, and return the content of its event. None: the task defers."""
         return None
 
+    def _longest(self) -> timedelta:
+        """Return how long the Airflow worker waits for the effect, before the task defers or its time is over."""
+        return short_wait(self.execution_timeout, WORKER_END_WAIT)
+
     def _where(self) -> str:
         return f"{type(self).__name__} {self.task_id!r}"
 
@@ -218,7 +227,7 @@ class ActingOperator(TextRendering, BaseOperator):  # type: ignore[misc]  # Airf
 class WaitingOperator(ActingOperator):
     """An operator that may wait for the effect of its request, with the parameters that say where.
 
-    :param deferrable: True: a wait longer than a few seconds goes on in the triggerer. False: it goes on in the Airflow
+    :param deferrable: True: a wait longer than 30 s goes on in the triggerer. False: it goes on in the Airflow
         worker. None: the default of ``TaskHubOperator``.
     :param poll_interval: a timedelta, or seconds: how often a wait in the Airflow worker asks the hub.
     """
@@ -250,16 +259,19 @@ class WaitingOperator(ActingOperator):
             raise AirflowTaskTimeout(f"instance {trigger.instance_id}: {OVERDUE}; {self._late()}") from None
 
 
-async def becomes(client: Client, instance_id: str, ends: Callable[[InstanceState], bool]) -> InstanceState | None:
-    """Read an instance until it is as wanted, for :data:`WORKER_END_WAIT` at most.
+async def becomes(
+    client: Client, instance_id: str, ends: Callable[[InstanceState], bool], *, longest: timedelta
+) -> InstanceState | None:
+    """Read an instance until it is as wanted.
 
     :param ends: returns whether the state is as wanted.
+    :param longest: how long at most.
     :returns: the state; None: the time is over.
     :raises InstanceNotFound: if the instance is not in the hub.
     """
     from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 
-    until = SYSTEM_CLOCK.monotonic() + WORKER_END_WAIT.total_seconds()
+    until = SYSTEM_CLOCK.monotonic() + longest.total_seconds()
     while True:
         state = await client.get(instance_id, payloads=False)
         if state is None:

@@ -24,7 +24,6 @@ from airflow_provider_taskhub.operators.acting import (
 )
 from airflow_provider_taskhub.triggers.arguments import check_event_data, evaluated
 from airflow_provider_taskhub.triggers.grace import grace_of
-from airflow_provider_taskhub.triggers.worker_wait import WORKER_END_WAIT
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -130,7 +129,9 @@ class _Reasoned(WaitingOperator):
         :returns: the status.
         :raises NotYet: if this takes longer than the worker waits.
         """
-        reached = await becomes(client, self.instance_id, lambda one: one.status in statuses or one.status.is_final)
+        reached = await becomes(
+            client, self.instance_id, lambda one: one.status in statuses or one.status.is_final, longest=self._longest()
+        )
         if reached is None:
             raise NotYet(
                 Wait(instance_id=self.instance_id, statuses=statuses, orchestrator=state.name or "", owner=None)
@@ -154,7 +155,7 @@ class TaskHubTerminateOperator(_Reasoned):
     :param missing_ok: True: succeed if there is no such instance, for example in a teardown task. False: fail.
     :param clean_up: True: an instance that was started with ``terminate_grace`` has this time for its clean-up. False:
         the instance ends at once, and a clean-up that runs already is cut off.
-    :param deferrable: True: a wait longer than a few seconds goes on in the triggerer, without a worker slot. False: it
+    :param deferrable: True: a wait longer than 30 s goes on in the triggerer, without a worker slot. False: it
         goes on in the Airflow worker, and needs no triggerer. None: the environment variable
         ``AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE`` if it is set, else True.
     :param poll_interval: a timedelta, or seconds: how often a wait in the Airflow worker asks the hub. None: every 1 s
@@ -228,7 +229,7 @@ class TaskHubTerminateOperator(_Reasoned):
                 wait=self.wait,
                 recurse=self.recurse,
                 grace=grace_of(state) if self.clean_up else None,
-                timeout=WORKER_END_WAIT if self.wait else None,
+                timeout=self._longest() if self.wait else None,
             )
         except TimeoutError as error:
             self.log.info("%s", error)
@@ -258,7 +259,7 @@ class TaskHubSuspendOperator(_Reasoned):
     :param recurse: True: also suspend the children that have not ended, and their children. The task then takes up to a
         minute more in its worker, or as long as its ``execution_timeout``, and fails if they are not suspended by then.
         False: the children go on.
-    :param deferrable: True: a wait longer than a few seconds goes on in the triggerer, without a worker slot. False: it
+    :param deferrable: True: a wait longer than 30 s goes on in the triggerer, without a worker slot. False: it
         goes on in the Airflow worker, and needs no triggerer. None: the environment variable
         ``AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE`` if it is set, else True.
     :param poll_interval: a timedelta, or seconds: how often a wait in the Airflow worker asks the hub. None: every 1 s
@@ -303,7 +304,7 @@ class TaskHubResumeOperator(_Reasoned):
     :param wait: True: the task succeeds when the instance is not suspended any more. False: the task succeeds when the
         request is stored.
     :param recurse: True: also resume the children that have not ended, and their children.
-    :param deferrable: True: a wait longer than a few seconds goes on in the triggerer, without a worker slot. False: it
+    :param deferrable: True: a wait longer than 30 s goes on in the triggerer, without a worker slot. False: it
         goes on in the Airflow worker, and needs no triggerer. None: the environment variable
         ``AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE`` if it is set, else True.
     :param poll_interval: a timedelta, or seconds: how often a wait in the Airflow worker asks the hub. None: every 1 s

@@ -25,7 +25,6 @@ from airflow_provider_taskhub.tags import OWNER_TAG
 from airflow_provider_taskhub.triggers.grace import grace_of, seconds_of
 from airflow_provider_taskhub.triggers.outcome import log_failure, reason, retryable
 from airflow_provider_taskhub.triggers.worker_reasons import needs_whole_output, needs_worker
-from airflow_provider_taskhub.triggers.worker_wait import WORKER_END_WAIT
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -57,7 +56,7 @@ class TaskHubRewindOperator(WaitingOperator):
     :param instance_id: the id of the instance; templated.
     :param reason: why, for people; templated. The history stores it, with the DAG, the run and the task.
     :param wait_for_completion: False: the task succeeds when the instance is rewound, and returns its status.
-    :param deferrable: True: a wait longer than a few seconds goes on in the triggerer, without a worker slot. False: it
+    :param deferrable: True: a wait longer than 30 s goes on in the triggerer, without a worker slot. False: it
         goes on in the Airflow worker, and needs no triggerer. None: the environment variable
         ``AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE`` if it is set, else True.
     :param poll_interval: a timedelta, or seconds: how often a wait in the Airflow worker asks the hub. None: every 1 s
@@ -93,8 +92,6 @@ class TaskHubRewindOperator(WaitingOperator):
             except InvalidStateError:  # somebody else has rewound the instance since the reading above
                 await self._give_back(client, context, owner, before)
                 raise
-            if owner is not None:  # a clear of the task that has started the instance waits for it, or takes its result
-                await client.watches.release(self.instance_id, state.execution_id)
         elif state.status.is_final and state.status is not Status.COMPLETED:
             raise AirflowException(
                 f"instance {self.instance_id!r} is {state.status}: only a failed instance can be rewound. "
@@ -102,10 +99,12 @@ class TaskHubRewindOperator(WaitingOperator):
             )
         else:
             self.log.info("instance %s is %s already: nothing to rewind", self.instance_id, state.status)
+        if owner is not None:  # a clear of the task that has started the instance waits for it, or takes its result
+            await client.watches.release(self.instance_id, state.execution_id)
         if not self.wait_for_completion:
             return str(state.status)
         try:
-            longest = WORKER_END_WAIT if needs_worker(self) else _TRIGGERER_ENDS
+            longest = self._longest() if needs_worker(self) else min(self._longest(), _TRIGGERER_ENDS)
             return await self._result(client, await client.wait(self.instance_id, timeout=longest))
         except TimeoutError:
             raise NotYet(self._wait(state, owner)) from None

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskhub.errors import TaskHubError
+from airflow_provider_taskhub.triggers.worker_wait import short_wait
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.client import Client
@@ -17,21 +18,10 @@ if TYPE_CHECKING:
 
 SHORT_WAIT = timedelta(seconds=1.5)
 """How long the Airflow worker waits before it defers a task that the triggerer can end, unless the user says it."""
-_BEFORE_DEADLINE = timedelta(seconds=0.5)
-"""Time between the end of the short wait and the task's deadline, so that the task can still defer."""
 _SLACK = 1.5
 """Seconds that the short wait is allowed to take longer if the hub answers slowly."""
 _LOOK = 0.5
 """The longest pause between two readings of the instance in the short wait, in seconds."""
-
-
-def short_wait(left: timedelta | None, longest: timedelta) -> timedelta:
-    """Return how long the Airflow worker waits before it defers.
-
-    :param left: the time until the task's deadline; None: there is no deadline.
-    :param longest: how long it waits if there is no deadline.
-    """
-    return longest if left is None else max(timedelta(0), min(longest, left - _BEFORE_DEADLINE))
 
 
 async def ends_soon(

@@ -34,6 +34,7 @@ from airflow_provider_taskhub.triggers.deferral import BACKSTOP, deferral_timeou
 from airflow_provider_taskhub.triggers.outcome import OVERDUE, error_class
 from airflow_provider_taskhub.triggers.placed_task import PlacedTask
 from airflow_provider_taskhub.triggers.placement import Placement, place
+from airflow_provider_taskhub.triggers.settling import settle
 from airflow_provider_taskhub.triggers.start_from_trigger import FirstTrigger
 from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, WORKER_STARTS
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
@@ -42,6 +43,7 @@ from airflow_provider_taskhub.triggers.worker_wait import (
     WORKER_END_WAIT,
     default_deferrable,
     ends_within,
+    short_wait,
     wait_in_worker,
 )
 
@@ -97,7 +99,8 @@ class TaskHubSensor(PlacedTask, BaseSensorOperator):  # type: ignore[misc]  # Ai
         the option ``[taskhub] complete_on``, ``"auto"`` by default.
     :param short_wait: a timedelta, or seconds: how long an Airflow worker that has started the sensor waits before it
         defers. 0: it defers at once. None: the option ``[taskhub] short_wait``. If that is empty too, it waits for 30 s
-        if a worker must end the sensor, because Airflow takes a deferred task back no sooner, and else not at all.
+        if a worker must end the sensor, because Airflow takes a deferred task back no sooner. With ``CeleryExecutor``
+        alone, and if the triggerer can end the sensor, it does not wait.
     :param mode: Airflow's parameter. It counts only with ``deferrable=False``. ``"poke"``: the sensor holds its worker
         slot for the whole wait. ``"reschedule"``: Airflow runs the sensor again and again, each time for one look, with
         a pause of ``poke_interval``.
@@ -171,9 +174,10 @@ class TaskHubSensor(PlacedTask, BaseSensorOperator):  # type: ignore[misc]  # Ai
             return self._or_skip(lambda: self._wait_here(context))
         ti = context["ti"]
         ti.xcom_push(key=INSTANCE_KEY, value=self.instance_id)  # so that the triggerer may end the task
-        if (event := self._soon()) is not None:
+        deadline = self._deadline()
+        if (event := self._soon(deadline)) is not None:
             return self._or_skip(lambda: self.execute_complete(context, event))
-        return self._wait()
+        return self._wait(deadline)
 
     def execute_started(self, context: Context, event: dict[str, Any]) -> Any:
         """Continue a sensor that its trigger has started. Airflow calls this when the trigger cannot end the task.
@@ -252,18 +256,23 @@ class TaskHubSensor(PlacedTask, BaseSensorOperator):  # type: ignore[misc]  # Ai
             whys = await client.admin.waiting_of([state], sentinels=1)
         return state, await moment.shown_by(state, whys.get(self.instance_id, ()))
 
-    def _soon(self) -> dict[str, Any] | None:
+    def _soon(self, deadline: Timestamp) -> dict[str, Any] | None:
         """Wait a moment in this Airflow worker. :returns: the trigger's event; None: the sensor must defer."""
+        from airflow_provider_taskhub.clock import SYSTEM_CLOCK
+
         given = duration(self.short_wait)
-        longest = given if given is not None else WORKER_END_WAIT if self._place().success else timedelta(0)
+        if given is None:
+            given = WORKER_END_WAIT if self._place().success and settle() else timedelta(0)
+        longest = short_wait(deadline - SYSTEM_CLOCK.utc_now(), given)
         if not longest:
             return None
         seconds = longest.total_seconds()
         self.log.info("this Airflow worker waits up to %g s for instance %s", seconds, self.instance_id)
-        return ends_within(self._trigger(self._deadline()), longest)
+        return ends_within(self._trigger(deadline), longest)
 
-    def _wait(self) -> NoReturn:
-        deadline = self._deadline()
+    def _wait(self, deadline: Timestamp | None = None) -> NoReturn:
+        """Defer the task. :param deadline: the end of the wait; None: as the sensor's limits say, from now on."""
+        deadline = deadline or self._deadline()
         self._log_why_a_worker_ends(self._place().success)
         self.log.info("a triggerer now waits for instance %s: one must run (airflow triggerer)", self.instance_id)
         self.defer(

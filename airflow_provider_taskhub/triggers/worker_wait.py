@@ -19,6 +19,17 @@ WORKER_END_WAIT = timedelta(seconds=30)
 """How long the Airflow worker waits before it defers a task that a worker must end. Airflow may fail such a task if it
 goes back to a worker sooner than 30 s after its deferral (:mod:`.settling`), so to defer for a shorter wait would only
 lose time."""
+_BEFORE_DEADLINE = timedelta(seconds=0.5)
+"""Time between the end of the short wait and the task's deadline, so that the task can still defer."""
+
+
+def short_wait(left: timedelta | None, longest: timedelta) -> timedelta:
+    """Return how long the Airflow worker waits before it defers.
+
+    :param left: the time until the task's deadline; None: there is no deadline.
+    :param longest: how long it waits if there is no deadline.
+    """
+    return longest if left is None else max(timedelta(0), min(longest, left - _BEFORE_DEADLINE))
 
 
 def default_deferrable() -> bool:

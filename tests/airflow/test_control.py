@@ -16,7 +16,7 @@ from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.engine.identity import next_execution_id
 from airflow_provider_taskhub.errors import InputError, InvalidStateError
 from airflow_provider_taskhub.hooks import at_parse
-from airflow_provider_taskhub.operators import acting, control, repair
+from airflow_provider_taskhub.operators import acting, repair
 from airflow_provider_taskhub.operators.control import (
     TaskHubRaiseEventOperator,
     TaskHubResumeOperator,
@@ -42,9 +42,7 @@ SIX: list[tuple[Any, dict[str, Any]]] = [
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (acting, control, repair):
-        monkeypatch.setattr(module, "WORKER_END_WAIT", timedelta(0))
-    monkeypatch.setattr(repair, "_TRIGGERER_ENDS", timedelta(0))
+    monkeypatch.setattr(acting, "WORKER_END_WAIT", timedelta(0))
 
 
 def task(kind: Any, **more: Any) -> Task:
@@ -335,6 +333,13 @@ def test_a_terminate_gives_the_time_with_which_the_instance_was_started(
     hub.put("i", Status.RUNNING, tags={GRACE_TAG: "3600"})
     task(TaskHubTerminateOperator, wait=wait, clean_up=clean_up).run(Ti())
     assert hub.graces == [("i", timedelta(hours=1) if clean_up else None)]
+
+
+@pytest.mark.parametrize(("limit", "seconds"), [(None, 30.0), (5.0, 4.5), (0.2, 0.0), (60.0, 30.0)])
+def test_the_wait_in_the_worker_leaves_time_to_defer(monkeypatch: Any, limit: float | None, seconds: float) -> None:
+    monkeypatch.setattr(acting, "WORKER_END_WAIT", timedelta(seconds=30))
+    more = {} if limit is None else {"execution_timeout": timedelta(seconds=limit)}
+    assert task(TaskHubTerminateOperator, **more).operator._longest().total_seconds() == seconds
 
 
 def failed(hub: FakeHub, **tags: str) -> None:

@@ -182,6 +182,15 @@ def test_a_call_that_only_cleans_up_kills_what_a_dead_worker_has_left(
     assert spark.done == done
 
 
+def test_a_clean_up_that_the_cluster_does_not_confirm_has_failed(spark: Spark, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_KILLS", 1.0)
+    spark.deaf = 1000
+    one = attempt(JOB)
+    one.cancelled.set()
+    with entered(one), pytest.raises(SparkJobFailed, match="not confirmed that Spark application driver-7 has ended"):
+        spark_submit({"application": "/jobs/load.jar"})
+
+
 def test_the_end_of_the_worker_leaves_the_application_to_the_next_attempt(spark: Spark) -> None:
     spark.hangs = True
     one = attempt(kept=[])

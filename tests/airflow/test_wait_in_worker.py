@@ -20,7 +20,7 @@ from airflow.sdk.exceptions import (
 
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import InputError
-from airflow_provider_taskhub.operators import acting, control, repair
+from airflow_provider_taskhub.operators import acting
 from airflow_provider_taskhub.operators.control import (
     TaskHubResumeOperator,
     TaskHubSuspendOperator,
@@ -44,9 +44,7 @@ SOON = {"deferrable": False, "poll_interval": 0.01}
 
 @pytest.fixture(autouse=True)
 def no_short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (acting, control, repair):
-        monkeypatch.setattr(module, "WORKER_END_WAIT", timedelta(0))
-    monkeypatch.setattr(repair, "_TRIGGERER_ENDS", timedelta(0))
+    monkeypatch.setattr(acting, "WORKER_END_WAIT", timedelta(0))
 
 
 @pytest.fixture
@@ -277,15 +275,27 @@ def test_an_operator_without_an_own_instance_ends_nothing_at_the_time_limit(hub:
         ({"outlets": [Asset("rows")]}, 30),
         ({"outlets": [Asset("rows")], "short_wait": 0}, None),
         ({"short_wait": timedelta(seconds=2)}, 2),
+        ({"outlets": [Asset("rows")], "timeout": 5}, 4.5),
+        ({"outlets": [Asset("rows")], "execution_timeout": timedelta(seconds=3)}, 2.5),
     ],
 )
 def test_a_sensor_that_a_worker_must_end_waits_a_moment(hub: FakeHub, monkeypatch, more: Any, seconds: Any) -> None:
-    """Airflow takes a deferred task back after 30 s."""
-    given: list[float] = []
-    monkeypatch.setattr(sensors, "ends_within", lambda _, longest: given.append(longest.total_seconds()))
+    """Airflow takes a deferred task back after 30 s. The sensor's time limit leaves time to defer."""
+    given: list[Any] = []
+    monkeypatch.setattr(sensors, "ends_within", lambda *wait: given.append(wait))
     hub.put("i", Status.RUNNING)
-    task(TaskHubSensor, **more).start(Ti())
-    assert given == ([] if seconds is None else [seconds])
+    deferred = task(TaskHubSensor, **more).start(Ti())
+    assert [longest.total_seconds() <= seconds for _, longest in given] == ([] if seconds is None else [True])
+    assert [trigger.deadline for trigger, _ in given] in ([], [deferred.trigger.deadline]), "the limit counts once"
+    if seconds in (2, 30):
+        assert given[0][1] == timedelta(seconds=seconds)
+
+
+def test_a_sensor_does_not_wait_where_airflow_takes_it_back_at_once(hub: FakeHub, monkeypatch) -> None:
+    monkeypatch.setattr(sensors, "settle", lambda: 0.0)  # CeleryExecutor
+    monkeypatch.setattr(sensors, "ends_within", lambda *wait: pytest.fail(f"waits {wait}"))
+    hub.put("i", Status.RUNNING)
+    assert task(TaskHubSensor, outlets=[Asset("rows")]).start(Ti()).trigger.instance_id == "i"
 
 
 def test_what_ends_in_this_moment_ends_the_sensor(hub: FakeHub, during_the_wait: list[Callable[[], Any]]) -> None:

@@ -183,12 +183,15 @@ def line(what: str, value: float, goal: float | None, unit: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.spark", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9, help="of 100 jobs each, after the first ones")
+    parser.add_argument("--rounds", type=int, default=9, help="of 100 jobs each, after the first ones; at least 1")
     parser.add_argument("--kinds", default=",".join(KINDS), help="local and connect, separated by commas")
     parser.add_argument("--repeat", type=int, default=3, help="runs in Airflow; 0: no Airflow is started")
     options = parser.parse_args()
+    kinds = [kind for kind in options.kinds.split(",") if kind]
+    if options.rounds < 1 or not set(kinds) <= KINDS.keys():
+        parser.error(f"give at least one round, and kinds of {', '.join(KINDS)}")
     lines = [f"{machine()}, PySpark {version('pyspark')}; {COUNT} small Spark jobs, {THREADS} at once"]
-    for kind in filter(None, options.kinds.split(",")):
+    for kind in kinds:
         found = asyncio.run(compare(kind, options.rounds))
         first, later = KINDS[kind]
         lines += [

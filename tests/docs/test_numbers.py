@@ -13,7 +13,7 @@ from airflow_provider_taskhub.hub.partitions.balance import HYSTERESIS
 from airflow_provider_taskhub.hub.partitions.held_partitions import DRAIN
 from airflow_provider_taskhub.hub.queues.pacing import FIRST_POLL
 from airflow_provider_taskhub.hub.queues.quarantine import MAX_DELIVERIES, MAX_FAILURES
-from airflow_provider_taskhub.operators.short_wait import SHORT_WAIT, WORKER_END_WAIT
+from airflow_provider_taskhub.operators.short_wait import SHORT_WAIT
 from airflow_provider_taskhub.plugins.client_cache import FRESH
 from airflow_provider_taskhub.plugins.index import MOST as MOST_INDEXED
 from airflow_provider_taskhub.plugins.index import MOST_ERROR
@@ -35,6 +35,7 @@ from airflow_provider_taskhub.triggers.sweep import SETTLE as SWEEP_SETTLE
 from airflow_provider_taskhub.triggers.task_end import LARGEST_OUTPUT
 from airflow_provider_taskhub.triggers.taskhub import _AZURE_INTERVAL, _EMBEDDED_INTERVAL
 from airflow_provider_taskhub.triggers.watcher import IN_TURN, MEMBERS_EVERY
+from airflow_provider_taskhub.triggers.worker_wait import WORKER_END_WAIT
 from airflow_provider_taskhub.workers.activities.heartbeat import _ANSWER
 from airflow_provider_taskhub.workers.activities.processor import QUICK
 from airflow_provider_taskhub.workers.activities.recorded import LOCAL_SPARK_PAUSE

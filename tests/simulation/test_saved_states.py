@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from airflow_provider_taskhub.activity import ActivityCancelled
 from airflow_provider_taskhub.app import App, OrchestrationContext
+from airflow_provider_taskhub.engine.events import FailureDetails
 from airflow_provider_taskhub.errors import TaskCancelledError
 from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.storage.faults import Call, Fault, refused
 from airflow_provider_taskhub.storage.primitives import RowVerb, Transact
-from tests.simulation.world import World, running, saves, simulate
+from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityRequest
+from tests.simulation.world import Attempts, World, running, saves, simulate
 
 
 def app(*, clean_up: bool = False) -> App:
@@ -21,6 +24,10 @@ def app(*, clean_up: bool = False) -> App:
 
     @made.activity(record=True, clean_up=clean_up)
     def submit(number: int) -> str:
+        raise AssertionError("the test has a function in its place")
+
+    @made.activity
+    def check() -> None:
         raise AssertionError("the test has a function in its place")
 
     @made.orchestrator
@@ -39,9 +46,10 @@ def app(*, clean_up: bool = False) -> App:
 
     @made.orchestrator
     async def raising(ctx: OrchestrationContext, number: int) -> str:
-        ctx.call_activity(submit, number)
+        task = ctx.call_activity(submit, number)
         await ctx.wait_for_external_event("stop")
-        raise RuntimeError("no rows")
+        await ctx.call_activity(check)
+        return await task
 
     return made
 
@@ -155,14 +163,17 @@ class Jobs:
         return "done"
 
 
-async def left(world: World, jobs: Jobs, orchestrator: str) -> None:
-    """Let a worker die while it waits for the job. No worker with activities is there afterwards."""
+async def left(world: World, jobs: Jobs, orchestrator: str, *, dies: bool = True) -> None:
+    """Let a worker die, or stop, while it waits for the job. No worker with activities is there afterwards."""
     await world.join("two", roles=("orchestrator",))
     one = await world.join("one", roles=("activity",))
     await world.client.start(orchestrator, 0, instance_id="i")
     while "wait for 7" not in jobs.events:
         await world.clock.sleep(0.05)
-    one.die()
+    if dies:
+        one.die()
+    else:
+        await one.stop()
 
 
 @pytest.mark.parametrize("early", [True, False], ids=["before-the-end", "after-the-end"])
@@ -187,15 +198,20 @@ def test_a_terminate_after_a_death_ends_what_the_dead_worker_has_left(early: boo
     assert (record.state, record.saved) == (RecordState.CANCELLED, None)
 
 
-def test_a_cancelled_call_is_answered_when_what_the_dead_worker_has_left_has_ended() -> None:
+@pytest.mark.parametrize("dies", [True, False], ids=["dies", "stops"])
+def test_a_cancelled_call_is_answered_when_what_its_worker_has_left_has_ended(dies: bool) -> None:
     """The other system does not answer twice."""
     jobs = Jobs(broken=2)
 
     async def play() -> Any:
         async with World(app(clean_up=True), functions={"submit": jobs.submit}) as world:
-            await left(world, jobs, "stoppable")
+            await left(world, jobs, "stoppable", dies=dies)
+            await world.clock.sleep(10.0)
             await world.client.raise_event("i", "stop")
             await world.clock.sleep(30.0)
+            state = await world.client.get("i", payloads=False)
+            assert state is not None
+            assert not state.status.is_final, "nobody has ended it yet"
             await world.join("three", roles=("activity",))
             return (await world.wait("i")).output
 
@@ -203,19 +219,89 @@ def test_a_cancelled_call_is_answered_when_what_the_dead_worker_has_left_has_end
     assert jobs.events == ["start 7", "wait for 7", "kill 7"]
 
 
-def test_what_a_rewind_may_go_on_with_is_left_running() -> None:
-    jobs = Jobs()
+def test_after_a_failure_nothing_is_left_and_a_rewind_begins_anew() -> None:
+    jobs, checks = Jobs(), 0
+
+    async def check() -> None:
+        nonlocal checks
+        checks += 1
+        if checks == 1:
+            raise RuntimeError("no rows")
 
     async def play() -> None:
-        async with World(app(clean_up=True), functions={"submit": jobs.submit}) as world:
-            await left(world, jobs, "raising")
+        async with World(app(clean_up=True), functions={"submit": jobs.submit, "check": check}) as world:
+            await world.join("two", roles=("orchestrator",))
+            one = await world.join("one", roles=("activity",))
+            await world.client.start("raising", 0, instance_id="i")
+            while "wait for 7" not in jobs.events:
+                await world.clock.sleep(0.05)
             await world.client.raise_event("i", "stop")
             await world.wait("i")
+            one.die()
             await world.join("three", roles=("activity",))
+            await world.clock.sleep(100.0)
+            assert jobs.events == ["start 7", "wait for 7", "kill 7"]
+            await world.client.rewind("i", "again")
             await world.clock.sleep(100.0)
 
     simulate(play)
-    assert jobs.events == ["start 7", "wait for 7"]
+    assert jobs.events[3:] == ["start 7", "wait for 7"]
+
+
+def test_an_attempt_that_is_cancelled_before_it_begins_ends_what_an_earlier_one_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    jobs, waits = Jobs(), asyncio.Event()
+    run = Attempts.run
+
+    async def without_executor(self: Attempts, request: ActivityRequest, **more: Any) -> ActivityOutcome:
+        if request.attempt == 2 and not request.clean_up:
+            waits.set()
+            await asyncio.sleep(600.0)  # all executors are busy
+        return await run(self, request, **more)
+
+    monkeypatch.setattr(Attempts, "run", without_executor)
+
+    async def play() -> Any:
+        async with World(app(clean_up=True), functions={"submit": jobs.submit}) as world:
+            await left(world, jobs, "once")
+            await world.join("three", roles=("activity",))
+            await waits.wait()
+            await world.client.terminate("i", "enough", wait=True)
+            await world.clock.sleep(30.0)
+            return await world.client.instance("i").activities()
+
+    records = simulate(play)
+    assert jobs.events == ["start 7", "wait for 7", "kill 7"]
+    assert [record.state for record in records] == [RecordState.LOST, RecordState.CANCELLED]
+
+
+def test_an_activity_that_fails_because_its_executors_died_ends_what_it_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    jobs = Jobs()
+    run = Attempts.run
+
+    async def dying(self: Attempts, request: ActivityRequest, **more: Any) -> ActivityOutcome:
+        if request.saved is None or request.clean_up:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(10.0):
+                    return await run(self, request, **more)
+        return ActivityOutcome(failure=FailureDetails(error_type="Killed", error_message="died"), crashed=True)
+
+    monkeypatch.setattr(Attempts, "run", dying)
+
+    async def play() -> Any:
+        async with World(app(clean_up=True), functions={"submit": jobs.submit}) as world:
+            await world.join("one")
+            await world.client.start("once", 0, instance_id="i")
+            await world.wait("i")
+            await world.clock.sleep(10.0)
+            return await world.client.instance("i").activities()
+
+    records = simulate(play)
+    assert [record.state for record in records] == [RecordState.LOST, RecordState.LOST, RecordState.FAILED]
+    assert jobs.events == ["start 7", "wait for 7", "kill 7"]
 
 
 def test_an_activity_that_does_not_ask_for_it_is_not_called_to_clean_up() -> None:

@@ -18,7 +18,7 @@ from airflow_provider_taskhub.engine.events import (
 )
 from airflow_provider_taskhub.engine.identity import run_name, same_start
 from airflow_provider_taskhub.engine.lifecycle import ActivityHappening, ActivityState, react_activity
-from airflow_provider_taskhub.engine.registry import Registry
+from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry
 from airflow_provider_taskhub.errors import Conflict, TaskCancelledError
 from airflow_provider_taskhub.hub.admission.facts import SECOND
 from airflow_provider_taskhub.hub.history import activity_records as records
@@ -138,11 +138,13 @@ class ActivityCancellation:
     def _waits(self, call: TaskScheduled, attempts: Sequence[tuple[ActivityRecord, Entity]]) -> bool:
         """Return True if no attempt of a call runs, and it has no outcome, so that the call waits for its next attempt.
 
-        Return False if this worker does not know that the activity has records, or if a lost attempt may have left a
-        Spark Connect session that still runs.
+        Return False if this worker does not know that the activity has records, or if a lost attempt may have left
+        something that still runs.
         """
         definition = self._activities.get(call.name)
-        if definition is None or not definition.record or any(one.runs or _left_session(one) for one, _ in attempts):
+        if definition is None or not definition.record:
+            return False
+        if any(one.runs or _left_work(one, definition) for one, _ in attempts):
             return False
         last = attempts[-1][0] if attempts else None
         undone = last is not None and last.state is not RecordState.UNKNOWN and not is_of(last, call)
@@ -179,9 +181,10 @@ def is_of(record: ActivityRecord, call: TaskScheduled) -> bool:
     return call.taskhub_action_id is None or record.action_id == call.taskhub_action_id
 
 
-def _left_session(record: ActivityRecord) -> bool:
-    """Return True if an attempt was lost while it used Spark Connect: its session on the server may still run."""
-    return record.state is RecordState.LOST and record.spark_session is not None
+def _left_work(record: ActivityRecord, definition: ActivityDefinition) -> bool:
+    """Return True if an attempt was lost, and a Spark Connect session or what it has begun elsewhere may still run."""
+    begun = record.spark_session is not None or (definition.clean_up and record.saved is not None)
+    return record.state is RecordState.LOST and begun
 
 
 def _is_withdrawn(call: TaskScheduled, attempts: Sequence[tuple[ActivityRecord, Entity]]) -> bool:

@@ -7,7 +7,6 @@ This is the session of a Spark Connect server, and what the activity itself has 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 
@@ -16,13 +15,12 @@ import structlog
 from airflow_provider_taskhub.activity import ActivityCancelled
 from airflow_provider_taskhub.engine.events import TaskScheduled
 from airflow_provider_taskhub.engine.registry import ActivityDefinition
-from airflow_provider_taskhub.errors import Conflict, Unavailable
-from airflow_provider_taskhub.hub.history import activity_records as records
-from airflow_provider_taskhub.hub.hub import Hub
+from airflow_provider_taskhub.errors import Unavailable
 from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
 from airflow_provider_taskhub.storage.primitives import Entity
 from airflow_provider_taskhub.workers.activities.begins import Begins
+from airflow_provider_taskhub.workers.activities.cancellation import is_of
 from airflow_provider_taskhub.workers.activities.runner import Runner, request_of
 from airflow_provider_taskhub.workers.executors.attempt_values import Crashes
 from airflow_provider_taskhub.workers.executors.executor import ExecutorError
@@ -31,6 +29,7 @@ log = structlog.get_logger(__name__)
 
 CLEAN_UP = timedelta(seconds=60)
 """Time limit of a call that only cleans up."""
+NO_CRASHES = Crashes()
 _ENDED = (RecordState.COMPLETED, RecordState.FAILED, RecordState.CANCELLED)
 """States of attempts that have ended themselves what they had begun."""
 
@@ -45,39 +44,39 @@ class LeftWork:
     :param begins: tells whether the call was cancelled: then its answer says that nothing of it runs any more.
     """
 
-    def __init__(self, hub: Hub, runner: Runner, begins: Begins) -> None:
-        self._hub, self._runner, self._begins = hub, runner, begins
+    def __init__(self, runner: Runner, begins: Begins) -> None:
+        self._runner, self._begins = runner, begins
 
     async def end(self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition, found: Found) -> bool:
-        """End all that the attempts have left.
+        """End all that the attempts of a call have left.
 
-        :param found: the records of the attempts.
-        :returns: True: one of the records has changed, so read them again.
+        :param found: the records of the attempts; some may belong to a call that a rewind has undone.
+        :returns: whether the activity was called to clean up, so that its state is of no use any more.
         :raises Unavailable: if the call was cancelled, and the end is not confirmed.
         """
         await self.end_sessions(held, sessions_of(found))
-        record, entity = found[-1] if found else (None, None)  # the newest one has the newest state
-        if record is None or entity is None or record.state in _ENDED:
-            return False
-        if not await self.clean_up(held, event, definition, record):
-            return False
-        with suppress(Conflict):  # another worker has changed it: it is read again
-            await self._hub.store.execute(records.update(self._hub.names, replace(record, saved=None), entity.etag))
-        return True
+        last = next((record for record, _ in reversed(found) if is_of(record, event)), None)
+        return last is not None and last.state not in _ENDED and await self.clean_up(held, event, definition, last)
 
     async def clean_up(
-        self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition, record: ActivityRecord
+        self,
+        held: Delivery,
+        event: TaskScheduled,
+        definition: ActivityDefinition,
+        record: ActivityRecord,
+        crashes: Crashes = NO_CRASHES,
     ) -> bool:
         """Call an activity once more, so that it ends what a dead attempt of it has begun.
 
-        :param record: the record of the dead attempt.
+        :param record: the record of the dead attempt, with the newest state.
+        :param crashes: how many executors have died under the activity: after some it runs alone.
         :returns: True: it has cleaned up; False: there is nothing to clean up, or it has failed. The log says so.
         :raises Unavailable: if the call was cancelled, and the activity has failed to clean up.
         """
         if not definition.clean_up or record.saved is None:
             return False
         request = replace(
-            request_of(held, event, definition, attempt=record.attempt, crashes=Crashes(), begin_by=0.0),
+            request_of(held, event, definition, attempt=record.attempt, crashes=crashes, begin_by=0.0),
             begin_by=None,
             watched=False,
             saved=record.saved,

@@ -63,8 +63,6 @@ LOCKED_FILE_PAUSE = 300.0
 for example with the command line, and its end frees the file."""
 PLACE_AGAIN = 5.0
 """Seconds after which the next attempt of a call whose attempt has crashed asks again for a place."""
-_GOES_ON = (Fate.OPEN, Fate.SUSPENDED, Fate.FAILED)
-"""The fates after which the next attempt may begin, now or after a resume or a rewind: it goes on with what is left."""
 LOCAL_SPARK_PAUSE = 60.0
 """Seconds for which an executor with a local Spark can stand still. Spark fails the jobs of an executor that has sent
 no heartbeat for two minutes."""
@@ -105,7 +103,7 @@ class RecordedActivities:
         self._peers, self._work_items, self._begins, self._responses = peers, work_items, begins, responses
         self._spark_master, self._spark_server = spark_master, connect_server(spark_master)
         self._embedded, self._taken_over = embedded, taken_over
-        self._left_work = LeftWork(hub, runner, begins)
+        self._left_work = LeftWork(runner, begins)
         self._live: Counter[tuple[str, str]] = Counter()
         """How often this worker runs, or tries to claim, the attempt of a record, by the record's key. A message that
         comes twice makes two tries for one record."""
@@ -176,7 +174,7 @@ class RecordedActivities:
             if isinstance(reason, CutOff):
                 await attempt.lose(str(reason))
             await self._left_work.end_sessions(held, attempt.left_sessions)  # the cancel may have come before their end
-            await self._cancelled(held, event, attempt)
+            await self._cancelled(held, event, definition, attempt)
             return None
         except asyncio.CancelledError:
             await attempt.lose("its worker stopped")
@@ -186,25 +184,28 @@ class RecordedActivities:
             raise
         if fate is not Fate.OPEN:
             if await attempt.lose("it did not begin"):
-                if fate not in _GOES_ON:
+                if fate is not Fate.SUSPENDED:  # no next attempt ends what dead workers have left
+                    await self._left_work.end_sessions(held, attempt.left_sessions)
                     await self._left_work.clean_up(held, event, definition, record)
-                await self._refuse(held, event, fate, attempt.left_sessions)
+                await self._begins.refuse(held, event, fate)
             else:  # the end of the instance has marked the record as cancelling
                 await self._left_work.end_sessions(held, attempt.left_sessions)
-                await self._cancelled(held, event, attempt)
+                await self._cancelled(held, event, definition, attempt)
             return None
         crashes = crashes.after(outcome)
         if outcome.crashed and not crashes.too_many:
             warn_of_crash(request, outcome)
             await attempt.lose(outcome.failure.error_message if outcome.failure else "executor crashed")
             return crashes
-        if outcome.crashed:  # no attempt follows that would end what it has left
-            await self._left_work.end_sessions(held, (record.spark_session,) if record.spark_session else ())
-            await self._left_work.clean_up(held, event, definition, attempt.record)
+        if outcome.crashed and record.spark_session is not None:  # no attempt follows that would end its session
+            await self._left_work.end_sessions(held, (record.spark_session,))
         try:
-            await self._record_outcome(held, event, attempt, outcome)
+            await self._record_outcome(held, event, definition, attempt, outcome)
         except (PayloadTooLarge, InputError) as error:
-            await self._record_outcome(held, event, attempt, refused(event, error))
+            await self._record_outcome(held, event, definition, attempt, refused(event, error))
+        if outcome.crashed:
+            with suppress(Unavailable):  # the call is answered already
+                await self._left_work.clean_up(held, event, definition, attempt.record, crashes)
         return None
 
     async def _with_place(self, request: ActivityRequest, record: ActivityRecord, held: Delivery) -> ActivityRequest:
@@ -249,19 +250,17 @@ class RecordedActivities:
                     await self._respond_again(held, event, *last)
                     return None
                 case ActivityReaction.DROP:
-                    if await self._left_work.end(held, event, definition, found):
-                        continue
+                    await self._left_work.end_sessions(held, sessions_of(found))
                     await self._settle_cancelled(held, event, "its instance was ended")
                     return None
                 case ActivityReaction.CLOSE if last is not None:
-                    needed = await self._begins.is_needed(held)
-                    if needed:
+                    if await self._begins.is_needed(held):
                         await self._left_work.end_sessions(held, sessions_of(found))
                         await self._take_back_cancel(*last)
-                    if needed or await self._left_work.end(held, event, definition, found):
                         continue
+                    cleaned = await self._left_work.end(held, event, definition, found)
                     with suppress(Conflict):  # if the record has changed, its worker is alive: read again
-                        await self._close(held, event, *last, ActivityHappening.SILENT)
+                        await self._close(held, event, *last, ActivityHappening.SILENT, cleaned=cleaned)
                         return None
                     continue
                 case ActivityReaction.WAIT:
@@ -291,18 +290,18 @@ class RecordedActivities:
             if permit.fate is not Fate.OPEN:
                 if not known:
                     continue  # there may be a record nevertheless, which must be closed
-                if permit.fate not in _GOES_ON and await self._left_work.end(held, event, definition, found):
-                    continue
+                cleaned = permit.fate is not Fate.SUSPENDED and await self._left_work.end(
+                    held, event, definition, found
+                )
                 if last is not None and silent is not None and permit.fate is not Fate.SUSPENDED:
                     # No next attempt marks the record of the dead worker.
-                    await self._left_work.end_sessions(held, sessions_of(found))
                     with suppress(Conflict):
-                        await self._close(held, event, *last, ActivityHappening.UNWANTED)
+                        await self._close(held, event, *last, ActivityHappening.UNWANTED, cleaned=cleaned)
                         return None
                     continue
                 if permit.fate is Fate.CANCELLED and not await self._take_away(held, event, definition, last):
                     continue  # another worker has claimed this attempt first: read its record
-                await self._refuse(held, event, permit.fate, sessions_of(found))
+                await self._begins.refuse(held, event, permit.fate)
                 return None
             claim = self._new_record(held, event, definition, last[0] if last else None)
             if self._limits is not None and not await self._limits.take(claim, held):
@@ -368,13 +367,6 @@ class RecordedActivities:
         now = self._hub.clock.utc_now()
         taken = react_activity(ActivityState.QUEUED, ActivityHappening.CANCEL).state
         return await self._write_claim(replace(claim, state=RecordState(taken), ended=now), None) is not None
-
-    async def _refuse(self, held: Delivery, event: TaskScheduled, fate: Fate, left_sessions: tuple[str, ...]) -> None:
-        """Settle a work item whose activity may not begin. If no next attempt will end what dead workers have left
-        running, end it now."""
-        if fate is not Fate.SUSPENDED:
-            await self._left_work.end_sessions(held, left_sessions)
-        await self._begins.refuse(held, event, fate)
 
     def _reaction(
         self, event: TaskScheduled, last: tuple[ActivityRecord, Entity] | None, silence: Silence
@@ -455,7 +447,9 @@ class RecordedActivities:
             saved=last.saved if last is not None and is_of(last, event) else None,
         )
 
-    async def _cancelled(self, held: Delivery, event: TaskScheduled, attempt: RecordedAttempt) -> None:
+    async def _cancelled(
+        self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition, attempt: RecordedAttempt
+    ) -> None:
         """Change the record of an attempt that this worker has ended from ``cancelling`` to ``cancelled``.
 
         If the record says something else, for example that another worker has taken over, the work item is given back.
@@ -470,6 +464,8 @@ class RecordedActivities:
             await self._take_back_cancel(*found)
             reaction = ActivityReaction.REQUEUE
         if reaction is ActivityReaction.CLOSE:
+            if not attempt.record.executor:  # it has not begun, so it has not ended what an earlier one has left
+                await self._left_work.clean_up(held, event, definition, attempt.record)
             await self._close(held, event, *found, ActivityHappening.CONFIRMED)
         elif held.gone:
             self._work_items.reader.release([held])
@@ -492,13 +488,17 @@ class RecordedActivities:
         record: ActivityRecord,
         entity: Entity,
         happening: ActivityHappening,
+        *,
+        cleaned: bool = False,
     ) -> None:
         """Record that an attempt is cancelled, and settle its work item.
 
         :param happening: why nothing of the attempt runs any more.
+        :param cleaned: whether the activity has ended what its state names, so that the state is of no use any more.
         :raises Conflict: if another worker or client has changed the record.
         """
         ended = replace(records.moved(record, happening), ended=self._hub.clock.utc_now())
+        ended = replace(ended, saved=None) if cleaned else ended
         await self._hub.store.execute(records.update(self._hub.names, ended, entity.etag))
         await self._settle_cancelled(held, event, "cancelled")
 
@@ -514,10 +514,15 @@ class RecordedActivities:
             await self._responses.drop(held, why)
 
     async def _record_outcome(
-        self, held: Delivery, event: TaskScheduled, attempt: RecordedAttempt, outcome: ActivityOutcome
+        self,
+        held: Delivery,
+        event: TaskScheduled,
+        definition: ActivityDefinition,
+        attempt: RecordedAttempt,
+        outcome: ActivityOutcome,
     ) -> None:
         if attempt.record.state is RecordState.CANCELLING:  # the cancel came first
-            await self._cancelled(held, event, attempt)
+            await self._cancelled(held, event, definition, attempt)
             return
         ok = outcome.failure is None
         ended = replace(
@@ -547,7 +552,7 @@ class RecordedActivities:
                     attempt=ended.attempt,
                     reason="the record was changed by another worker or client before the outcome was written",
                 )
-                await self._cancelled(held, event, attempt)
+                await self._cancelled(held, event, definition, attempt)
 
     async def _settle(
         self,

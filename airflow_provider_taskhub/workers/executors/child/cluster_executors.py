@@ -36,6 +36,6 @@ class ClusterExecutors:
 
     @property
     def lost(self) -> bool:
-        """Whether the executors that the application had will not come back. An application that never had one only
+        """Whether the executors that the application had seem not to come back. An application that never had one only
         waits: a new one would have to wait as well, at the end of the line."""
         return self._had_one and self.waiting is not None and self.waiting >= LOST_AFTER

@@ -176,9 +176,15 @@ class RunningActivity:
     async def awaited(self, value: Awaitable[Any]) -> Any:
         """Await what an ``async`` function has returned. :meth:`cancel_task` cancels the present task."""
         self._task = asyncio.current_task()
-        if self._task is not None and self.public.cancelled.is_set() and not self.run.clean_up:
+        if self._task is not None and self.public.cancelled.is_set() and not self._must_clean_up:
             self._task.cancel()
         return await value
+
+    @property
+    def _must_clean_up(self) -> bool:
+        """Whether the function is called though it was asked to stop before: it may have to end what is left."""
+        left = self.definition.clean_up and self.run.saved is not None
+        return left and not self.public.lost
 
     def cancel_task(self) -> None:
         """Cancel the task of an ``async`` function, from any thread. Call it after ``public.cancelled`` was set."""
@@ -206,7 +212,7 @@ class RunningActivity:
 
     def check_stop(self) -> None:
         """Raise ``ActivityCancelled`` if the host has asked to stop the attempt before the function was called."""
-        if self.public.cancelled.is_set() and not self.run.clean_up:
+        if self.public.cancelled.is_set() and not self._must_clean_up:
             raise activity.ActivityCancelled("the activity was asked to stop before it began")
 
     def result(self, value: Any) -> ExecutorMessage:

@@ -241,13 +241,22 @@ class WarmSpark:
         pause = threading.Event()
         while not self._has_stopped():
             self._look_at_executors()
-            if self._executors.lost:
+            if self._executors.lost and self._keeps_executors:
                 self._gone(
                     f"the cluster has given this application no Spark executor for {self._executors.waiting:.0f} s"
                 )
                 return
             pause.wait(_LOOK_EVERY)
         self._gone("the Spark context was stopped, by the cluster or by code of an activity")
+
+    @property
+    def _keeps_executors(self) -> bool:
+        """Whether an application without executors was forgotten: only by a standalone cluster, which takes none away.
+
+        With dynamic allocation an idle application gives its executors back, and may wait for new ones.
+        """
+        dynamic = str(self._context.getConf().get("spark.dynamicAllocation.enabled", "false"))
+        return str(self._context.master).startswith(_STANDALONE) and dynamic.lower() != "true"
 
     def _look_at_executors(self) -> None:
         """Count the executors of the cluster. A local Spark has none: its tasks run in the driver."""
