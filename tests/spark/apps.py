@@ -360,3 +360,14 @@ def through_the_jvm(spark: SparkSession, folder: str) -> str:
     finally:
         conf.set("fs.defaultFS", "file:///")
     return "not refused"
+
+
+@app.spark_activity
+def fails_in_a_query(spark: SparkSession) -> list[float]:
+    from pyspark.sql.functions import udf
+
+    def ratio(number: int) -> float:
+        return 1 / (number - 3)
+
+    rows = spark.range(8).where("id % 2 = 1").select(udf(ratio, "double")("id").alias("of_three"))
+    return [row.of_three for row in rows.collect()]

@@ -37,6 +37,16 @@ def value(outcome: ActivityOutcome) -> Any:
     return json.loads(outcome.result or "")
 
 
+async def test_the_log_of_a_failed_query_ends_with_its_plan(pool: ExecutorPool) -> None:
+    outcome = await pool.run(spark("fails_in_a_query"))
+    assert outcome.failure is not None
+    assert "ZeroDivisionError" in outcome.failure.error_message
+    at = outcome.log_tail.index("The plan of the query that has failed:")
+    plan = "\n".join(outcome.log_tail[at:])
+    assert "EvalPython" in plan
+    assert "Filter" in plan
+
+
 async def test_concurrent_attempts_do_not_see_each_other(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
     """The same view name and other time zones at once: by the given session, the active one and the builder's."""
     zones = {"utc": ("UTC", 0), "tokyo": ("Asia/Tokyo", 9)}

@@ -9,6 +9,10 @@ from typing import Any
 
 _MOST_STAGES = 50
 """A job with more stages is described by its newest ones, because each stage costs some calls to the JVM."""
+_MOST_JOBS, _MOST_QUERIES = 10, 20
+"""How many of the newest jobs and queries are searched for one that has failed."""
+_LONGEST_PLAN = 4_000
+"""Characters of a plan: the log of an activity ends with it, and its last 50 lines are in the failure's log."""
 _NO_EXECUTOR = (
     "no executor of the cluster for {:.0f} s: other applications may have all its cores or its memory "
     "(spark.cores.max limits what one application takes)"
@@ -88,6 +92,27 @@ def _volume(context: Any, stage: int) -> tuple[int, int]:
         found = context._jsc.sc().statusStore().lastStageAttempt(stage)
         return int(found.inputRecords()), int(found.inputBytes())
     return 0, 0
+
+
+def plan_of_failed_job(context: Any, shared: Any, job_group: str) -> str | None:
+    """Return the plan of the newest SQL query of a job group whose job has failed; None: there is none.
+
+    :param context: the Spark context.
+    :param shared: Spark's shared state, which knows the newest queries of all sessions.
+    """
+    tracker = context.statusTracker()
+    jobs = sorted(tracker.getJobIdsForGroup(job_group), reverse=True)[:_MOST_JOBS]
+    failed = [number for number in jobs if (job := tracker.getJobInfo(number)) and job.status == "FAILED"]
+    if not failed:
+        return None
+    store = shared.statusStore()
+    count = store.executionsCount()
+    for at in range(int(count) - 1, max(-1, int(count) - 1 - _MOST_QUERIES), -1):
+        query = store.executionsList(at, 1).head()
+        if any(query.jobs().contains(number) for number in failed):
+            plan = str(query.physicalPlanDescription())
+            return plan if len(plan) <= _LONGEST_PLAN else f"{plan[:_LONGEST_PLAN]}…"
+    return None
 
 
 class Operations:

@@ -36,7 +36,7 @@ from airflow_provider_taskhub.workers.executors.child.spark import (
     SparkStart,
     configure,
 )
-from airflow_provider_taskhub.workers.executors.child.spark_work import SparkWork, job_of_group
+from airflow_provider_taskhub.workers.executors.child.spark_work import SparkWork, job_of_group, plan_of_failed_job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -93,6 +93,8 @@ class WarmSpark:
         self._lock = threading.Lock()
         self._slots: dict[int, str] = {}
         """The job group of each running attempt, by the number of its scheduler pool."""
+        self._cancelled: set[str] = set()
+        """The job groups of attempts that were asked to stop."""
         self._sessions: dict[str, SparkSession] = {}
         """The session of each running attempt, by its job group."""
         self.place = SparkPlace(application_id=context.applicationId, ui=context.uiWebUrl or None)
@@ -161,6 +163,10 @@ class WarmSpark:
                 # A copy of the properties for each thread: Spark also keeps the SQL execution of the thread in them.
                 with capture.threads_run_as(lambda run: inheritable_thread_target(session)(run)):
                     yield session
+            except Exception:
+                if attempt.job_group not in self._cancelled:
+                    self._tell_plan(attempt.job_group)
+                raise
             finally:
                 _session.reset(token)
                 self._remove_what_is_left(attempt.job_group, session)
@@ -173,6 +179,7 @@ class WarmSpark:
             raise
         finally:
             self._sessions.pop(attempt.job_group, None)
+            self._cancelled.discard(attempt.job_group)
             with self._lock:
                 del self._slots[slot]
             self._leave_thread()
@@ -182,6 +189,8 @@ class WarmSpark:
         return found and replace(found, without_executors=self._executors.waiting)
 
     def cancel(self, job_group: str) -> None:
+        if job_group in self._sessions:
+            self._cancelled.add(job_group)
         self._scala.cancelJobGroupAndFutureJobs(job_group)
         if (session := self._sessions.get(job_group)) is not None:
             threading.Thread(target=_stop_streams, args=(session,), daemon=True).start()  # each may take ten seconds
@@ -190,6 +199,12 @@ class WarmSpark:
             # The cancelled attempt may have ended already. No attempt can begin while this thread has the lock.
             if not set(self._slots.values()) - {job_group}:
                 _kill_python_workers()
+
+    def _tell_plan(self, job_group: str) -> None:
+        """Write the plan of the query that has failed into the log of the attempt. Its error often names no column."""
+        with suppress(Exception):  # Spark has stopped, or has forgotten the query
+            if plan := plan_of_failed_job(self._context, self._shared, job_group):
+                print(f"The plan of the query that has failed:\n{plan}", file=sys.stderr)
 
     def _remove_what_is_left(self, job_group: str, session: SparkSession) -> None:
         """End the streams and the jobs that an attempt has left running, for example in threads. If no other attempt
