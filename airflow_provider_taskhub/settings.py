@@ -226,7 +226,11 @@ class Settings(BaseSettings):
     such as PT30S). Activities that still run after this time are given back and run again on another worker. 0: no
     wait."""
     max_result: int = Field(default=MAX_RESULT, ge=1024, le=128 * 1024 * 1024)
-    """Largest result of an activity, in bytes of JSON. A larger result fails the activity without a retry."""
+    """Largest result of an activity, in bytes of JSON. A larger result fails the activity without a retry, and is kept
+    in a file (``kept_results``)."""
+    kept_results: Path | None = None
+    """The folder in which a worker keeps the last 20 results that were larger than ``max_result``. The failure names
+    the file. None: the folder ``results`` beside the embedded hub (``~/.taskhub/results``)."""
     kept_generations: int = Field(default=100, ge=0)
     """How many earlier generations of an instance that continues as new keep their activity records, logs and large
     results. Records of older ones are deleted ten minutes after their last change. 0: all generations keep them."""

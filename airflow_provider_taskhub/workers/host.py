@@ -33,7 +33,7 @@ from airflow_provider_taskhub.hub.partitions.hosting import PartitionHost
 from airflow_provider_taskhub.hub.partitions.incarnation import Incarnation
 from airflow_provider_taskhub.hub.partitions.members import Members
 from airflow_provider_taskhub.hub.partitions.owner_thread import OwnerThread
-from airflow_provider_taskhub.settings import Settings
+from airflow_provider_taskhub.settings import Settings, home
 from airflow_provider_taskhub.storage.connect import open_store
 from airflow_provider_taskhub.supervision import Supervisor
 from airflow_provider_taskhub.workers.activities.log_growth import AnnouncingRunner, LogGrowth
@@ -236,6 +236,7 @@ class Host:
             spark=settings.spark,
             lock_fd=incarnation.lock_fd,
             max_result=settings.max_result,
+            kept_results=(settings.kept_results or home() / "results").absolute(),
             environment=child_environment(
                 os.environ,
                 connection=settings.secret,

@@ -16,6 +16,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from tempfile import gettempdir
 
 import structlog
 
@@ -73,6 +74,7 @@ class ExecutorConfig:
         has no lock file.
     :param max_result: largest size of one result, in bytes.
     :param max_log: largest size of one attempt's log, in bytes.
+    :param kept_results: the folder for results that are too large.
     :param environment: environment variables of the executors; None: those of the current process.
     """
 
@@ -81,6 +83,7 @@ class ExecutorConfig:
     lock_fd: int | None = None
     max_result: int = MAX_RESULT
     max_log: int = MAX_LOG
+    kept_results: Path = Path(gettempdir(), "taskhub-results")
     environment: Mapping[str, str] | None = None
 
 
@@ -426,6 +429,7 @@ class ExecutorPool:
             lock_fd=self._config.lock_fd,
             max_result=self._config.max_result,
             max_log=self._config.max_log,
+            kept_results=str(self._config.kept_results),
         )
 
 

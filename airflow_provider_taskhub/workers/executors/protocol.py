@@ -53,6 +53,7 @@ class Configure(ExecutorMessage):
         lock file.
     :param max_result: largest size of one result, in bytes.
     :param max_log: largest size of one attempt's log, in bytes.
+    :param kept_results: the folder for results that are too large.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Configure(ExecutorMessage):
     lock_fd: int | None
     max_result: int
     max_log: int
+    kept_results: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

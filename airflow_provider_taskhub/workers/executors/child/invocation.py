@@ -14,6 +14,18 @@ from airflow_provider_taskhub.engine.registry import ActivityDefinition
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.no_input import NO_INPUT
 
+
+class ResultTooLarge(InputError):
+    """A result is larger than the hub takes.
+
+    :param text: the result as JSON.
+    """
+
+    def __init__(self, message: str, text: bytes) -> None:
+        super().__init__(message)
+        self.text = text
+
+
 _BY_REFERENCE = "write the data, for example with publish(), and return Reference(path, rows=…)"
 
 
@@ -67,16 +79,17 @@ def result_text(definition: ActivityDefinition, value: Any, limit: int) -> bytes
     """Return the result of an activity as JSON text.
 
     :param limit: largest size of the text, in bytes.
-    :raises InputError: if JSON cannot express the value, or the text is larger than the limit. The text of the error
-        names the activity.
+    :raises InputError: if JSON cannot express the value. The text of the error names the activity.
+    :raises ResultTooLarge: if the text is larger than the limit.
     """
     what = f"result of activity {definition.name!r}"
     if is_frame(type(value)):
         raise InputError(f"{what} is a DataFrame, whose rows are still in Spark: {_BY_REFERENCE}")
     text = dumps(value, definition.result_annotation, what=what).encode()
     if len(text) > limit:
-        raise InputError(
+        message = (
             f"{what} is {len(text):,} bytes of JSON: at most {limit:,}. "
             f"For large data, {_BY_REFERENCE}; or raise the worker's TASKHUB_MAX_RESULT"
         )
+        raise ResultTooLarge(message, text)
     return text

@@ -20,6 +20,7 @@ import traceback
 from collections import deque
 from collections.abc import Awaitable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 from airflow_provider_taskhub import activity, tracing
@@ -32,6 +33,7 @@ from airflow_provider_taskhub.errors import InputError, TaskHubError
 from airflow_provider_taskhub.lineage import DeclaredLineage
 from airflow_provider_taskhub.workers.executors import process_session
 from airflow_provider_taskhub.workers.executors.child import capture, invocation
+from airflow_provider_taskhub.workers.executors.child.kept_results import keep
 from airflow_provider_taskhub.workers.executors.child.spark import (
     LaunchError,
     Spark,
@@ -144,7 +146,7 @@ class RunningActivity:
         self.spark = spark
         self._task: asyncio.Task[Any] | None = None
         self.output = capture.AttemptLog(lambda data: link.send(Log(number=run.number, body=data)), configure.max_log)
-        self._max_result = configure.max_result
+        self._max_result, self._kept_results = configure.max_result, Path(configure.kept_results)
         self._link = link
         self._lock = threading.Lock()
         self._pending: tuple[float | None, str | None] | None = None
@@ -216,7 +218,17 @@ class RunningActivity:
             raise activity.ActivityCancelled("the activity was asked to stop before it began")
 
     def result(self, value: Any) -> ExecutorMessage:
-        text = invocation.result_text(self.definition, value, self._max_result)
+        try:
+            text = invocation.result_text(self.definition, value, self._max_result)
+        except invocation.ResultTooLarge as error:
+            kept = keep(
+                error.text,
+                self._kept_results,
+                instance_id=self.run.instance_id,
+                task_id=self.run.task_id,
+                machine=socket.gethostname(),
+            )
+            raise InputError(f"{error}. {kept}") from None
         return Done(number=self.run.number, lineage=self.public.lineage.declared(), body=text)
 
     def failure(self, error: BaseException) -> ExecutorMessage:

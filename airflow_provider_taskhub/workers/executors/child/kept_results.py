@@ -1,0 +1,49 @@
+"""Keeps the result of an activity that is too large for the hub in a file, so that its work is not lost."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import quote
+from uuid import uuid4
+
+KEPT = 20
+"""How many results are kept. An older one is deleted."""
+_LONGEST_ID = 100
+
+
+def keep(text: bytes, folder: Path, *, instance_id: str, task_id: int, machine: str) -> str:
+    """Write a result into a file of its own that only this user can read.
+
+    :param text: the result as JSON.
+    :param folder: where results are kept. It is made if it is not there.
+    :param machine: the name of this machine, for people.
+    :returns: a sentence that says where the result is, or why it could not be kept.
+    """
+    name = f"{quote(instance_id, safe='')[:_LONGEST_ID]}-{task_id}-{uuid4().hex[:8]}.json"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = folder / name
+        unfinished = path.with_suffix(".part")
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(text)
+            unfinished.rename(path)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+        _remove_older(folder)
+    except OSError as error:
+        return f"The result could not be kept in {folder} ({error.strerror or error}): it is lost"
+    return f"The result is kept as JSON in {path} on {machine}, until {KEPT} later ones are there"
+
+
+def _remove_older(folder: Path) -> None:
+    found = []
+    for path in folder.glob("*.json"):
+        with suppress(FileNotFoundError):  # another executor removes it
+            found.append((path.stat().st_mtime_ns, path))
+    for _, path in sorted(found, reverse=True)[KEPT:]:
+        path.unlink(missing_ok=True)
