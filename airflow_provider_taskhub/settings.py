@@ -246,6 +246,9 @@ class Settings(BaseSettings):
     executor_max_memory: ByteSize | None = Field(default=None, ge=64 * 1024 * 1024)
     """Another executor takes the place of an executor whose processes have more resident memory than this, such as
     ``4GiB``. For a Spark executor, the memory of Java counts too. The worker looks every 2 s. None: any size."""
+    spark_idle_timeout: timedelta | None = Field(default=None, gt=_ZERO)
+    """A Spark executor that has run nothing for this time is ended, and with it its application: memory, or cores of a
+    cluster, are free for others. The next Spark activity waits until another one is started. None: it stays warm."""
     memory: int | None = None
     """How much memory a worker has for activities that say what they need (``@app.activity(memory="4g")``): a number
     with k, m, g or t, such as ``16g``. None: the memory of the machine, or less if its container has a limit."""

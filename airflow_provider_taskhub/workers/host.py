@@ -251,7 +251,11 @@ class Host:
             name=incarnation.identity.name,
             warm=warm,
             times=ExecutorTimes(patience=settings.executor_timeout),
-            limits=ExecutorLimits(activities=settings.executor_max_activities, memory=settings.executor_max_memory),
+            limits=ExecutorLimits(
+                activities=settings.executor_max_activities,
+                memory=settings.executor_max_memory,
+                idle=settings.spark_idle_timeout,
+            ),
         )
         if ACTIVITY in options.roles:
             await pool.start()

@@ -20,9 +20,11 @@ from tests.airflow.test_real import (
     test_marking_a_waiting_task_terminates,
 )
 from tests.airflow.test_real_page import (
+    test_a_repair_lets_the_task_and_its_run_go_on,
     test_a_user_terminates_what_a_viewer_may_not_and_airflow_knows_who_it_was,
     test_an_administrator_steers_partitions_and_workers,
 )
+from tests.airflow.test_real_retry import test_a_clear_after_the_last_try_runs_only_what_has_failed
 from tests.airflow.test_real_zero_slot import test_a_task_succeeds_without_any_worker
 from tests.browser.conftest import PATIENCE, browser
 from tests.waiting import until
@@ -30,6 +32,8 @@ from tests.waiting import until
 pytestmark = pytest.mark.process
 __all__ = [
     "browser",
+    "test_a_clear_after_the_last_try_runs_only_what_has_failed",
+    "test_a_repair_lets_the_task_and_its_run_go_on",
     "test_a_task_succeeds_without_any_worker",
     "test_a_user_terminates_what_a_viewer_may_not_and_airflow_knows_who_it_was",
     "test_an_administrator_steers_partitions_and_workers",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from airflow_provider_taskhub.app import App, OrchestrationContext, when_all
 
 app = App("benchmarks", version="1")
@@ -29,6 +31,18 @@ async def chain(ctx: OrchestrationContext, length: int) -> int:
     for _ in range(length):
         value = await ctx.call_activity(nothing, value + 1)
     return value
+
+
+@app.activity
+async def pause(seconds: float) -> float:
+    await asyncio.sleep(seconds)
+    return seconds
+
+
+@app.orchestrator
+async def paused(ctx: OrchestrationContext, seconds: float) -> float:
+    result: float = await ctx.call_activity(pause, seconds)
+    return result
 
 
 @app.orchestrator

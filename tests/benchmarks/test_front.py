@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from tests.benchmarks.front.__main__ import main, plan
-from tests.benchmarks.front.figures import ROLES, WORKLOADS, Run, changes, parse_line, ratios, slot_seconds, table
+from tests.benchmarks.front.figures import ROLES, WORKLOADS, Run, changes, compared, parse_line, slot_seconds, table
 from tests.benchmarks.front.stage import HERE, Usage, repeating, tree_cpu
 
 
@@ -62,20 +62,24 @@ def test_a_workload_is_compared_with_the_trivial_tasks_of_its_repetition_and_int
         run("task-1", 8.0, heartbeat=5),
         run("worker-1", 9.0, repetition=3),  # its trivial task is missing
     ]
-    assert ratios(runs, WORKLOADS["worker-1"], 1) == [1.5, 1.0]
-    assert ratios(runs, WORKLOADS["worker-1"], 5) == []
+    assert compared(runs, WORKLOADS["worker-1"], 1) == [1.5, 1.0]
+    assert compared(runs, WORKLOADS["worker-1"], 5) == []
 
 
 @pytest.mark.parametrize(
     ("runs", "says"),
     [
-        ([run("zero-100", 11.0)], "≤ 11 s ✓"),
-        ([run("zero-100", 11.1)], "≤ 11 s ✗"),
+        ([run("outlet-1", 6.0)], "≤ 6 s ✓"),
+        ([run("outlet-1", 6.1)], "≤ 6 s ✗"),
+        ([run("trigger-100", 6.0), run("zero-100", 9.0)], "1.50 of ≤ 1.5 ✓"),
+        ([run("trigger-100", 6.0), run("zero-100", 9.1)], "1.52 of ≤ 1.5 ✗"),
+        ([run("trigger-1", 3.0), run("zero-1", 3.5)], "+0.50 s of ≤ +0.5 ✓"),
+        ([run("trigger-1", 3.0), run("zero-1", 3.6)], "+0.60 s of ≤ +0.5 ✗"),
         ([run("zero-100", 9.0)], "0 ✓"),
         ([run("zero-100", 9.0, most_slots=1)], "1 ✗"),
         ([run("zero-100", 9.0, succeeded=99), run("zero-100", 9.0, repetition=2)], "1 of 200 ✗"),
-        ([run("task-100", 10.0), run("worker-100", 13.0)], "1.30 of ≤ 1.3 ✓"),
-        ([run("task-100", 10.0), run("worker-100", 13.1)], "1.31 of ≤ 1.3 ✗"),
+        ([run("task-100", 10.0), run("worker-100", 12.0)], "1.20 of ≤ 1.2 ✓"),
+        ([run("task-100", 10.0), run("worker-100", 12.1)], "1.21 of ≤ 1.2 ✗"),
     ],
 )
 def test_the_table_tells_whether_a_goal_is_met(runs: list[Run], says: str) -> None:

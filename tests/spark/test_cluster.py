@@ -14,7 +14,7 @@ import pytest
 from airflow_provider_taskhub.demo import spark_servers
 from airflow_provider_taskhub.demo.ports import free_port
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityProgress
-from airflow_provider_taskhub.workers.executors.pool import ExecutorPool, ExecutorTimes
+from airflow_provider_taskhub.workers.executors.pool import ExecutorLimits, ExecutorPool, ExecutorTimes
 from tests.spark.conftest import CONNECT_APP, spark_pool
 from tests.spark.servers import Servers, active_tasks, get
 from tests.spark.test_connect import spark, ticking, ticks, value
@@ -109,3 +109,12 @@ async def test_an_application_that_its_cluster_has_forgotten_is_started_again(tm
             assert heard[-1].application_id != heard[0].application_id
     finally:
         servers.stop()
+
+
+async def test_an_idle_application_gives_its_cores_back_until_the_next_activity(cluster: Servers) -> None:
+    limits = ExecutorLimits(idle=timedelta(seconds=1))
+    async with spark_pool(cluster.master, app=CONNECT_APP, conf=cluster.conf, warm=True, limits=limits) as pool:
+        assert value(await pool.run(spark("total", 7))) == 21
+        await until_async("the application has ended", lambda: not cluster.applications())
+        both = [pool.run(spark("total", 7, action_id=name)) for name in ("a", "b")]
+        assert [value(outcome) for outcome in await asyncio.gather(*both)] == [21, 21]

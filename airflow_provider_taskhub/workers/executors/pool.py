@@ -298,6 +298,28 @@ class ExecutorPool:
                 self._worn(seat, executor, used)
         await executor.ended.wait()
 
+    async def _watch_idle(self, seat: Seat, executor: Executor) -> None:
+        """Return when a Spark executor has had no attempt for too long. Else run until cancelled."""
+        limit = self._limits.idle
+        while limit is not None and seat.kind is ExecutorKind.SPARK:
+            if executor.load:
+                await executor.unloaded.wait()
+            begun = executor.begun
+            await self._clock.sleep(limit.total_seconds())
+            if not executor.load and executor.begun == begun:
+                return
+        await executor.ended.wait()
+
+    def _end_idle(self, seat: Seat, executor: Executor) -> None:
+        """End an executor that has no attempt. The next attempt starts another one in its seat."""
+        if executor.load:
+            return  # it has just got one
+        _log.info("executor_idle", executor=executor.name, activities=executor.begun)
+        seat.executor = None
+        seat.wanted.clear()
+        self._retiring.add(executor)
+        self.supervisor.spawn(self._retire(executor, "it had no activity for a long time"), name=f"end {executor.name}")
+
     async def _keep(self, seat: Seat) -> None:
         """Keep an executor running in a seat (the place of one executor) while ``seat.wanted`` is set.
 
@@ -311,7 +333,15 @@ class ExecutorPool:
             if seat.executor is not None:
                 self._assignment.assign()
                 executor = seat.executor
-                await first(executor.ended.wait(), seat.worn.wait(), self._watch_memory(seat, executor))
+                await first(
+                    executor.ended.wait(),
+                    seat.worn.wait(),
+                    self._watch_memory(seat, executor),
+                    self._watch_idle(seat, executor),
+                )
+                if not executor.ended.is_set() and not seat.worn.is_set():
+                    self._end_idle(seat, executor)
+                    continue
                 if seat.worn.is_set() and not seat.executor.ended.is_set():
                     await self._replace(seat, seat.executor)
                     continue
@@ -330,15 +360,16 @@ class ExecutorPool:
             _log.warning("executor_not_replaced", executor=old.name, error=str(error)[:_MAX_SHOWN])
         else:
             self._retiring.add(old)
-            self.supervisor.spawn(self._retire(old), name=f"retire {old.name}")
+            why = "another executor has taken its place"
+            self.supervisor.spawn(self._retire(old, why), name=f"retire {old.name}")
         finally:
             seat.worn.clear()
 
-    async def _retire(self, old: Executor) -> None:
-        """End an executor that has lost its seat, after its last attempt."""
+    async def _retire(self, old: Executor, why: str) -> None:
+        """End an executor that has lost its seat, after its last attempt. :param why: for the log."""
         if old.load:
             await first(old.unloaded.wait(), old.ended.wait())
-        await old.kill("ended, because another executor has taken its place")
+        await old.kill(f"ended, because {why}")
         self._retiring.discard(old)
 
     async def _fill(self, seat: Seat) -> None:

@@ -30,17 +30,20 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorLimits:
-    """When a new executor takes the place of one that still works, for example because its libraries lose memory.
+    """When an executor that still works is ended, for example because its libraries lose memory.
 
     The new one is ready before the old one gets no more attempts, and the attempts of the old one run to their end.
 
     :param activities: number of attempts that one executor may begin; 0: any number.
     :param memory: resident memory of all processes of an executor, in bytes, above which it is replaced; None: any
         size.
+    :param idle: how long a Spark executor may have no attempt before it is ended; the next attempt starts another one.
+        None: any time.
     """
 
     activities: int = 0
     memory: int | None = None
+    idle: timedelta | None = None
 
 
 UNLIMITED = ExecutorLimits()
