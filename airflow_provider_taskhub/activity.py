@@ -43,6 +43,7 @@ __all__ = [
     "cancelled",
     "check_cancelled",
     "inlet",
+    "is_unwanted",
     "outlet",
     "output_path",
     "progress",

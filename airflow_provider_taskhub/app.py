@@ -202,7 +202,7 @@ class App:
             the memory of the activity is not counted.
         :param clean_up: True: if nobody wants the activity any more after its worker has died, and it has saved a state
             with ``save_state``, it is called to end what it has left running in another system, perhaps twice. Then
-            ``cancelled()`` is True from the beginning, and it has 60 seconds. Needs ``record=True``.
+            ``is_unwanted()`` is True from the beginning, and it has 60 seconds. Needs ``record=True``.
         :raises ConfigurationError: if the app already has an activity of this name, the function needs other
             parameters or is a generator, or an argument is wrong.
         """

@@ -229,8 +229,8 @@ class Settings(BaseSettings):
     """Largest result of an activity, in bytes of JSON. A larger result fails the activity without a retry, and is kept
     in a file (``kept_results``)."""
     kept_results: Path | None = None
-    """The folder in which a worker keeps the last 20 results that were larger than ``max_result``. The failure names
-    the file. None: the folder ``results`` beside the embedded hub (``~/.taskhub/results``)."""
+    """The folder in which the workers of a user keep the last 20 results that were larger than ``max_result``, 5 GiB at
+    most. The failure names the file. None: the folder ``results`` beside the embedded hub (``~/.taskhub/results``)."""
     kept_generations: int = Field(default=100, ge=0)
     """How many earlier generations of an instance that continues as new keep their activity records, logs and large
     results. Records of older ones are deleted ten minutes after their last change. 0: all generations keep them."""

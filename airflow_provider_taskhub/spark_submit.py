@@ -48,8 +48,9 @@ _LOOK = 0.5
 """Seconds between two looks whether the activity was asked to stop."""
 _PATIENCE = 300.0
 """Seconds for which a cluster that does not answer is asked for the status of an earlier application."""
-_KILLS = 30.0
-"""Seconds for which an application is killed again that the cluster does not report as ended."""
+_KILLS, _KILLS_LEFT = 7.0, 30.0
+"""Seconds for which an application is killed again that the cluster does not report as ended: within the ten seconds
+that a cancelled activity has, and in a call that only cleans up."""
 
 
 class SparkJobFailed(TaskHubError):
@@ -79,9 +80,9 @@ def spark_submit(arguments: dict[str, Any]) -> str | None:
 
     if is_unwanted():  # from the beginning: nothing is submitted, and what a dead worker has left is killed
         job = _attach(operator, state)
-        if job is not None and not _kill(operator, state, context):
+        if job is not None and not _kill(operator, state, context, seconds=_KILLS_LEFT):
             raise SparkJobFailed(f"the cluster has not confirmed that Spark application {job} has ended")
-        check_cancelled()
+        return None
 
     def work() -> None:
         _check_earlier(operator, state, context)
@@ -251,12 +252,13 @@ def _is_submitting(operator: Any, state: _State) -> bool:
     return state.get(operator.external_id_key) is None and not ended
 
 
-def _kill(operator: Any, state: _State, context: dict[str, Any]) -> bool:
+def _kill(operator: Any, state: _State, context: dict[str, Any], *, seconds: float | None = None) -> bool:
     """Kill the application, and again until the cluster says that it has ended.
 
+    :param seconds: for how long; None: for less than the grace of an activity, so that its executor is not killed.
     :returns: False if the cluster has not said so in time.
     """
-    deadline = time.monotonic() + _KILLS
+    deadline = time.monotonic() + (_KILLS if seconds is None else seconds)
     while True:
         job = state.get(operator.external_id_key)
         with suppress(Exception):  # the cluster may be away: the next try tells

@@ -104,7 +104,7 @@ class ActivityDefinition:
     :param limit_key: the tag of calls of which each value has a limit and a rate of its own; "": all calls share them.
     :param pool: the pool of workers that run it.
     :param memory: how many bytes of a worker's memory one attempt uses; None: it is not counted.
-    :param clean_up: whether it is called once more to end what a dead attempt has left, if nobody wants it any more.
+    :param clean_up: whether it is called to end what a dead attempt has left, if nobody wants it any more.
     """
 
     name: str

@@ -93,6 +93,8 @@ class ActingOperator(TextRendering, BaseOperator):  # type: ignore[misc]  # Airf
     template_fields: Sequence[str] = ("instance_id", "taskhub_conn_id")
     operator_extra_links = (TaskHubInstanceLink(),)
     ui_color = "#fef3c7"
+    _ends_by: Timestamp | None = None
+    """The time by which this try must end, while it runs in an Airflow worker; None: there is no time limit."""
     _needs_instance_id = True
     """False: the operator also acts without an ``instance_id``."""
 
@@ -174,6 +176,7 @@ class ActingOperator(TextRendering, BaseOperator):  # type: ignore[misc]  # Airf
             raise AirflowFailException(f"{self._where()}: {error}") from None
 
     def _attempt(self, act: Callable[[Client], Any], context: Context, until: Timestamp | None) -> Any:
+        self._ends_by = until
         try:
             return TaskHubHook(self.taskhub_conn_id).run(act)
         except NotYet as sent:
@@ -218,7 +221,10 @@ class ActingOperator(TextRendering, BaseOperator):  # type: ignore[misc]  # Airf
 
     def _longest(self) -> timedelta:
         """Return how long the Airflow worker waits for the effect, before the task defers or its time is over."""
-        return short_wait(self.execution_timeout, WORKER_END_WAIT)
+        from airflow_provider_taskhub.clock import SYSTEM_CLOCK
+
+        left = None if self._ends_by is None else self._ends_by - SYSTEM_CLOCK.utc_now()
+        return short_wait(left, WORKER_END_WAIT)
 
     def _where(self) -> str:
         return f"{type(self).__name__} {self.task_id!r}"

@@ -335,11 +335,25 @@ def test_a_terminate_gives_the_time_with_which_the_instance_was_started(
     assert hub.graces == [("i", timedelta(hours=1) if clean_up else None)]
 
 
-@pytest.mark.parametrize(("limit", "seconds"), [(None, 30.0), (5.0, 4.5), (0.2, 0.0), (60.0, 30.0)])
-def test_the_wait_in_the_worker_leaves_time_to_defer(monkeypatch: Any, limit: float | None, seconds: float) -> None:
+@pytest.mark.parametrize(("limit", "most"), [(None, 30.0), (20.0, 19.5), (0.2, 0.0), (60.0, 30.0)])
+def test_the_wait_in_the_worker_leaves_time_to_defer(
+    hub: FakeHub, monkeypatch: Any, limit: float | None, most: float
+) -> None:
+    """The time counts from the beginning of the task: what it does before the wait counts, too."""
+    given: list[float] = []
     monkeypatch.setattr(acting, "WORKER_END_WAIT", timedelta(seconds=30))
+
+    async def terminate(self: FakeClient, instance_id: str, reason: str, *, timeout: timedelta, **_: Any) -> None:
+        given.append(timeout.total_seconds())
+        raise TimeoutError
+
+    monkeypatch.setattr(FakeClient, "terminate", terminate)
+    hub.put("i", Status.RUNNING)
     more = {} if limit is None else {"execution_timeout": timedelta(seconds=limit)}
-    assert task(TaskHubTerminateOperator, **more).operator._longest().total_seconds() == seconds
+    task(TaskHubTerminateOperator, **more).start(Ti())
+    assert [seconds <= most for seconds in given] == [True]
+    assert limit == 20.0 or given == [most]
+    assert limit != 20.0 or given[0] < most
 
 
 def failed(hub: FakeHub, **tags: str) -> None:

@@ -173,6 +173,7 @@ def test_the_makefile_says_what_it_can() -> None:
         "bench-growth",
         "bench-airflow",
         "bench-cancel",
+        "bench-spark",
         "bench-balance",
         "constraints",
         "clean",

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskhub.activity import ActivityCancelled
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.engine.events import FailureDetails
 from airflow_provider_taskhub.errors import TaskCancelledError
 from airflow_provider_taskhub.hub.model import RecordState
 from airflow_provider_taskhub.storage.faults import Call, Fault, refused
 from airflow_provider_taskhub.storage.primitives import RowVerb, Transact
-from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityRequest
+from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
 from tests.simulation.world import Attempts, World, running, saves, simulate
 
 
@@ -143,9 +142,9 @@ def test_the_call_after_a_rewind_begins_without_a_state() -> None:
 class Jobs:
     """Another system: the activity starts a job there and waits for it. :ivar events: what happened, in order."""
 
-    def __init__(self, *, broken: int = 0) -> None:
+    def __init__(self, *, broken: int = 0, slow: float = 0.0) -> None:
         self.events: list[str] = []
-        self._broken = broken
+        self._broken, self._slow = broken, slow
 
     async def submit(self, number: int) -> str:
         request = running()
@@ -153,8 +152,11 @@ class Jobs:
             if self._broken:
                 self._broken -= 1
                 raise RuntimeError("the other system does not answer")
+            if self._slow:
+                self.events.append("kill begins")
+                await asyncio.sleep(self._slow)
             self.events.append(f"kill {request.saved}")
-            raise ActivityCancelled("stopped")
+            return "ended"
         if request.saved is None:
             self.events.append("start 7")
             await saves("7")
@@ -302,6 +304,121 @@ def test_an_activity_that_fails_because_its_executors_died_ends_what_it_has_left
     records = simulate(play)
     assert [record.state for record in records] == [RecordState.LOST, RecordState.LOST, RecordState.FAILED]
     assert jobs.events == ["start 7", "wait for 7", "kill 7"]
+
+
+@pytest.mark.parametrize("crashes", [1, 2])
+def test_a_clean_up_whose_executor_dies_is_repeated(monkeypatch: pytest.MonkeyPatch, crashes: int) -> None:
+    """Another activity in the executor is the cause. The second call is alone there."""
+    jobs, alone = Jobs(), list[bool]()
+    run = Attempts.run
+
+    async def dying(self: Attempts, request: ActivityRequest, **more: Any) -> ActivityOutcome:
+        if request.clean_up:
+            alone.append(request.alone)
+            if len(alone) <= crashes:
+                died = FailureDetails(error_type="Killed", error_message="died")
+                return ActivityOutcome(failure=died, crashed=True)
+        return await run(self, request, **more)
+
+    monkeypatch.setattr(Attempts, "run", dying)
+
+    async def play() -> None:
+        async with World(app(clean_up=True), functions={"submit": jobs.submit}) as world:
+            await left(world, jobs, "once")
+            await world.client.terminate("i", "enough")
+            await world.join("three", roles=("activity",))
+            await world.clock.sleep(100.0)
+
+    simulate(play)
+    assert jobs.events == ["start 7", "wait for 7", "kill 7"]
+    assert alone == [False, *[True] * crashes]
+
+
+def test_an_attempt_that_came_too_late_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its executor has announced it, and has refused to call the function. Then the attempt waits again."""
+    jobs, waits = Jobs(), asyncio.Event()
+    run, tries = Attempts.run, 0
+
+    async def late(self: Attempts, request: ActivityRequest, **more: Any) -> ActivityOutcome:
+        nonlocal tries
+        if request.attempt == 2 and not request.clean_up:
+            tries += 1
+            if tries == 1:
+                more["progress"](ActivityProgress(executor="plain-1.1"))
+                return ActivityOutcome(too_late=True)
+            waits.set()
+            await asyncio.sleep(600.0)
+        return await run(self, request, **more)
+
+    monkeypatch.setattr(Attempts, "run", late)
+
+    async def play() -> None:
+        async with World(app(clean_up=True), functions={"submit": jobs.submit}) as world:
+            await left(world, jobs, "once")
+            await world.join("three", roles=("activity",))
+            await waits.wait()
+            await world.client.terminate("i", "enough", wait=True)
+            await world.clock.sleep(30.0)
+
+    simulate(play)
+    assert jobs.events == ["start 7", "wait for 7", "kill 7"]
+
+
+def test_an_attempt_whose_executor_is_killed_while_it_stops_has_not_cleaned_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    jobs = Jobs()
+    run = Attempts.run
+
+    async def hanging(self: Attempts, request: ActivityRequest, **more: Any) -> ActivityOutcome:
+        try:
+            return await run(self, request, **more)
+        except asyncio.CancelledError:
+            more["progress"](ActivityProgress(executor="plain-1.1", killed=True))
+            raise
+
+    monkeypatch.setattr(Attempts, "run", hanging)
+
+    async def play() -> None:
+        async with World(app(clean_up=True), functions={"submit": jobs.submit}) as world:
+            await world.join("one")
+            await world.client.start("once", 0, instance_id="i")
+            while "wait for 7" not in jobs.events:
+                await world.clock.sleep(0.05)
+            await world.client.terminate("i", "enough", wait=True)
+            await world.clock.sleep(30.0)
+
+    simulate(play)
+    assert jobs.events == ["start 7", "wait for 7", "kill 7"]
+
+
+def test_a_rewind_during_a_clean_up_does_not_go_on_with_what_has_ended() -> None:
+    jobs, checks = Jobs(slow=5.0), 0
+
+    async def check() -> None:
+        nonlocal checks
+        checks += 1
+        if checks == 1:
+            raise RuntimeError("no rows")
+
+    async def play() -> None:
+        async with World(app(clean_up=True), functions={"submit": jobs.submit, "check": check}) as world:
+            await world.join("two", roles=("orchestrator",))
+            one = await world.join("one", roles=("activity",))
+            await world.client.start("raising", 0, instance_id="i")
+            while "wait for 7" not in jobs.events:
+                await world.clock.sleep(0.05)
+            await world.client.raise_event("i", "stop")
+            await world.wait("i")
+            one.die()
+            await world.join("three", roles=("activity",))
+            while "kill begins" not in jobs.events:
+                await world.clock.sleep(0.05)
+            await world.client.rewind("i", "again")
+            await world.clock.sleep(100.0)
+
+    simulate(play)
+    assert jobs.events == ["start 7", "wait for 7", "kill begins", "kill 7", "start 7", "wait for 7"]
 
 
 def test_an_activity_that_does_not_ask_for_it_is_not_called_to_clean_up() -> None:

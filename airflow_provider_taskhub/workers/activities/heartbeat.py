@@ -96,6 +96,7 @@ class RecordedAttempt:
         self._pause.put_off(renewed + self._give_up)
         self._since = 0.0
         self._unconfirmed: list[Callable[[], None]] = []
+        self.has_begun = self.was_killed = False
 
     async def run(self, runner: Runner, request: ActivityRequest) -> ActivityOutcome:
         """Run the attempt and renew its record meanwhile; return the outcome.
@@ -108,6 +109,8 @@ class RecordedAttempt:
 
         def progress(news: ActivityProgress) -> None:
             self.record = news.onto(self.record)
+            self.has_begun = True
+            self.was_killed = news.killed
             if news.confirm is not None:
                 self._unconfirmed.append(news.confirm)
             if not news.observed:

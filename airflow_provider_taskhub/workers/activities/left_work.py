@@ -12,7 +12,6 @@ from datetime import timedelta
 
 import structlog
 
-from airflow_provider_taskhub.activity import ActivityCancelled
 from airflow_provider_taskhub.engine.events import TaskScheduled
 from airflow_provider_taskhub.engine.registry import ActivityDefinition
 from airflow_provider_taskhub.errors import Unavailable
@@ -22,13 +21,15 @@ from airflow_provider_taskhub.storage.primitives import Entity
 from airflow_provider_taskhub.workers.activities.begins import Begins
 from airflow_provider_taskhub.workers.activities.cancellation import is_of
 from airflow_provider_taskhub.workers.activities.runner import Runner, request_of
-from airflow_provider_taskhub.workers.executors.attempt_values import Crashes
+from airflow_provider_taskhub.workers.executors.attempt_values import NO_EXECUTOR, Crashes
 from airflow_provider_taskhub.workers.executors.executor import ExecutorError
 
 log = structlog.get_logger(__name__)
 
 CLEAN_UP = timedelta(seconds=60)
 """Time limit of a call that only cleans up."""
+TRIES = 3
+"""How often an activity is called to clean up if its executor dies."""
 NO_CRASHES = Crashes()
 _ENDED = (RecordState.COMPLETED, RecordState.FAILED, RecordState.CANCELLED)
 """States of attempts that have ended themselves what they had begun."""
@@ -66,12 +67,13 @@ class LeftWork:
         record: ActivityRecord,
         crashes: Crashes = NO_CRASHES,
     ) -> bool:
-        """Call an activity once more, so that it ends what a dead attempt of it has begun.
+        """Call an activity so that it ends what a dead attempt of it has begun.
 
         :param record: the record of the dead attempt, with the newest state.
         :param crashes: how many executors have died under the activity: after some it runs alone.
         :returns: True: it has cleaned up; False: there is nothing to clean up, or it has failed. The log says so.
-        :raises Unavailable: if the call was cancelled, and the activity has failed to clean up.
+        :raises Unavailable: if its executors died or none was free, or if the call was cancelled and the activity has
+            failed to clean up: the work item comes again.
         """
         if not definition.clean_up or record.saved is None:
             return False
@@ -84,16 +86,23 @@ class LeftWork:
             clean_up=True,
         )
         log.info("activity_cleans_up", activity=event.name, instance_id=record.instance.instance_id)
-        failure = (await self._runner.run(request)).failure
-        if failure is None or failure.error_type.rpartition(".")[2] == ActivityCancelled.__name__:
-            return True
-        log.warning(
-            "activity_clean_up_failed",
-            activity=event.name,
-            instance_id=record.instance.instance_id,
-            error=failure.error_message,
-        )
-        if await self._begins.is_cancelled(held):
+        failure = None
+        for number in range(TRIES):  # another activity in the same executor may be the cause of a crash
+            outcome = await self._runner.run(replace(request, alone=request.alone or number > 0))
+            failure = outcome.failure
+            if failure is None:
+                return True
+            log.warning(
+                "activity_clean_up_failed",
+                activity=event.name,
+                instance_id=record.instance.instance_id,
+                error=failure.error_message,
+            )
+            if not outcome.crashed:
+                break
+        assert failure is not None
+        not_called = outcome.crashed or failure.error_type == NO_EXECUTOR
+        if not_called or await self._begins.is_cancelled(held):
             raise Unavailable(f"what a dead attempt has begun is not ended: {failure.error_message}", maybe_done=False)
         return False
 

@@ -166,6 +166,7 @@ class RecordedActivities:
             while outcome.too_late and fate is Fate.OPEN:
                 permit = await self._begins.permit(held)
                 request, fate = replace(request, begin_by=permit.begin_by), permit.fate
+                attempt.has_begun = False
                 if fate is Fate.OPEN:
                     request = await self._with_place(request, record, held)
                     outcome = await traced(event, request, partial(attempt.run, self._runner))
@@ -186,7 +187,8 @@ class RecordedActivities:
             if await attempt.lose("it did not begin"):
                 if fate is not Fate.SUSPENDED:  # no next attempt ends what dead workers have left
                     await self._left_work.end_sessions(held, attempt.left_sessions)
-                    await self._left_work.clean_up(held, event, definition, record)
+                    cleaned = await self._left_work.clean_up(held, event, definition, record)
+                    await self._forget_state(record, cleaned)
                 await self._begins.refuse(held, event, fate)
             else:  # the end of the instance has marked the record as cancelling
                 await self._left_work.end_sessions(held, attempt.left_sessions)
@@ -199,11 +201,12 @@ class RecordedActivities:
             return crashes
         if outcome.crashed and record.spark_session is not None:  # no attempt follows that would end its session
             await self._left_work.end_sessions(held, (record.spark_session,))
+        attempt.was_killed = outcome.crashed
         try:
-            await self._record_outcome(held, event, definition, attempt, outcome)
+            failed = await self._record_outcome(held, event, definition, attempt, outcome)
         except (PayloadTooLarge, InputError) as error:
-            await self._record_outcome(held, event, definition, attempt, refused(event, error))
-        if outcome.crashed:
+            failed = await self._record_outcome(held, event, definition, attempt, refused(event, error))
+        if outcome.crashed and failed:
             with suppress(Unavailable):  # the call is answered already
                 await self._left_work.clean_up(held, event, definition, attempt.record, crashes)
         return None
@@ -262,6 +265,7 @@ class RecordedActivities:
                     with suppress(Conflict):  # if the record has changed, its worker is alive: read again
                         await self._close(held, event, *last, ActivityHappening.SILENT, cleaned=cleaned)
                         return None
+                    await self._forget_state(last[0], cleaned)
                     continue
                 case ActivityReaction.WAIT:
                     if not paused:
@@ -298,6 +302,7 @@ class RecordedActivities:
                     with suppress(Conflict):
                         await self._close(held, event, *last, ActivityHappening.UNWANTED, cleaned=cleaned)
                         return None
+                    await self._forget_state(last[0], cleaned)
                     continue
                 if permit.fate is Fate.CANCELLED and not await self._take_away(held, event, definition, last):
                     continue  # another worker has claimed this attempt first: read its record
@@ -464,13 +469,34 @@ class RecordedActivities:
             await self._take_back_cancel(*found)
             reaction = ActivityReaction.REQUEUE
         if reaction is ActivityReaction.CLOSE:
-            if not attempt.record.executor:  # it has not begun, so it has not ended what an earlier one has left
-                await self._left_work.clean_up(held, event, definition, attempt.record)
-            await self._close(held, event, *found, ActivityHappening.CONFIRMED)
+            cleaned = False
+            if not attempt.has_begun or attempt.was_killed:  # it has not ended what is left
+                cleaned = await self._left_work.clean_up(held, event, definition, attempt.record)
+            try:
+                await self._close(held, event, *found, ActivityHappening.CONFIRMED, cleaned=cleaned)
+            except Conflict:
+                await self._forget_state(attempt.record, cleaned)
+                raise
         elif held.gone:
             self._work_items.reader.release([held])
         else:
             await self._work_items.reader.give_back([held], delay=timedelta(seconds=1))
+
+    async def _forget_state(self, record: ActivityRecord, cleaned: bool) -> None:
+        """Remove a state from the newest record, because what it names has ended: a rewind may have come meanwhile, and
+        its attempt must not go on with it.
+
+        :param cleaned: False: nothing has ended, and nothing is removed.
+        """
+        for _ in range(records.TRIES if cleaned else 0):
+            found = await records.newest(self._hub.store, self._hub.names, record)
+            if found is None or found[0].saved != record.saved:
+                return
+            with suppress(Conflict):
+                await self._hub.store.execute(
+                    records.update(self._hub.names, replace(found[0], saved=None), found[1].etag)
+                )
+                return
 
     async def _take_back_cancel(self, record: ActivityRecord, entity: Entity) -> None:
         """Record that a cancelled attempt is lost: a rewind has opened its instance again, so the next attempt follows.
@@ -520,10 +546,14 @@ class RecordedActivities:
         definition: ActivityDefinition,
         attempt: RecordedAttempt,
         outcome: ActivityOutcome,
-    ) -> None:
+    ) -> bool:
+        """Record the outcome of an attempt, and send the response.
+
+        :returns: whether this outcome counts; False: the attempt was cancelled, or another worker has it.
+        """
         if attempt.record.state is RecordState.CANCELLING:  # the cancel came first
             await self._cancelled(held, event, definition, attempt)
-            return
+            return False
         ok = outcome.failure is None
         ended = replace(
             records.moved(attempt.record, ActivityHappening.SUCCEEDED if ok else ActivityHappening.FAILED),
@@ -541,7 +571,7 @@ class RecordedActivities:
             if found is not None and (found[0].worker, found[0].state) == (ended.worker, ended.state):
                 # An earlier try has written the outcome, but the store's answer was lost.
                 await self._respond_again(held, event, *found)
-                return
+                return True
             try:
                 await attempt.reclaim()
                 await self._settle(held, event, attempt, ended, outcome, large)
@@ -553,6 +583,8 @@ class RecordedActivities:
                     reason="the record was changed by another worker or client before the outcome was written",
                 )
                 await self._cancelled(held, event, definition, attempt)
+                return False
+        return True
 
     async def _settle(
         self,

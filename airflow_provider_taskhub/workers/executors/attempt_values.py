@@ -23,6 +23,8 @@ The count begins again with each delivery of the activity's message."""
 LOST = "lost"
 """The message with which the task of an attempt is cancelled if the next attempt goes on: its worker ends, or has
 lost it. Without a message, nobody wants the activity any more."""
+NO_EXECUTOR = "ExecutorUnavailable"
+"""Error type of an attempt that has got no executor."""
 MAX_SHARED = 2
 """An activity runs alone after this many executors have died while they ran this activity and others.
 
@@ -100,6 +102,7 @@ class ActivityProgress:
     :param observed: True: the last change was seen in Spark, so nobody waits for it: it is written with the next
         renewal of the record. False: the activity has reported it.
     :param saved: the state that the activity has saved last, as JSON text; None: it has saved none.
+    :param killed: True: it was asked to stop, and its executor was killed before its code had ended.
     :param confirm: to be called when ``saved`` is in the record, because the activity waits for it; None: it does not.
     """
 
@@ -111,12 +114,13 @@ class ActivityProgress:
     spark_ui: str | None = None
     observed: bool = False
     saved: str | None = None
+    killed: bool = False
     confirm: Callable[[], None] | None = None
 
     def onto(self, record: ActivityRecord) -> ActivityRecord:
         """Return a copy of the activity record with this progress. A field that is None keeps the record's value."""
         known = {name: value for name, value in asdict(replace(self, confirm=None)).items() if value is not None}
-        del known["observed"]
+        del known["observed"], known["killed"]
         if "fraction" in known:
             known["progress"] = known.pop("fraction")
         return replace(record, **known)

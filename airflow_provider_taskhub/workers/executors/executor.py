@@ -179,6 +179,8 @@ class Executor:
             return attempt.outcome(self._process.reason) if in_time else attempt.timed_out()
         except asyncio.CancelledError as error:
             await self._stop(attempt, "was cancelled", lost=LOST in error.args)
+            if attempt.ended.done() and attempt.ended.result() is None:
+                attempt.was_killed()
             await attempt.output.close()
             raise
         finally:

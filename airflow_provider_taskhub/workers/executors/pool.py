@@ -31,7 +31,12 @@ from airflow_provider_taskhub.supervision import Supervisor, first, owned
 from airflow_provider_taskhub.workers.executors import process_session
 from airflow_provider_taskhub.workers.executors.assignment import Assignment, Seat, Ticket
 from airflow_provider_taskhub.workers.executors.attempt_log import LogSink
-from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
+from airflow_provider_taskhub.workers.executors.attempt_values import (
+    NO_EXECUTOR,
+    ActivityOutcome,
+    ActivityProgress,
+    ActivityRequest,
+)
 from airflow_provider_taskhub.workers.executors.executor import Executor, ExecutorError
 from airflow_provider_taskhub.workers.executors.left_sessions import LeftSessions
 from airflow_provider_taskhub.workers.executors.pause import Pause
@@ -231,7 +236,7 @@ class ExecutorPool:
             executor = await self._assignment.executor_for(ticket)
         except ExecutorError as error:
             failure = FailureDetails(
-                error_type="ExecutorUnavailable",
+                error_type=NO_EXECUTOR,
                 error_message=storable(f"activity {request.name!r} got no executor: {error}"),
                 stack_trace=error.stack_trace and storable(error.stack_trace),
             )
@@ -298,8 +303,8 @@ class ExecutorPool:
                 self._worn(seat, executor, used)
         await executor.ended.wait()
 
-    async def _watch_idle(self, seat: Seat, executor: Executor) -> None:
-        """Return when a Spark executor has had no attempt for too long. Else run until cancelled."""
+    async def _watch_idle(self, seat: Seat, executor: Executor, idle: asyncio.Event) -> None:
+        """Set ``idle`` and return when a Spark executor has had no attempt for too long. Else run until cancelled."""
         limit = self._limits.idle
         while limit is not None and seat.kind is ExecutorKind.SPARK:
             if executor.load:
@@ -307,13 +312,14 @@ class ExecutorPool:
             begun = executor.begun
             await self._clock.sleep(limit.total_seconds())
             if not executor.load and executor.begun == begun:
+                idle.set()
                 return
         await executor.ended.wait()
 
     def _end_idle(self, seat: Seat, executor: Executor) -> None:
         """End an executor that has no attempt. The next attempt starts another one in its seat."""
-        if executor.load:
-            return  # it has just got one
+        if executor.load or self._assignment.waits(seat.kind):
+            return  # it has just got one, or cannot take one that waits
         _log.info("executor_idle", executor=executor.name, activities=executor.begun)
         seat.executor = None
         seat.wanted.clear()
@@ -337,9 +343,9 @@ class ExecutorPool:
                     executor.ended.wait(),
                     seat.worn.wait(),
                     self._watch_memory(seat, executor),
-                    self._watch_idle(seat, executor),
+                    self._watch_idle(seat, executor, idle := asyncio.Event()),
                 )
-                if not executor.ended.is_set() and not seat.worn.is_set():
+                if idle.is_set() and not executor.ended.is_set() and not seat.worn.is_set():
                     self._end_idle(seat, executor)
                     continue
                 if seat.worn.is_set() and not seat.executor.ended.is_set():

@@ -32,7 +32,8 @@ _log = structlog.get_logger()
 class ExecutorLimits:
     """When an executor that still works is ended, for example because its libraries lose memory.
 
-    The new one is ready before the old one gets no more attempts, and the attempts of the old one run to their end.
+    After too many activities, or with too much memory, another one takes its place. The new one is ready before the old
+    one gets no more attempts, and the attempts of the old one run to their end.
 
     :param activities: number of attempts that one executor may begin; 0: any number.
     :param memory: resident memory of all processes of an executor, in bytes, above which it is replaced; None: any

@@ -71,6 +71,11 @@ class RemoteAttempt:
             body=(request.input or "").encode(),
         )
 
+    def was_killed(self) -> None:
+        """Tell the listener that the executor has ended before the code of the attempt."""
+        self.state = replace(self.state, killed=True, confirm=None)
+        self.announce()
+
     def report(self, fraction: float | None, message: str | None, *, observed: bool = False) -> None:
         """Note a progress report of the activity, and pass it to the listener.
 

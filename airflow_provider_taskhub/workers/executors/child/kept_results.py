@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 from uuid import uuid4
 
-KEPT = 20
-"""How many results are kept. An older one is deleted."""
+KEPT, MOST_BYTES = 20, 5 * 1024**3
+"""How many results are kept, and how many bytes of them. Older ones are deleted; the newest one stays."""
+_UNFINISHED = 3600.0
+"""Seconds after which a file that nobody has finished is deleted: its executor was killed."""
 _LONGEST_ID = 100
 
 
@@ -34,9 +37,10 @@ def keep(text: bytes, folder: Path, *, instance_id: str, task_id: int, machine: 
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
-        _remove_older(folder)
     except OSError as error:
         return f"The result could not be kept in {folder} ({error.strerror or error}): it is lost"
+    with suppress(OSError):  # a file that somebody else has put there stays
+        _remove_older(folder)
     return f"The result is kept as JSON in {path} on {machine}, until {KEPT} later ones are there"
 
 
@@ -44,6 +48,14 @@ def _remove_older(folder: Path) -> None:
     found = []
     for path in folder.glob("*.json"):
         with suppress(FileNotFoundError):  # another executor removes it
-            found.append((path.stat().st_mtime_ns, path))
-    for _, path in sorted(found, reverse=True)[KEPT:]:
-        path.unlink(missing_ok=True)
+            status = path.stat()
+            found.append((status.st_mtime_ns, status.st_size, path))
+    size = 0
+    for number, (_, bytes_, path) in enumerate(sorted(found, reverse=True)):
+        size += bytes_
+        if number >= KEPT or (number and size > MOST_BYTES):
+            path.unlink(missing_ok=True)
+    for path in folder.glob("*.part"):
+        with suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > _UNFINISHED:
+                path.unlink()

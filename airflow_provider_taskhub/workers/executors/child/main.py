@@ -208,7 +208,8 @@ class RunningActivity:
         :raises _TooLate: if the attempt must not begin any more.
         """
         self.check_stop()
-        if self.run.begin_by is not None and SYSTEM_CLOCK.monotonic() > self.run.begin_by:
+        only_stops = self.public.cancelled.is_set()
+        if self.run.begin_by is not None and not only_stops and SYSTEM_CLOCK.monotonic() > self.run.begin_by:
             raise _TooLate("the worker could not begin the activity in time")
         return invocation.arguments(self.definition, self.run.body.decode() if self.run.has_input else None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ _MOST_STAGES = 50
 """A job with more stages is described by its newest ones, because each stage costs some calls to the JVM."""
 _MOST_JOBS, _MOST_QUERIES = 10, 20
 """How many of the newest jobs and queries are searched for one that has failed."""
+_LOOKS, _LOOK = 10, 0.05
+"""How often Spark is asked whether a job has ended, and the pause in seconds."""
 _LONGEST_PLAN = 4_000
 """Characters of a plan: the log of an activity ends with it, and its last 50 lines are in the failure's log."""
 _NO_EXECUTOR = (
@@ -101,8 +104,13 @@ def plan_of_failed_job(context: Any, shared: Any, job_group: str) -> str | None:
     :param shared: Spark's shared state, which knows the newest queries of all sessions.
     """
     tracker = context.statusTracker()
-    jobs = sorted(tracker.getJobIdsForGroup(job_group), reverse=True)[:_MOST_JOBS]
-    failed = [number for number in jobs if (job := tracker.getJobInfo(number)) and job.status == "FAILED"]
+    for _ in range(_LOOKS):
+        jobs = sorted(tracker.getJobIdsForGroup(job_group), reverse=True)[:_MOST_JOBS]
+        found = {number: job.status for number in jobs if (job := tracker.getJobInfo(number))}
+        if "RUNNING" not in found.values():
+            break
+        time.sleep(_LOOK)  # Spark raises the error of a job a moment before it says that the job has failed
+    failed = [number for number, status in found.items() if status == "FAILED"]
     if not failed:
         return None
     store = shared.statusStore()

@@ -163,8 +163,8 @@ class WarmSpark:
                 # A copy of the properties for each thread: Spark also keeps the SQL execution of the thread in them.
                 with capture.threads_run_as(lambda run: inheritable_thread_target(session)(run)):
                     yield session
-            except Exception:
-                if attempt.job_group not in self._cancelled:
+            except Exception as error:
+                if _is_of_spark(error) and attempt.job_group not in self._cancelled:
                     self._tell_plan(attempt.job_group)
                 raise
             finally:
@@ -351,6 +351,15 @@ def _kill_python_workers() -> None:
             if parent is not None and "pyspark.daemon" in parent.cmdline():
                 for worker in (*process.children(recursive=True), process):
                     worker.kill()
+
+
+def _is_of_spark(error: BaseException) -> bool:
+    """Return whether an error, or one that has led to it, comes from Spark."""
+    seen: list[BaseException] = []
+    while error not in seen:
+        seen.append(error)
+        error = error.__cause__ or error.__context__ or error
+    return any(type(one).__module__.partition(".")[0] in ("pyspark", "py4j") for one in seen)
 
 
 def _stop_streams(session: SparkSession) -> None:
