@@ -371,3 +371,29 @@ def fails_in_a_query(spark: SparkSession) -> list[float]:
 
     rows = spark.range(8).where("id % 2 = 1").select(udf(ratio, "double")("id").alias("of_three"))
     return [row.of_three for row in rows.collect()]
+
+
+@app.spark_activity
+def reads_an_added_file(spark: SparkSession, path: str) -> list[object]:
+    """What Spark's tasks and the driver read of a file that the attempt adds, and the files that it has found."""
+    from pyspark import SparkFiles
+
+    context = spark.sparkContext
+    before = [url.rpartition("/")[2] for url in context.listFiles]
+    context.addFile(path)
+    name = os.path.basename(path)
+    in_task = context.parallelize([0], 1).map(lambda _: pathlib.Path(SparkFiles.get(name)).read_text()).collect()[0]
+    return [before, in_task, pathlib.Path(SparkFiles.get(name)).read_text()]
+
+
+@app.spark_activity
+def sets_hadoop_settings(spark: SparkSession, sets: bool) -> list[str | None]:
+    """What Hadoop's configuration says at the beginning: a key of nobody, and one that has a default."""
+    conf = spark.sparkContext._jsc.hadoopConfiguration()
+    keys = ("fs.s3a.secret.key", "io.file.buffer.size", "hadoop.tmp.dir")
+    found = [conf.get(key) for key in keys]
+    if sets:
+        conf.set(keys[0], "s3cret")
+        conf.set(keys[1], "77")
+        conf.unset(keys[2])
+    return found

@@ -37,6 +37,21 @@ def value(outcome: ActivityOutcome) -> Any:
     return json.loads(outcome.result or "")
 
 
+async def test_an_attempt_sees_its_own_version_of_an_added_file(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "rates.csv"
+    for version in ("first", "second"):
+        file.write_text(version)  # a few bytes
+        outcome = await pool.run(spark("reads_an_added_file", str(file), action_id=version))
+        assert value(outcome) == [[], version, version]
+
+
+async def test_what_an_attempt_sets_for_hadoop_ends_with_it(pool: ExecutorPool) -> None:
+    first = value(await pool.run(spark("sets_hadoop_settings", True, action_id="sets")))
+    assert first[0] is None
+    assert first[1] not in (None, "77")
+    assert value(await pool.run(spark("sets_hadoop_settings", False, action_id="reads"))) == first
+
+
 async def test_the_log_of_a_failed_query_ends_with_its_plan(pool: ExecutorPool) -> None:
     outcome = await pool.run(spark("fails_in_a_query"))
     assert outcome.failure is not None

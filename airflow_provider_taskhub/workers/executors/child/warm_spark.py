@@ -28,7 +28,9 @@ import psutil
 from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.workers.executors.child import capture
+from airflow_provider_taskhub.workers.executors.child.added_files import AddedFiles
 from airflow_provider_taskhub.workers.executors.child.cluster_executors import ClusterExecutors
+from airflow_provider_taskhub.workers.executors.child.hadoop_settings import HadoopSettings
 from airflow_provider_taskhub.workers.executors.child.spark import (
     LaunchError,
     SparkAttempt,
@@ -52,6 +54,8 @@ DEFAULTS: Mapping[str, str] = {
     "spark.python.task.killTimeout": "100ms",
     # How long an attempt that ends waits for its streaming queries. Spark's default is for ever.
     "spark.sql.streaming.stopTimeout": "10s",
+    # A file that an attempt adds may have the name of one that an earlier attempt has added.
+    "spark.files.overwrite": "true",
 }
 """Spark's configuration unless the user's settings say otherwise."""
 LOCAL_DEFAULTS: Mapping[str, str] = {
@@ -88,6 +92,7 @@ class WarmSpark:
         self._shared: Any = root._jsparkSession.sharedState()
         """What all sessions share: cached data and global temporary views."""
         self._fields: dict[str, Any] = {}
+        self._files, self._hadoop = AddedFiles(context), HadoopSettings(context)
         self._gone = gone
         self._executors = ClusterExecutors()
         self._lock = threading.Lock()
@@ -208,8 +213,8 @@ class WarmSpark:
 
     def _remove_what_is_left(self, job_group: str, session: SparkSession) -> None:
         """End the streams and the jobs that an attempt has left running, for example in threads. If no other attempt
-        runs, also remove what all sessions share: cached data and global temporary views. Spark does not tell which
-        attempt has made them.
+        runs, also remove what all sessions share: cached data, global temporary views, added files and Hadoop's
+        configuration. Spark does not tell which attempt has made them.
         """
         try:
             self._scala.cancelJobGroupAndFutureJobs(job_group)
@@ -228,6 +233,8 @@ class WarmSpark:
                     names = views.listViewNames("*")  # listTables() would run a job
                     for number in range(names.size()):
                         session.catalog.dropGlobalTempView(names.apply(number))
+                self._files.remove_new()
+                self._hadoop.restore()
         except Exception as error:  # the result of the attempt counts all the same
             _log.warning("what this attempt has left in Spark was not removed: %s", str(error).splitlines()[:1])
 

@@ -1,0 +1,63 @@
+"""Removes the files that attempts have added to the Spark application: ``addFile``, ``addPyFile`` and ``addArchive``.
+
+Spark itself keeps the first version of a file for as long as the application runs: another ``addFile`` of the same path
+changes nothing, so an attempt would read the file of an earlier one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from contextlib import suppress
+from typing import Any
+
+_KINDS = ("Files", "Archives")
+_ALL = "default"
+"""The key under which Spark keeps what belongs to the whole application."""
+
+
+class AddedFiles:
+    """The files that were added to an application.
+
+    :param context: the Spark context. What it has now was added by its configuration, and stays.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._context, self._scala = context, context._jsc.sc()
+        self._first = {kind: self._urls(kind) for kind in _KINDS}
+        self._includes = list(context._python_includes)
+
+    def remove_new(self) -> None:
+        """Remove what was added since the start. Call it only while no attempt runs that may need it."""
+        for kind in _KINDS:
+            if self._count(kind) == len(self._first[kind]):
+                continue
+            added = getattr(self._scala, f"added{kind}")()
+            for url in self._urls(kind) - self._first[kind]:
+                if added.contains(_ALL):
+                    added.apply(_ALL).remove(url)
+                self._remove_copy(url.partition("#")[2] or url.rpartition("/")[2])
+
+    def _remove_copy(self, name: str) -> None:
+        """Remove the driver's copy of a file, and its place in the search paths of Python."""
+        from pyspark import SparkFiles
+
+        path = os.path.join(SparkFiles.getRootDirectory(), name)
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
+        with suppress(ValueError):
+            sys.path.remove(path)
+        if name not in self._includes:
+            with suppress(ValueError):
+                self._context._python_includes.remove(name)
+
+    def _count(self, kind: str) -> int:
+        return int(getattr(self._scala, f"allAdded{kind}")().size())
+
+    def _urls(self, kind: str) -> set[str]:
+        found = getattr(self._scala, f"allAdded{kind}")().keysIterator()
+        urls = set[str]()
+        while found.hasNext():
+            urls.add(str(found.next()))
+        return urls
