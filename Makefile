@@ -49,10 +49,10 @@ env: .venv/.test ## only make the environment in .venv, to run single tests: .ve
 
 # Two at once: the types take one core for a while, and what is installed waits for the network.
 .PHONY: .ready
-.ready: check docs .venv/.azurite .browser .compiled
+.ready: check docs .venv/.azurite .compiled
 
 .PHONY: test
-test: .machine ## check, docs, and all tests but those of tests/extra.toml (TESTS="tests/engine -k timer": only these)
+test: .browser .machine ## check, docs, and all tests but those of tests/extra.toml (TESTS="tests/engine -k timer": only these)
 	@$(MAKE) --no-print-directory -j2 .ready
 ifdef TESTS
 	@$(BIN)/python -m pytest $(TESTS)
@@ -61,7 +61,7 @@ else
 endif
 
 .PHONY: test-all
-test-all: .machine .redis ## check, docs, and all tests
+test-all: .browser .redis .machine ## check, docs, and all tests
 	@$(MAKE) --no-print-directory -j2 .ready
 	@$(BIN)/python -m tests.run --all
 
@@ -261,10 +261,12 @@ clean: ## remove what was made here: the environment, the demo's folder, Azurite
 .compiled: .venv/.test
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --collect-only -q -p no:cacheprovider >/dev/null 2>&1 || true
 
+# These come before the environment is made: what the machine lacks is said in seconds.
 .PHONY: .browser
-.browser: .venv/.test
+.browser:
+	@.ci/preflight.sh . 1024 >/dev/null
 	@.ci/browser.sh
 
 .PHONY: .redis
-.redis: .venv/.test
+.redis:
 	@.ci/redis.sh

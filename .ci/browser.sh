@@ -8,14 +8,9 @@ for name in chromium chromium-browser google-chrome google-chrome-stable; do
 done
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     echo "installing Chromium for the page's tests"
-    log=$(mktemp)
-    if { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 install \
-        --no-install-recommends -y chromium fonts-dejavu-core; } >"$log" 2>&1; then
-        rm -f "$log"
-        exit 0
-    fi
-    tail -n 5 "$log" >&2
-    rm -f "$log"
+    quick="-qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=1 -o Acquire::http::Timeout=15 -o Acquire::https::Timeout=15"
+    export DEBIAN_FRONTEND=noninteractive
+    .ci/install.sh sh -c "apt-get $quick update && apt-get $quick install --no-install-recommends -y chromium fonts-dejavu-core" && exit 0
 fi
 echo "the page's tests need Chromium. Debian: apt-get install chromium; macOS: brew install --cask chromium" >&2
 exit 1

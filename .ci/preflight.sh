@@ -55,6 +55,12 @@ if [ -n "$memory" ] && [ "$memory" -lt "$need_memory" ]; then
     problem "$memory MiB of memory are free, $need_memory are needed: close something, or use a larger machine"
 fi
 
+temporary=${TMPDIR:-/tmp}
+disk=$(df -Pk "$temporary" | awk 'NR == 2 { print int($4 / 1024) }')
+if [ -n "$disk" ] && [ "$disk" -lt 1024 ]; then
+    problem "$disk MiB of disk are free in $temporary, 1024 are needed: free some, or set TMPDIR to a folder on another disk"
+fi
+
 disk=$(df -Pk "$checkout" | awk 'NR == 2 { print int($4 / 1024) }')
 if [ -n "$disk" ] && [ "$disk" -lt "$need_disk" ]; then
     problem "$disk MiB of disk are free in $checkout, $need_disk are needed: free some, or clone to another disk"

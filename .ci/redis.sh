@@ -9,14 +9,9 @@ for name in redis-server valkey-server; do
 done
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && [ ! -d /run/systemd/system ]; then
     echo "installing Redis for the tests of Airflow with Celery"
-    log=$(mktemp)
-    if { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 install \
-        --no-install-recommends -y redis-server; } >"$log" 2>&1; then
-        rm -f "$log"
-        exit 0
-    fi
-    tail -n 5 "$log" >&2
-    rm -f "$log"
+    quick="-qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=1 -o Acquire::http::Timeout=15 -o Acquire::https::Timeout=15"
+    export DEBIAN_FRONTEND=noninteractive
+    .ci/install.sh sh -c "apt-get $quick update && apt-get $quick install --no-install-recommends -y redis-server" && exit 0
 fi
 echo "the tests of Airflow with Celery need Redis. Debian: apt-get install redis-server; macOS: brew install redis" >&2
 exit 1

@@ -48,7 +48,7 @@ _LOOK = 0.5
 """Seconds between two looks whether the activity was asked to stop."""
 _PATIENCE = 300.0
 """Seconds for which a cluster that does not answer is asked for the status of an earlier application."""
-_KILLS, _KILLS_LEFT = 7.0, 30.0
+_KILLS, _KILLS_LEFT = 6.0, 30.0
 """Seconds for which an application is killed again that the cluster does not report as ended: within the ten seconds
 that a cancelled activity has, and in a call that only cleans up."""
 
@@ -94,13 +94,14 @@ def spark_submit(arguments: dict[str, Any]) -> str | None:
         if not cancelled() or _is_submitting(operator, state):
             continue
         if is_unwanted():
-            _kill(operator, state, context)
             break
         _leave(operator)  # only this attempt must end: the next one waits for the application
         check_cancelled()
-    error = running.exception()
     if is_unwanted():  # perhaps between the submission and the next look
         _kill(operator, state, context)
+        if not wait((running,), timeout=_LOOK).done:  # the cluster does not answer
+            check_cancelled()
+    error = running.exception()
     if error is not None:
         raise error
     check_cancelled()

@@ -1,4 +1,5 @@
-"""A test with real processes leaves none behind. If it fails, its report has the last lines of their output.
+"""A test with real processes leaves none behind. If it fails, its report has the last lines of their output. While it
+runs, it says every 30 s where it is.
 
 Every process inherits an environment variable that names the test. So a process is found even if its parent is gone.
 What a fixture of a wider scope starts, such as Airflow, belongs to no single test.
@@ -10,6 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +24,7 @@ import psutil
 import pytest
 
 from airflow_provider_taskhub.demo.processes import marked, tail
+from tests import waiting
 
 MARK = "STARTED_BY_TEST"
 """The environment variable. Its value is the number of the process of pytest, and the id of the test.
@@ -67,6 +72,38 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, 
         return (yield)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Say every 30 s where a test with real processes is, whatever it waits with."""
+    over, test = threading.Event(), threading.get_ident()
+
+    def tell() -> None:
+        began = time.monotonic()
+        while not over.wait(waiting.TELL_EVERY):
+            waiting.say(f"{item.nodeid} has run for {time.monotonic() - began:.0f} s: {_place(test)}")
+
+    if item.get_closest_marker("process") is None:
+        return (yield)
+    thread = threading.Thread(target=tell, name="where a test is", daemon=True)
+    thread.start()
+    try:
+        return (yield)
+    finally:
+        over.set()
+        thread.join()
+
+
+def _place(thread: int) -> str:
+    """Return the line of a test, or of what helps it, at which a thread is."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        if "tests" in path.parts or path.name.startswith("test_"):
+            return f"at {path.name}:{frame.f_lineno}, {frame.f_code.co_name}"
+        frame = frame.f_back
+    return "in its event loop"
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
     """End what the test has left running, and fail."""
@@ -82,11 +119,25 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed and item.get_closest_marker("process"):
         report.sections += [(f"last lines of {path}", tail(path, LINES)) for path in _outputs(item)]
+        report.sections += _of_error(call.excinfo.value if call.excinfo else None)
     return report
+
+
+def _of_error(error: BaseException | None) -> Iterator[tuple[str, str]]:
+    """Yield what a program has printed that has failed or took too long: its error has it, and does not show it."""
+    while error is not None:
+        if isinstance(error, subprocess.CalledProcessError | subprocess.TimeoutExpired):
+            for name in ("stdout", "stderr"):
+                if printed := getattr(error, name):
+                    text = printed.decode(errors="replace") if isinstance(printed, bytes) else str(printed)
+                    yield f"last lines of the {name} of {error.cmd}"[:200], "\n".join(text.splitlines()[-LINES:])
+        error = error.__cause__ or error.__context__
 
 
 def _outputs(item: pytest.Item) -> Sequence[Path]:

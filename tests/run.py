@@ -28,7 +28,8 @@ SUMMARY = ROOT / ".tests.summary"
 SLOWEST = 15
 GROUPS = {
     "computing": ("-m", "not process", "--dist", "worksteal", "--numprocesses", "2"),
-    "processes": ("-m", "process", "--dist", "loadfile", "--numprocesses", "2"),
+    # Without the last option, xdist would begin with the files that have the most tests, and not with the longest ones.
+    "processes": ("-m", "process", "--dist", "loadfile", "--numprocesses", "2", "--no-loadscope-reorder"),
 }
 """The groups of tests, with options of pytest. The output of the last one is shown while it runs."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,15 @@ def test_fails(tmp_path):
     assert False
 
 
+def test_fails_with_a_program(tmp_path):
+    code = "import sys; print('what it has printed'); print('and its error', file=sys.stderr); sys.exit(3)"
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+
+
+def test_takes_long(tmp_path):
+    subprocess.run([sys.executable, "-c", "import time; time.sleep(2)"], check=True)
+
+
 def test_leaves_a_process(tmp_path):
     print("left:", start(tmp_path).pid)
 
@@ -61,7 +71,9 @@ def test_uses_it_again(shared):
 def test_a_failure_has_the_last_lines_and_what_is_left_is_ended_and_told(tmp_path: Path) -> None:
     (tmp_path / "test_suite.py").write_text(SUITE)
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\nmarkers = process\n")
-    (tmp_path / "conftest.py").write_text("import tests.leftovers\ntests.leftovers.PATIENCE = 0.1\n")
+    (tmp_path / "conftest.py").write_text(
+        "import tests.leftovers\ntests.leftovers.PATIENCE = 0.1\ntests.leftovers.waiting.TELL_EVERY = 0.5\n"
+    )
     options = [
         "-p",
         "tests.leftovers",
@@ -83,6 +95,8 @@ def test_a_failure_has_the_last_lines_and_what_is_left_is_ended_and_told(tmp_pat
     assert {line.partition(" - ")[0] for line in outcomes} == {
         "PASSED test_suite.py::test_ends_what_it_starts",
         "FAILED test_suite.py::test_fails",
+        "FAILED test_suite.py::test_fails_with_a_program",
+        "PASSED test_suite.py::test_takes_long",
         "PASSED test_suite.py::test_leaves_a_process",
         "ERROR test_suite.py::test_leaves_a_process",
         "PASSED test_suite.py::test_uses_a_process_of_the_module",
@@ -90,6 +104,10 @@ def test_a_failure_has_the_last_lines_and_what_is_left_is_ended_and_told(tmp_pat
     }, done.stdout
     failure = done.stdout.partition(" test_fails ")[2]
     assert "worker.log" in failure.partition("the last line")[0]
+    assert "what it has printed" in done.stdout
+    assert "and its error" in done.stdout
+    told = done.stderr + done.stdout
+    assert re.search(r"test_takes_long has run for \d s: at test_suite.py:\d+, test_takes_long", told), told
     assert "the test leaves processes running:" in done.stdout
     left = int(done.stdout.partition("left: ")[2].split()[0])
     assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE

@@ -56,7 +56,7 @@ class TaskHubRewindOperator(WaitingOperator):
     :param instance_id: the id of the instance; templated.
     :param reason: why, for people; templated. The history stores it, with the DAG, the run and the task.
     :param wait_for_completion: False: the task succeeds when the instance is rewound, and returns its status.
-    :param deferrable: True: a wait longer than 10 to 30 s goes on in the triggerer, without a worker slot. False: it
+    :param deferrable: True: a wait longer than 30 s goes on in the triggerer, without a worker slot. False: it
         goes on in the Airflow worker, and needs no triggerer. None: the environment variable
         ``AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE`` if it is set, else True.
     :param poll_interval: a timedelta, or seconds: how often a wait in the Airflow worker asks the hub. None: every 1 s

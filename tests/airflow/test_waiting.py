@@ -21,6 +21,7 @@ from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
 from airflow_provider_taskhub.triggers.taskhub import TaskHubTrigger
 from tests.airflow.conftest import Ti
 from tests.airflow.fake import FakeClient, FakeHub, member
+from tests.waiting import PATIENCE
 
 ID = "flights:delays:scheduled__2013-12-01T00:00:00+00:00:g{}"
 EXAMPLE = Path(__file__).parents[2] / "dags_examples" / "waiting.py"
@@ -153,7 +154,7 @@ def test_a_wait_in_the_worker_asks_as_often_as_told(make_task, monkeypatch) -> N
     assert seen == [(pause, True, False) for pause in (None, timedelta(seconds=30), timedelta(minutes=1))]
 
 
-@pytest.mark.timeout(10)  # if this breaks, the task waits for ever
+@pytest.mark.timeout(PATIENCE)  # if this breaks, the task waits for ever
 def test_a_wait_in_the_worker_ends_at_its_time_limit_though_airflows_error_is_lost(make_task, hub, monkeypatch) -> None:
     """Airflow raises it once, in whatever code runs. In the step of a background task, asyncio keeps it there."""
     get = FakeClient.get

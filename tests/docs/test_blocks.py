@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from airflow_provider_taskhub.demo.ports import free_port
 from tests.docs.blocks import PAGES, ROOT, Block, Runner, blocks, compare, needs
 
 pytestmark = pytest.mark.process
@@ -67,9 +66,7 @@ def test_the_blocks_of_a_page_run(
 
 def airflow_ports() -> dict[str, str]:
     """Free ports. The pages use Airflow's own ones, which another Airflow on this machine may have."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
-        api, worker_logs, trigger_logs = (one.getsockname()[1] for one in sockets)
+    api, worker_logs, trigger_logs = free_port(), free_port(), free_port()
     return {
         "AIRFLOW__API__PORT": str(api),
         "AIRFLOW__API__BASE_URL": f"http://localhost:{api}",

@@ -392,6 +392,36 @@ def test_an_attempt_whose_executor_is_killed_while_it_stops_has_not_cleaned_up(
     assert jobs.events == ["start 7", "wait for 7", "kill 7"]
 
 
+def test_an_attempt_that_was_killed_because_of_its_timeout_ends_what_it_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    jobs = Jobs()
+    run = Attempts.run
+
+    async def killed(self: Attempts, request: ActivityRequest, **more: Any) -> ActivityOutcome:
+        if request.clean_up:
+            return await run(self, request, **more)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(10.0):
+                await run(self, request, **more)
+        failure = FailureDetails(error_type="TimeoutError", error_message="longer than 10 s")
+        return ActivityOutcome(failure=failure, killed=True)
+
+    monkeypatch.setattr(Attempts, "run", killed)
+
+    async def play() -> Any:
+        async with World(app(clean_up=True), functions={"submit": jobs.submit}) as world:
+            await world.join("one")
+            await world.client.start("once", 0, instance_id="i")
+            await world.wait("i")
+            await world.clock.sleep(10.0)
+            return await world.client.instance("i").activities()
+
+    (record,) = simulate(play)
+    assert record.state is RecordState.FAILED
+    assert jobs.events == ["start 7", "wait for 7", "kill 7"]
+
+
 def test_a_rewind_during_a_clean_up_does_not_go_on_with_what_has_ended() -> None:
     jobs, checks = Jobs(slow=5.0), 0
 

@@ -379,7 +379,8 @@ def reads_an_added_file(spark: SparkSession, path: str) -> list[object]:
     from pyspark import SparkFiles
 
     context = spark.sparkContext
-    before = [url.rpartition("/")[2] for url in context.listFiles]
+    before = list(context.listFiles)
+    context.addFile(os.path.dirname(path), recursive=True)
     context.addFile(path)
     name = os.path.basename(path)
     in_task = context.parallelize([0], 1).map(lambda _: pathlib.Path(SparkFiles.get(name)).read_text()).collect()[0]

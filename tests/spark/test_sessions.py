@@ -38,7 +38,7 @@ def value(outcome: ActivityOutcome) -> Any:
 
 
 async def test_an_attempt_sees_its_own_version_of_an_added_file(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
-    file = tmp_path / "rates.csv"
+    file = tmp_path / "rates of 2013.csv"
     for version in ("first", "second"):
         file.write_text(version)  # a few bytes
         outcome = await pool.run(spark("reads_an_added_file", str(file), action_id=version))

@@ -201,12 +201,13 @@ class RecordedActivities:
             return crashes
         if outcome.crashed and record.spark_session is not None:  # no attempt follows that would end its session
             await self._left_work.end_sessions(held, (record.spark_session,))
-        attempt.was_killed = outcome.crashed
+        killed = outcome.crashed or outcome.killed
+        attempt.was_killed = attempt.was_killed or killed
         try:
             failed = await self._record_outcome(held, event, definition, attempt, outcome)
         except (PayloadTooLarge, InputError) as error:
             failed = await self._record_outcome(held, event, definition, attempt, refused(event, error))
-        if outcome.crashed and failed:
+        if killed and failed:
             with suppress(Unavailable):  # the call is answered already
                 await self._left_work.clean_up(held, event, definition, attempt.record, crashes)
         return None

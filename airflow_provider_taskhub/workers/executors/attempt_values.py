@@ -102,7 +102,7 @@ class ActivityProgress:
     :param observed: True: the last change was seen in Spark, so nobody waits for it: it is written with the next
         renewal of the record. False: the activity has reported it.
     :param saved: the state that the activity has saved last, as JSON text; None: it has saved none.
-    :param killed: True: it was asked to stop, and its executor was killed before its code had ended.
+    :param killed: True: it was asked to stop, and its code has not begun, or was killed with its executor.
     :param confirm: to be called when ``saved`` is in the record, because the activity waits for it; None: it does not.
     """
 
@@ -135,6 +135,7 @@ class ActivityOutcome:
     :param crashed: True if the attempt is lost, because its executor died or its worker stopped. A lost attempt does
         not count against a retry policy.
     :param shared: True if other attempts ran in the executor when it died, so that any of them may be the cause.
+    :param killed: True if the attempt did not end within its timeout and the grace, so that its executor was killed.
     :param too_late: True if the attempt has not begun, because ``begin_by`` of its request was over.
     :param log_tail: the last 50 lines of the attempt's output.
     :param executor: name of the executor that ran the attempt; empty if no executor ran it.
@@ -145,6 +146,7 @@ class ActivityOutcome:
     failure: FailureDetails | None = None
     crashed: bool = False
     shared: bool = False
+    killed: bool = False
     too_late: bool = False
     log_tail: tuple[str, ...] = ()
     executor: str = ""

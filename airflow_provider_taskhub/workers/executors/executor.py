@@ -179,7 +179,8 @@ class Executor:
             return attempt.outcome(self._process.reason) if in_time else attempt.timed_out()
         except asyncio.CancelledError as error:
             await self._stop(attempt, "was cancelled", lost=LOST in error.args)
-            if attempt.ended.done() and attempt.ended.result() is None:
+            answer = attempt.ended.result() if attempt.ended.done() else None
+            if answer is None or (isinstance(answer, Failed) and answer.too_late):
                 attempt.was_killed()
             await attempt.output.close()
             raise

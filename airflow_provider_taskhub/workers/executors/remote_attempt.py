@@ -72,7 +72,7 @@ class RemoteAttempt:
         )
 
     def was_killed(self) -> None:
-        """Tell the listener that the executor has ended before the code of the attempt."""
+        """Tell the listener that the code of the attempt has not ended by itself, or has not begun."""
         self.state = replace(self.state, killed=True, confirm=None)
         self.announce()
 
@@ -138,12 +138,14 @@ class RemoteAttempt:
     def timed_out(self) -> ActivityOutcome:
         """Return the outcome of an attempt that was stopped because it ran longer than its timeout."""
         timeout = self.request.timeout or timedelta()
-        stopped = "killed with its executor" if self.ended.result() is None else "stopped"
+        killed = self.ended.result() is None
+        stopped = "killed with its executor" if killed else "stopped"
         text = (
             f"activity {self.request.name!r} ran longer than its timeout of {timeout.total_seconds():g} s and was "
             f"{stopped}"
         )
-        return self._outcome(failure=FailureDetails(error_type="TimeoutError", error_message=text))
+        failure = FailureDetails(error_type="TimeoutError", error_message=text)
+        return replace(self._outcome(failure=failure), killed=killed)
 
     def _outcome(self, *, result: str | None = None, failure: FailureDetails | None = None) -> ActivityOutcome:
         return ActivityOutcome(

@@ -139,7 +139,7 @@ def test_a_worker_is_dead_only_when_its_executors_are(tmp_path: Path, processes:
         victim.wait(PATIENCE)
         assert me.predecessors() == (), "its executor still holds the lock"
         os.kill(executor, signal.SIGKILL)
-        assert select.select([holder], [], [], 10)[0], "the executor has not ended"
+        assert select.select([holder], [], [], PATIENCE)[0], "the executor has not ended"
         assert me.predecessors() == (name,)
     finally:
         os.close(holder)

@@ -199,7 +199,7 @@ async def test_a_callback_may_wait_for_another_thread_that_asks_what_is_held(pat
 
             other = threading.Thread(target=ask, daemon=True)
             other.start()
-            other.join(PATIENCE / 8)
+            other.join(PATIENCE)
             in_time.append(not other.is_alive())
 
     host = Asking()

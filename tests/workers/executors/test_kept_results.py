@@ -23,7 +23,7 @@ async def test_a_result_above_the_maximum_fails_at_once_and_is_kept(make_pool: P
     assert failure is not None
     assert "'large' is 1,001 bytes" in failure.error_message
     found = re.search(
-        r"The result is kept as JSON in (\S+) on \S+, until 20 later ones are there", failure.error_message
+        r"The result is kept as JSON in (\S+) on \S+. Take it soon: only the newest 20", failure.error_message
     )
     assert found, failure.error_message
     assert contents(tmp_path / "here") == {found[1]: "x" * 999}
@@ -33,9 +33,12 @@ async def test_a_result_above_the_maximum_fails_at_once_and_is_kept(make_pool: P
 
 def test_only_the_newest_results_are_kept_and_only_the_user_reads_them(tmp_path: Path) -> None:
     folder = tmp_path / "results"
+    folder.mkdir(mode=0o700)
+    (folder / "mine.json").write_text("of the user")
     for number in range(KEPT + 3):
         said = keep(b"%d" % number, folder, instance_id="a/../b", task_id=number, machine="m")
         assert f"kept as JSON in {folder}/a%2F..%2Fb-{number}-" in said
+    (folder / "mine.json").unlink()  # it is still there
     assert {path.read_bytes() for path in folder.iterdir()} == {b"%d" % number for number in range(3, KEPT + 3)}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}

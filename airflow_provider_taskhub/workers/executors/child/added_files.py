@@ -11,6 +11,7 @@ import shutil
 import sys
 from contextlib import suppress
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 _KINDS = ("Files", "Archives")
 _ALL = "default"
@@ -26,7 +27,8 @@ class AddedFiles:
     def __init__(self, context: Any) -> None:
         self._context, self._scala = context, context._jsc.sc()
         self._first = {kind: self._urls(kind) for kind in _KINDS}
-        self._includes = list(context._python_includes)
+        self._kept = {_name(url) for urls in self._first.values() for url in urls}
+        self._includes, self._path = list(context._python_includes), list(sys.path)
 
     def remove_new(self) -> None:
         """Remove what was added since the start. Call it only while no attempt runs that may need it."""
@@ -37,20 +39,21 @@ class AddedFiles:
             for url in self._urls(kind) - self._first[kind]:
                 if added.contains(_ALL):
                     added.apply(_ALL).remove(url)
-                self._remove_copy(url.partition("#")[2] or url.rpartition("/")[2])
+                self._remove_copy(_name(url))
 
     def _remove_copy(self, name: str) -> None:
         """Remove the driver's copy of a file, and its place in the search paths of Python."""
         from pyspark import SparkFiles
 
+        if name in ("", ".", "..") or name in self._kept:
+            return
         path = os.path.join(SparkFiles.getRootDirectory(), name)
         with suppress(FileNotFoundError):
             shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
-        with suppress(ValueError):
-            sys.path.remove(path)
+        if path not in self._path:
+            sys.path[:] = [one for one in sys.path if one != path]
         if name not in self._includes:
-            with suppress(ValueError):
-                self._context._python_includes.remove(name)
+            self._context._python_includes[:] = [one for one in self._context._python_includes if one != name]
 
     def _count(self, kind: str) -> int:
         return int(getattr(self._scala, f"allAdded{kind}")().size())
@@ -61,3 +64,9 @@ class AddedFiles:
         while found.hasNext():
             urls.add(str(found.next()))
         return urls
+
+
+def _name(url: str) -> str:
+    """Return the name under which Spark keeps the copy of an added file."""
+    parts = urlsplit(url)
+    return parts.fragment or unquote(parts.path.rstrip("/").rpartition("/")[2])

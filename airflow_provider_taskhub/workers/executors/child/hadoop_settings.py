@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 _SET_BY_CODE = "programmatically"
-"""What Hadoop says of a setting that comes from no file."""
+"""The source that Hadoop names of a setting that comes from no file."""
 
 
 class HadoopSettings:
@@ -35,12 +35,23 @@ class HadoopSettings:
         changed, gone = now.clone(), self._first.clone()
         changed.entrySet().removeAll(self._first.entrySet())
         gone.keySet().removeAll(now.keySet())
-        for key in [*map(str, changed.keySet()), *map(str, gone.keySet())]:
+        for key in map(str, changed.keySet()):
+            if not self._set_by_code(key):
+                continue
             if self._first.containsKey(key):
                 self._conf.set(key, self._first.getProperty(key))
-            elif _SET_BY_CODE in list(self._conf.getPropertySources(key) or ()):
+            else:
                 self._conf.unset(key)
+        for key in map(str, gone.keySet()):
+            self._conf.set(key, self._first.getProperty(key))
         self._keep()
+
+    def _set_by_code(self, key: str) -> bool:
+        """Return whether no file has a setting. Hadoop names no source of an old name of a setting, and says of the new
+        one that the old one is deprecated.
+        """
+        sources = [str(source) for source in self._conf.getPropertySources(key) or ()]
+        return not sources or any(source == _SET_BY_CODE or source.startswith("because ") for source in sources)
 
     def _keep(self) -> None:
         self._first = self._all().clone()

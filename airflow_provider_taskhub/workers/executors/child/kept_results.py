@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ KEPT, MOST_BYTES = 20, 5 * 1024**3
 _UNFINISHED = 3600.0
 """Seconds after which a file that nobody has finished is deleted: its executor was killed."""
 _LONGEST_ID = 100
+_OURS = re.compile(r".*-\d+-[0-9a-f]{8}\.(json|part)")
 
 
 def keep(text: bytes, folder: Path, *, instance_id: str, task_id: int, machine: str) -> str:
@@ -39,23 +41,24 @@ def keep(text: bytes, folder: Path, *, instance_id: str, task_id: int, machine: 
             raise
     except OSError as error:
         return f"The result could not be kept in {folder} ({error.strerror or error}): it is lost"
-    with suppress(OSError):  # a file that somebody else has put there stays
+    with suppress(OSError):  # the result is kept all the same
         _remove_older(folder)
-    return f"The result is kept as JSON in {path} on {machine}, until {KEPT} later ones are there"
+    return f"The result is kept as JSON in {path} on {machine}. Take it soon: only the newest {KEPT} stay, and 5 GiB"
 
 
 def _remove_older(folder: Path) -> None:
-    found = []
-    for path in folder.glob("*.json"):
+    finished, now = [], time.time()
+    for path in folder.iterdir():
+        if not _OURS.fullmatch(path.name):
+            continue  # a file of somebody else
         with suppress(FileNotFoundError):  # another executor removes it
             status = path.stat()
-            found.append((status.st_mtime_ns, status.st_size, path))
+            if path.suffix == ".json":
+                finished.append((status.st_mtime_ns, status.st_size, path))
+            elif now - status.st_mtime > _UNFINISHED:
+                path.unlink()
     size = 0
-    for number, (_, bytes_, path) in enumerate(sorted(found, reverse=True)):
+    for number, (_, bytes_, path) in enumerate(sorted(finished, reverse=True)):
         size += bytes_
         if number >= KEPT or (number and size > MOST_BYTES):
             path.unlink(missing_ok=True)
-    for path in folder.glob("*.part"):
-        with suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime > _UNFINISHED:
-                path.unlink()

@@ -54,8 +54,6 @@ DEFAULTS: Mapping[str, str] = {
     "spark.python.task.killTimeout": "100ms",
     # How long an attempt that ends waits for its streaming queries. Spark's default is for ever.
     "spark.sql.streaming.stopTimeout": "10s",
-    # A file that an attempt adds may have the name of one that an earlier attempt has added.
-    "spark.files.overwrite": "true",
 }
 """Spark's configuration unless the user's settings say otherwise."""
 LOCAL_DEFAULTS: Mapping[str, str] = {
@@ -174,7 +172,7 @@ class WarmSpark:
                 raise
             finally:
                 _session.reset(token)
-                self._remove_what_is_left(attempt.job_group, session)
+                self._remove_what_is_left(slot, attempt.job_group, session)
         except BaseException:
             if self._has_stopped() is not False:
                 # The thread that watches the JVM, or the one that watches the context, sends the reason and ends this
@@ -186,7 +184,8 @@ class WarmSpark:
             self._sessions.pop(attempt.job_group, None)
             self._cancelled.discard(attempt.job_group)
             with self._lock:
-                del self._slots[slot]
+                if self._slots.get(slot) == attempt.job_group:  # it has got no session
+                    del self._slots[slot]
             self._leave_thread()
 
     def work(self, job_group: str) -> SparkWork | None:
@@ -211,7 +210,7 @@ class WarmSpark:
             if plan := plan_of_failed_job(self._context, self._shared, job_group):
                 print(f"The plan of the query that has failed:\n{plan}", file=sys.stderr)
 
-    def _remove_what_is_left(self, job_group: str, session: SparkSession) -> None:
+    def _remove_what_is_left(self, slot: int, job_group: str, session: SparkSession) -> None:
         """End the streams and the jobs that an attempt has left running, for example in threads. If no other attempt
         runs, also remove what all sessions share: cached data, global temporary views, added files and Hadoop's
         configuration. Spark does not tell which attempt has made them.
@@ -220,23 +219,31 @@ class WarmSpark:
             self._scala.cancelJobGroupAndFutureJobs(job_group)
             if self._used(session._jsparkSession.sessionState(), "streamingQueryManager") is not None:
                 _stop_streams(session)
-            with self._lock:
-                if set(self._slots.values()) - {job_group}:
-                    return
-                if not self._shared.cacheManager().isEmpty():
-                    session.catalog.clearCache()
-                if not (cached := self._context._jsc.getPersistentRDDs()).isEmpty():
-                    for rdd in list(cached.values()):
-                        rdd.unpersist(False)
-                # The first use of the views asks the catalog, which may be a service that does not answer.
-                if (views := self._used(self._shared, "globalTempViewManager")) is not None:
-                    names = views.listViewNames("*")  # listTables() would run a job
-                    for number in range(names.size()):
-                        session.catalog.dropGlobalTempView(names.apply(number))
-                self._files.remove_new()
-                self._hadoop.restore()
         except Exception as error:  # the result of the attempt counts all the same
-            _log.warning("what this attempt has left in Spark was not removed: %s", str(error).splitlines()[:1])
+            _not_removed(error)
+        with self._lock:
+            del self._slots[slot]  # in the same step: of two attempts that end together, one finds itself alone
+            if self._slots:
+                return
+            for remove in (self._remove_cached, self._remove_views, self._files.remove_new, self._hadoop.restore):
+                try:
+                    remove()
+                except Exception as error:
+                    _not_removed(error)
+
+    def _remove_cached(self) -> None:
+        if not self._shared.cacheManager().isEmpty():
+            self._root.catalog.clearCache()
+        if not (cached := self._context._jsc.getPersistentRDDs()).isEmpty():
+            for rdd in list(cached.values()):
+                rdd.unpersist(False)
+
+    def _remove_views(self) -> None:
+        # The first use of the views asks the catalog, which may be a service that does not answer.
+        if (views := self._used(self._shared, "globalTempViewManager")) is not None:
+            names = views.listViewNames("*")  # listTables() would run a job
+            for number in range(names.size()):
+                self._root.catalog.dropGlobalTempView(names.apply(number))
 
     def _used(self, owner: Any, field: str) -> Any:
         """Return what a lazy field of a JVM object holds; None: nobody has used it. Its first use would take time, and
@@ -358,6 +365,10 @@ def _kill_python_workers() -> None:
             if parent is not None and "pyspark.daemon" in parent.cmdline():
                 for worker in (*process.children(recursive=True), process):
                     worker.kill()
+
+
+def _not_removed(error: Exception) -> None:
+    _log.warning("what this attempt has left in Spark was not removed: %s", str(error).splitlines()[:1])
 
 
 def _is_of_spark(error: BaseException) -> bool:
