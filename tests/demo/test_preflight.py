@@ -119,6 +119,15 @@ def test_a_machine_with_too_little_free_disk_is_refused(path: Path) -> None:
     assert "MiB of disk are free" in only_problem(check(path, str(10**9)))
 
 
+def test_a_full_disk_of_temporary_files_is_named(path: Path) -> None:
+    program(
+        path / "df", 'case "$2" in /small) free=10240;; *) free=99999999;; esac; printf "a\\nb 1 1 %s 1 c\\n" $free'
+    )
+    line = only_problem(check(path, TMPDIR="/small"))
+    assert line.startswith("preflight: 10 MiB of disk are free in /small, 1024 are needed")
+    assert check(path, TMPDIR="/large").returncode == 0
+
+
 def test_every_problem_is_told_at_once(path: Path) -> None:
     (path / "java").unlink()
     (path / "python3.11").unlink()
