@@ -127,7 +127,7 @@ async def compare(kind: str, rounds: int) -> Rounds:
         until("the worker's Spark", lambda: stage.has_executor("spark"))
         bare = Bare(master)
         try:
-            async with Client(stage.settings) as client:
+            async with Client.open(stage.settings) as client:
                 for number in range(rounds + 1):
                     found.bare.append(await asyncio.to_thread(bare.round))
                     found.hub.append(await through_hub(client, stage))
