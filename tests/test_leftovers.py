@@ -14,8 +14,9 @@ pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[1]
 SUITE = """
-import subprocess, sys
+import subprocess, sys, threading
 import pytest
+from tests import waiting
 
 pytestmark = pytest.mark.process
 CODE = "print('the last line', flush=True); import time; time.sleep(600)"
@@ -51,8 +52,10 @@ def test_fails_with_a_program(tmp_path):
     subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
 
 
-def test_takes_long(tmp_path):
-    subprocess.run([sys.executable, "-c", "import time; time.sleep(2)"], check=True)
+def test_takes_long(monkeypatch):
+    told, say = threading.Event(), waiting.say
+    monkeypatch.setattr(waiting, "say", lambda line: (say(line), told.set()))
+    assert told.wait(waiting.PATIENCE)
 
 
 def test_leaves_a_process(tmp_path):

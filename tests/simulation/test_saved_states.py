@@ -144,7 +144,13 @@ class Jobs:
 
     def __init__(self, *, broken: int = 0, slow: float = 0.0) -> None:
         self.events: list[str] = []
-        self._broken, self._slow = broken, slow
+        self._broken, self._slow, self._checks = broken, slow, 0
+
+    async def check(self) -> None:
+        """Fail once."""
+        self._checks += 1
+        if self._checks == 1:
+            raise RuntimeError("no rows")
 
     async def submit(self, number: int) -> str:
         request = running()
@@ -176,6 +182,19 @@ async def left(world: World, jobs: Jobs, orchestrator: str, *, dies: bool = True
         one.die()
     else:
         await one.stop()
+
+
+async def failed(world: World, jobs: Jobs) -> None:
+    """Let an instance fail while its activity waits for the job. Then the worker of the activity dies."""
+    await world.join("two", roles=("orchestrator",))
+    one = await world.join("one", roles=("activity",))
+    await world.client.start("raising", 0, instance_id="i")
+    while "wait for 7" not in jobs.events:
+        await world.clock.sleep(0.05)
+    await world.client.raise_event("i", "stop")
+    await world.wait("i")
+    one.die()
+    await world.join("three", roles=("activity",))
 
 
 @pytest.mark.parametrize("early", [True, False], ids=["before-the-end", "after-the-end"])
@@ -222,25 +241,11 @@ def test_a_cancelled_call_is_answered_when_what_its_worker_has_left_has_ended(di
 
 
 def test_after_a_failure_nothing_is_left_and_a_rewind_begins_anew() -> None:
-    jobs, checks = Jobs(), 0
-
-    async def check() -> None:
-        nonlocal checks
-        checks += 1
-        if checks == 1:
-            raise RuntimeError("no rows")
+    jobs = Jobs()
 
     async def play() -> None:
-        async with World(app(clean_up=True), functions={"submit": jobs.submit, "check": check}) as world:
-            await world.join("two", roles=("orchestrator",))
-            one = await world.join("one", roles=("activity",))
-            await world.client.start("raising", 0, instance_id="i")
-            while "wait for 7" not in jobs.events:
-                await world.clock.sleep(0.05)
-            await world.client.raise_event("i", "stop")
-            await world.wait("i")
-            one.die()
-            await world.join("three", roles=("activity",))
+        async with World(app(clean_up=True), functions={"submit": jobs.submit, "check": jobs.check}) as world:
+            await failed(world, jobs)
             await world.clock.sleep(100.0)
             assert jobs.events == ["start 7", "wait for 7", "kill 7"]
             await world.client.rewind("i", "again")
@@ -423,25 +428,11 @@ def test_an_attempt_that_was_killed_because_of_its_timeout_ends_what_it_has_left
 
 
 def test_a_rewind_during_a_clean_up_does_not_go_on_with_what_has_ended() -> None:
-    jobs, checks = Jobs(slow=5.0), 0
-
-    async def check() -> None:
-        nonlocal checks
-        checks += 1
-        if checks == 1:
-            raise RuntimeError("no rows")
+    jobs = Jobs(slow=5.0)
 
     async def play() -> None:
-        async with World(app(clean_up=True), functions={"submit": jobs.submit, "check": check}) as world:
-            await world.join("two", roles=("orchestrator",))
-            one = await world.join("one", roles=("activity",))
-            await world.client.start("raising", 0, instance_id="i")
-            while "wait for 7" not in jobs.events:
-                await world.clock.sleep(0.05)
-            await world.client.raise_event("i", "stop")
-            await world.wait("i")
-            one.die()
-            await world.join("three", roles=("activity",))
+        async with World(app(clean_up=True), functions={"submit": jobs.submit, "check": jobs.check}) as world:
+            await failed(world, jobs)
             while "kill begins" not in jobs.events:
                 await world.clock.sleep(0.05)
             await world.client.rewind("i", "again")

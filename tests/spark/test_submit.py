@@ -104,16 +104,22 @@ async def driver_works(run: asyncio.Task[ActivityOutcome], folder: pathlib.Path,
     assert not run.done(), run.result()
 
 
-async def test_the_attempt_after_a_death_waits_for_the_same_driver(
-    submitting: ExecutorPool, cluster: Servers, tmp_path: pathlib.Path
-) -> None:
+async def orphan(submitting: ExecutorPool, folder: pathlib.Path) -> Heard:
+    """Let an executor die while its driver works. Return what its attempt has saved."""
     heard = Heard()
-    first = asyncio.create_task(submitting.run(submit(tmp_path), progress=heard))
-    await driver_works(first, tmp_path, heard)
+    first = asyncio.create_task(submitting.run(submit(folder), progress=heard))
+    await driver_works(first, folder, heard)
     for seat in submitting._seats:
         if seat.executor is not None:
             await seat.executor.kill("is killed by the test")
     assert (await first).crashed
+    return heard
+
+
+async def test_the_attempt_after_a_death_waits_for_the_same_driver(
+    submitting: ExecutorPool, cluster: Servers, tmp_path: pathlib.Path
+) -> None:
+    heard = await orphan(submitting, tmp_path)
     assert driver(cluster, heard.job) == "RUNNING", "the driver has outlived the executor"
     second = asyncio.create_task(submitting.run(submit(tmp_path, saved=heard.saved), progress=heard))
     (tmp_path / "go").touch()
@@ -151,13 +157,7 @@ async def test_a_cancel_ends_the_driver(submitting: ExecutorPool, cluster: Serve
 async def test_the_driver_of_a_dead_worker_that_nobody_wants_is_killed(
     submitting: ExecutorPool, cluster: Servers, tmp_path: pathlib.Path
 ) -> None:
-    heard = Heard()
-    first = asyncio.create_task(submitting.run(submit(tmp_path), progress=heard))
-    await driver_works(first, tmp_path, heard)
-    for seat in submitting._seats:
-        if seat.executor is not None:
-            await seat.executor.kill("is killed by the test")
-    assert (await first).crashed
+    heard = await orphan(submitting, tmp_path)
     outcome = await submitting.run(submit(tmp_path, saved=heard.saved, clean_up=True))
     assert (outcome.failure, outcome.result) == (None, "null")
     assert driver(cluster, heard.job) == "KILLED"

@@ -49,7 +49,7 @@ class LeftWork:
         self._runner, self._begins = runner, begins
 
     async def end(self, held: Delivery, event: TaskScheduled, definition: ActivityDefinition, found: Found) -> bool:
-        """End all that the attempts of a call have left.
+        """End what earlier attempts of a call have left running. Call it if no later attempt will do this.
 
         :param found: the records of the attempts; some may belong to a call that a rewind has undone.
         :returns: whether the activity was called to clean up, so that its state is of no use any more.

@@ -521,7 +521,7 @@ class RecordedActivities:
         """Record that an attempt is cancelled, and settle its work item.
 
         :param happening: why nothing of the attempt runs any more.
-        :param cleaned: whether the activity has ended what its state names, so that the state is of no use any more.
+        :param cleaned: True: a clean-up has succeeded. The saved state is removed, because no later attempt may use it.
         :raises Conflict: if another worker or client has changed the record.
         """
         ended = replace(records.moved(record, happening), ended=self._hub.clock.utc_now())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
 from pathlib import Path
@@ -53,3 +54,13 @@ def test_a_folder_that_takes_no_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("instance_id", ["é" * 200, "x" * 500])
 def test_a_long_id_is_cut(tmp_path: Path, instance_id: str) -> None:
     assert "kept as JSON" in keep(b"1", tmp_path, instance_id=instance_id, task_id=0, machine="m")
+
+
+def test_what_a_killed_executor_has_not_finished_is_removed_after_an_hour(tmp_path: Path) -> None:
+    old, new = tmp_path / "i-0-00000000.part", tmp_path / "i-0-11111111.part"
+    for path, age in ((old, 3700), (new, 60)):
+        path.write_text("half")
+        modified = path.stat().st_mtime - age
+        os.utime(path, (modified, modified))
+    keep(b"1", tmp_path, instance_id="i", task_id=0, machine="m")
+    assert (old.exists(), new.exists()) == (False, True)

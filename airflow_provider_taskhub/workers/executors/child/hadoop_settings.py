@@ -25,7 +25,7 @@ class HadoopSettings:
         self._keep()
 
     def restore(self) -> None:
-        """Take back what was set since the start. Call it only while no attempt runs that may need it.
+        """Reset the settings that were changed since Spark was started. Call it only while no attempt runs.
 
         Settings that Hadoop has read from its own files meanwhile stay: it reads some files late.
         """

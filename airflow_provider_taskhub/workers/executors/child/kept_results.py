@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
@@ -22,7 +21,7 @@ def keep(text: bytes, folder: Path, *, instance_id: str, task_id: int, machine: 
     """Write a result into a file of its own that only this user can read.
 
     :param text: the result as JSON.
-    :param folder: where results are kept. It is made if it is not there.
+    :param folder: where results are kept. It is created if it does not exist.
     :param machine: the name of this machine, for people.
     :returns: a sentence that says where the result is, or why it could not be kept.
     """
@@ -47,18 +46,22 @@ def keep(text: bytes, folder: Path, *, instance_id: str, task_id: int, machine: 
 
 
 def _remove_older(folder: Path) -> None:
-    finished, now = [], time.time()
+    """Remove what is not kept any more. Ages are counted from the newest file, by the clock of the file system: the
+    folder may be on another machine.
+    """
+    found = []
     for path in folder.iterdir():
-        if not _OURS.fullmatch(path.name):
-            continue  # a file of somebody else
-        with suppress(FileNotFoundError):  # another executor removes it
-            status = path.stat()
-            if path.suffix == ".json":
-                finished.append((status.st_mtime_ns, status.st_size, path))
-            elif now - status.st_mtime > _UNFINISHED:
-                path.unlink()
+        if _OURS.fullmatch(path.name):  # others are files of somebody else
+            with suppress(FileNotFoundError):  # another executor removes it
+                status = path.stat()
+                found.append((status.st_mtime, status.st_size, path))
+    found.sort(reverse=True)
+    finished = [one for one in found if one[2].suffix == ".json"]
     size = 0
-    for number, (_, bytes_, path) in enumerate(sorted(finished, reverse=True)):
+    for number, (_, bytes_, path) in enumerate(finished):
         size += bytes_
         if number >= KEPT or (number and size > MOST_BYTES):
+            path.unlink(missing_ok=True)
+    for modified, _, path in found:
+        if path.suffix == ".part" and found[0][0] - modified > _UNFINISHED:
             path.unlink(missing_ok=True)
