@@ -397,6 +397,43 @@ def test_an_attempt_whose_executor_is_killed_while_it_stops_has_not_cleaned_up(
     assert jobs.events == ["start 7", "wait for 7", "kill 7"]
 
 
+def test_an_attempt_whose_executor_died_when_it_was_cancelled_has_not_cleaned_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is the last attempt: no heartbeat has told its worker of the cancel."""
+    jobs, worlds = Jobs(), list[World]()
+    run = Attempts.run
+
+    async def dying(self: Attempts, request: ActivityRequest, **more: Any) -> ActivityOutcome:
+        if request.clean_up:
+            return await run(self, request, **more)
+        more["progress"](ActivityProgress(executor="plain-1.1"))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(10.0):
+                await run(self, request, **more)
+        if request.attempt == 3:
+            handle = worlds[0].client.instance("i")
+            await worlds[0].client.terminate("i", "enough")
+            while (await handle.activities())[-1].state is not RecordState.CANCELLING:
+                await worlds[0].clock.sleep(0.001)
+        return ActivityOutcome(failure=FailureDetails(error_type="Killed", error_message="died"), crashed=True)
+
+    monkeypatch.setattr(Attempts, "run", dying)
+
+    async def play() -> Any:
+        async with World(app(clean_up=True), functions={"submit": jobs.submit}) as world:
+            worlds.append(world)
+            await world.join("one")
+            await world.client.start("once", 0, instance_id="i")
+            await world.wait("i")
+            await world.clock.sleep(30.0)
+            return await world.client.instance("i").activities()
+
+    assert simulate(play)[-1].state is RecordState.CANCELLED
+    assert jobs.events[-1] == "kill 7"
+    assert jobs.events.count("kill 7") == 1
+
+
 def test_an_attempt_that_was_killed_because_of_its_timeout_ends_what_it_has_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
