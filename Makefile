@@ -251,6 +251,8 @@ clean: ## remove what was made here: the environment, the demo's folder, Azurite
 	@touch $@
 
 # What the machine must have is looked for each time, and not only when the environment is made.
+crash hour storm still soak kills crashes publish-kills mapped explore refuse: .machine
+bench bench-peers profile bench-growth bench-airflow bench-cancel bench-spark: .machine
 .PHONY: .machine
 .machine: .venv/.test
 	@.ci/preflight.sh . 1024 >/dev/null

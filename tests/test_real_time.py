@@ -1,7 +1,8 @@
-"""No verdict of a test rests on real time: sleeps and measured durations are found in the source, and the list of
-those that may stay gives a reason for each.
+"""No verdict of a test rests on real time: sleeps, short patience and measured durations are found in the source, and
+the list of those that may stay gives a reason for each.
 
-Not found, because it looks the same in virtual time: ``asyncio.sleep`` in a module that uses virtual time.
+Not found, because they look the same in virtual time: ``asyncio.sleep`` and the limits of a wait in a module that uses
+virtual time.
 """
 
 from __future__ import annotations
@@ -16,8 +17,16 @@ import pytest
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
-CLOCKS = {"time.monotonic", "time.perf_counter", "time.time"}
-WORDS = re.compile(r"sleep|Event\(\)|wait_for_timeout|monotonic|perf_counter|time\.time")
+CLOCKS = {
+    f"time.{name}{unit}"
+    for name in ("monotonic", "perf_counter", "process_time", "thread_time", "time")
+    for unit in ("", "_ns")
+} | {"SYSTEM_CLOCK.monotonic", "SYSTEM_CLOCK.utc_now", "datetime.now", "datetime.datetime.now", "datetime.utcnow"}
+WAITS = {"wait", "wait_for", "join", "result", "get", "acquire", "communicate", "timeout", "run", "check_output"}
+"""Calls whose argument or ``timeout=`` may be the longest time that they wait."""
+LEAST = 30.0
+"""Seconds: a shorter patience can be over on a busy machine."""
+WORDS = re.compile(r"sleep|Event\(\)|timeout|monotonic|perf_counter|_time|time\.time|\.now\(|wait|join|from time")
 """Modules without any of these are not parsed, since that takes long."""
 VIRTUAL = "airflow_provider_taskhub.virtual_time"
 
@@ -42,9 +51,16 @@ ALLOWED: dict[str, dict[str, str]] = {
     },
     "benchmarks/page.py": {"_change": MEASURE, "_measured": MEASURE},
     "benchmarks/stage.py": {"Stage._wait_until_ready": POLL, "Stage.settled": POLL},
-    "benchmarks/workloads.py": {"_all_ended": POLL, "_idle": MEASURE},
+    "benchmarks/workloads.py": {
+        "_all_ended": POLL,
+        "_ended": "the limit of a benchmark, minutes: it ends with what the worker said",
+        "_idle": MEASURE,
+    },
     "demo/test_processes.py": {"test_a_second_ctrl_c_does_not_stop_the_cleaning": PACE},
-    "docs/blocks.py": {"Runner._console": "a page says how long a reader repeats a command; longer is as good"},
+    "docs/blocks.py": {
+        "Runner._console": "a page says how long a reader repeats a command; longer is as good",
+        "_stop": "the grace between SIGTERM and SIGKILL",
+    },
     "e2e/case_app.py": {"activity": POLL},
     "e2e/deadly_app.py": {"_run": WORK},
     "e2e/explore/app.py": {"_carry_out": WORK},
@@ -52,7 +68,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "e2e/hour.py": {"hour": PACE},
     "e2e/hour_app.py": {"runs": WORK},
     "e2e/house_app.py": {"held": POLL, "kept": WORK, "tick": WORK},
-    "e2e/publish_kills.py": {"kills": PACE},
+    "e2e/publish_kills.py": {"Reader.run": PACE, "kills": PACE},
     "e2e/publishing_app.py": {"load": WORK},
     "e2e/refuse.py": {"refuse": PACE},
     "e2e/soak.py": {
@@ -71,6 +87,8 @@ ALLOWED: dict[str, dict[str, str]] = {
     "engine/test_asyncio.py": {
         "generator": "what an orchestrator must not do; it is refused",
         "sleep": "what an orchestrator must not do; it is refused",
+        "test_the_line_is_of_the_code_that_has_called_and_not_of_its_caller": "calls an orchestrator, `sleep`",
+        "wait_for": "what an orchestrator must not do; it is refused",
     },
     "engine/test_branches.py": {
         "Test_failures.test_what_a_branch_calls_of_asyncio_is_refused_with_its_line": "must be refused"
@@ -78,11 +96,17 @@ ALLOWED: dict[str, dict[str, str]] = {
     "engine/test_episodes.py": {
         "Test_code.test_a_foreign_awaitable_is_named_with_its_line": "what an orchestrator must not do; it is refused"
     },
+    "hub/partitions/test_lease_life.py": {
+        "test_ages_go_on_while_a_machine_is_suspended": "the test gives the operating system's clock"
+    },
     "hub/partitions/test_virtual_time.py": {
         "test_time_stands_still_while_a_thread_works": "a thread that works for a moment, which may take longer"
     },
     "spark/apps.py": {"_meet": POLL, "_forever": WORK, "careless": POLL, "endless": WORK, "in_two_stages": POLL},
     "spark/connect_apps.py": {"_slow": WORK, "dies_once": POLL, "settings": POLL},
+    "storage/contract/test_tables.py": {
+        "test_a_subscriber_without_news_waits_only_the_given_seconds": "the wait that ends by itself; longer is as good"
+    },
     "testing/test_branches.py": {"work": "an activity in testing.run, whose time is virtual"},
     "testing/test_cancel.py": {
         "test_a_running_activity_is_cancelled": "an activity in testing.run, whose time is virtual"
@@ -90,6 +114,9 @@ ALLOWED: dict[str, dict[str, str]] = {
     "testing/test_not_awaited.py": {"note": "an activity in testing.run, whose time is virtual"},
     "waiting.py": {"until": WAIT, "until_async": WAIT},
     "workers/apps.py": {"_wait": POLL},
+    "workers/executors/test_pool.py": {
+        "test_an_attempt_that_comes_too_late_does_not_begin": "compares nothing; one moment is over, one is in an hour"
+    },
 }
 """Why a function may sleep in real time or assert a duration, by the path of its module and its name."""
 
@@ -117,7 +144,7 @@ def _is_timed(function: ast.AST, *, virtual: bool) -> bool:
 
 def _sleeps(call: ast.Call, *, virtual: bool) -> bool:
     match ast.unparse(call.func), call.args:
-        case "time.sleep", _:
+        case "time.sleep" | "sleep" | "SYSTEM_CLOCK.sleep", _:
             return True
         case "asyncio.sleep", [ast.Constant(value=0)]:
             return False
@@ -125,18 +152,39 @@ def _sleeps(call: ast.Call, *, virtual: bool) -> bool:
             return not virtual
         case "threading.Event().wait", args:
             return bool(args)
-    return ast.unparse(call.func).endswith(".wait_for_timeout")
+    return ast.unparse(call.func).endswith(".wait_for_timeout") or (not virtual and _is_impatient(call))
+
+
+def _is_impatient(call: ast.Call) -> bool:
+    """Tell whether a call waits for less than ``LEAST``. A wait of 0 looks, and waits for nothing."""
+    called = ast.unparse(call.func)
+    name = called.rpartition(".")[2]
+    if name not in WAITS or called == "ctx.timeout":
+        return False
+    limits = [keyword.value for keyword in call.keywords if keyword.arg == "timeout"]
+    match name, call.args:
+        case "wait" | "join" | "result" | "timeout", [limit]:
+            limits.append(limit)
+        case "wait_for" | "acquire", [_, limit]:
+            limits.append(limit)
+    return any(isinstance(limit, ast.Constant) and _is_short(limit.value) for limit in limits)
+
+
+def _is_short(limit: object) -> bool:
+    return isinstance(limit, int | float) and 0 < limit < LEAST
 
 
 def _asserts_a_duration(function: ast.AST) -> bool:
-    """Tell whether an assertion compares what comes from a real clock, directly or through variables."""
+    """Tell whether an assertion, or the condition of a failure, compares what comes from a real clock, directly or
+    through variables.
+    """
     from_clock: set[str] = set()
 
     def measures(node: ast.AST) -> bool:
         return any(
             (isinstance(part, ast.Call) and ast.unparse(part.func) in CLOCKS)
             or (isinstance(part, ast.Name) and part.id in from_clock)
-            for part in ast.walk(node)
+            for part in _without_texts(node)
         )
 
     assigned = [node for node in ast.walk(function) if isinstance(node, ast.Assign | ast.AugAssign)]
@@ -147,8 +195,30 @@ def _asserts_a_duration(function: ast.AST) -> bool:
             if measures(node.value):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 from_clock |= {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
-    asserts = [node for node in ast.walk(function) if isinstance(node, ast.Assert)]
-    return any(measures(node.test) for node in asserts)
+    return any(measures(verdict) for node in ast.walk(function) if (verdict := _verdict(node)))
+
+
+def _verdict(node: ast.AST) -> ast.expr | None:
+    """Return the condition of an assertion, or of an ``if`` that fails the test."""
+    match node:
+        case ast.Assert(test=condition):
+            return condition
+        case ast.If(test=condition, body=body):
+            parts = [part for statement in body for part in ast.walk(statement)]
+            return condition if any(map(_fails, parts)) else None
+    return None
+
+
+def _fails(node: ast.AST) -> bool:
+    return isinstance(node, ast.Raise) or (isinstance(node, ast.Call) and ast.unparse(node.func).endswith("fail"))
+
+
+def _without_texts(node: ast.AST) -> Iterator[ast.AST]:
+    """What an expression contains, without f-strings: a time in one makes a name, and no duration."""
+    if not isinstance(node, ast.JoinedStr):
+        yield node
+        for child in ast.iter_child_nodes(node):
+            yield from _without_texts(child)
 
 
 @cache
@@ -188,6 +258,17 @@ def test_no_test_sleeps_or_asserts_a_duration_in_real_time_without_a_reason() ->
         "assert time.monotonic() - began < 3",
         "took = time.perf_counter() - began; assert 0 < took < 3",
         "began = time.time(); now = began + 1; assert later - now < 3",
+        "took = time.monotonic_ns() - began; assert took < 3",
+        "if SYSTEM_CLOCK.monotonic() - began > 3: pytest.fail('late')",
+        "if datetime.now(UTC) > late: raise AssertionError",
+        "SYSTEM_CLOCK.sleep(1)",
+        "sleep(1)",
+        "await asyncio.wait_for(ended, 0.2)",
+        "async with asyncio.timeout(0.5): await ended",
+        "thread.join(0.5)",
+        "assert event.wait(timeout=1)",
+        "queue.get(timeout=1)",
+        "process.communicate(timeout=5)",
     ],
 )
 def test_a_sleep_and_an_asserted_duration_are_found(line: str) -> None:
@@ -201,6 +282,10 @@ def test_a_sleep_and_an_asserted_duration_are_found(line: str) -> None:
         "await asyncio.sleep(0)",
         "threading.Event().wait()",
         "event.wait(60)",
+        "assert not event.wait(0)",
+        "await asyncio.wait_for(ended, PATIENCE)",
+        "', '.join(names)",
+        "if time.monotonic() > end: break",
         "assert clock.monotonic() - began < 3",
         "began = time.monotonic(); print(time.monotonic() - began)",
     ],
@@ -211,5 +296,6 @@ def test_waits_for_conditions_and_virtual_time_are_not_found(line: str) -> None:
 
 def test_a_sleep_of_the_event_loop_is_not_found_where_time_is_virtual() -> None:
     assert found_in("async def test():\n    await asyncio.sleep(5)", virtual=True) == set()
+    assert found_in("async def test():\n    async with asyncio.timeout(5): await ended", virtual=True) == set()
     assert _is_virtual(TESTS / "simulation" / "test_dead_workers.py")
     assert not _is_virtual(TESTS / "e2e" / "house.py")

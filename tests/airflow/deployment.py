@@ -15,7 +15,7 @@ import psutil
 
 from airflow_provider_taskhub.demo.ports import free_port
 from tests.airflow.real import COMPONENTS, HERE, Process, RealAirflow
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 ROLES = {
     "Page": (("can_read", "Plugins"),),
@@ -134,7 +134,7 @@ def _opens(process: Process, text: str) -> bool:
 def killed(process: Process) -> Iterator[None]:
     """Kill a process (SIGKILL), and start it again after the ``with`` block."""
     process.signal(signal.SIGKILL)
-    process.process.wait(20)
+    process.process.wait(PATIENCE)
     try:
         yield
     finally:

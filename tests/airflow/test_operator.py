@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import UserList
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +18,7 @@ from airflow.sdk.exceptions import (
     TaskDeferred,
 )
 
+from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import HubError, InstanceExists, IntakeFull, Unavailable
@@ -544,12 +545,12 @@ def test_the_event_of_another_wait_ends_nothing(make_task, hub, other) -> None:
     assert task.finish(ti) == {"url": "x"}
 
 
-def test_execution_timeout_is_one_absolute_deadline(make_task, hub) -> None:
+def test_execution_timeout_is_one_absolute_deadline(make_task, hub, monkeypatch) -> None:
+    now = Timestamp.parse("2026-03-01T12:00:00Z")
+    monkeypatch.setattr(type(SYSTEM_CLOCK), "utc_now", lambda _: now)
     task = make_task(execution_timeout=timedelta(minutes=30))
-    before = datetime.now(UTC)
     deferred = task.start(Ti())
-    deadline = Timestamp.parse(deferred.trigger.deadline).datetime()
-    assert timedelta(minutes=30) <= deadline - before < timedelta(minutes=31)
+    assert Timestamp.parse(deferred.trigger.deadline) == now + timedelta(minutes=30)
     assert deferred.timeout > timedelta(minutes=30), "only a backstop behind the trigger's own deadline"
     with pytest.raises(TaskDeferred) as again:
         task.finish(Ti(), instance_id="another's")

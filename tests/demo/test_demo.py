@@ -78,7 +78,7 @@ class Running:
 
     def end(self, *, limit: float = BUSY) -> int:
         status = self.process.wait(limit)
-        self._reader.join(10)
+        self._reader.join(BUSY)
         return status
 
 

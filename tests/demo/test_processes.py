@@ -36,7 +36,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-def wait_for(path: Path, count: int) -> list[str]:
+def printed(path: Path, count: int) -> list[str]:
     def lines() -> list[str] | None:
         found = tail(path).splitlines()
         return found if len(found) >= count else None
@@ -49,7 +49,7 @@ def test_everything_ends_with_the_block(tmp_path: Path, monkeypatch: pytest.Monk
     with Processes(tmp_path) as processes:
         sleeper = processes.start("sleeper", SLEEPER, env={}, cwd=tmp_path)
         founder = processes.start("founder", FOUNDER, env={}, cwd=tmp_path)
-        offspring = int(max(wait_for(founder.log, 2), key=len))
+        offspring = int(max(printed(founder.log, 2), key=len))
         assert sleeper.alive
     assert not sleeper.alive
     assert not founder.alive
@@ -60,7 +60,7 @@ def test_everything_ends_with_the_block(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_a_killed_child_had_started_is_told_and_swept(tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
         founder = processes.start("founder", FOUNDER, env={}, cwd=tmp_path)
-        wait_for(founder.log, 2)
+        printed(founder.log, 2)
         offspring = processes.kill(founder)
         assert [p.is_running() for p in offspring] == [True]
         assert processes.ended() is None  # its end was asked for

@@ -21,15 +21,16 @@ from typing import IO
 import yaml
 from markdown_it import MarkdownIt
 
+from tests.waiting import PATIENCE, until
+
 ROOT = Path(__file__).parents[2]
 _SOURCES = (path for path in (ROOT / "docs").rglob("*.md") if not {"_build", "_generated"} & set(path.parts))
 PAGES = [ROOT / "README.md", *sorted(_SOURCES)]
-SECONDS = 60.0
 PAUSE = 0.5
 """Seconds between two tries of a command that has time (``within``)."""
 LANGUAGES = frozenset({"python", "bash", "console", "text", "json", "toml", "yaml", "md", "xml", "ini", ""})
 """A misspelt language would be a block that nobody runs. Other names need braces: they are directives of MyST."""
-WORDS = frozenset({"file", "no-run", "status", "background", "until", "timeout", "output", "within"})
+WORDS = frozenset({"file", "no-run", "status", "background", "until", "output", "within"})
 KERNEL = Path(__file__).with_name("kernel.py")
 
 _VOLATILE = (
@@ -149,7 +150,7 @@ class Runner:
         assert self._kernel.stdin is not None
         assert self._kernel.stdout is not None
         name = str(block.page.relative_to(ROOT))
-        request = {"text": block.text, "name": name, "line": block.line, "seconds": _seconds(block)}
+        request = {"text": block.text, "name": name, "line": block.line, "seconds": PATIENCE}
         self._kernel.stdin.write(json.dumps(request) + "\n")
         self._kernel.stdin.flush()
         answer = self._kernel.stdout.readline()
@@ -166,7 +167,7 @@ class Runner:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_seconds(block),
+            timeout=PATIENCE,
             check=False,
         )
         wanted = int(block.words.get("status", "0"))
@@ -194,15 +195,15 @@ class Runner:
         process = self._start(["bash", "-c", f"exec {text.strip()}"], subprocess.DEVNULL, log)
         self._stack.callback(_stop, process)
         wanted = block.words.get("until")
-        deadline = _seconds(block)
-        while wanted is not None and wanted not in Path(log.name).read_text(encoding="utf-8"):
-            deadline -= 0.1
-            ended = process.poll() is not None
-            assert not ended and deadline > 0, (  # noqa: PT018 - one text for both
-                f"{block}: {'it ended' if ended else 'the time is over'} before it printed {wanted!r}:\n"
-                + Path(log.name).read_text(encoding="utf-8")
-            )
-            _pause(process)
+        if wanted is None:
+            return
+        printed = Path(log.name)
+        until(
+            f"{block}: {wanted!r} is printed",
+            lambda: wanted in printed.read_text(encoding="utf-8") or process.poll() is not None,
+        )
+        text = printed.read_text(encoding="utf-8")
+        assert wanted in text, f"{block}: it ended before it printed {wanted!r}:\n{text}"
 
     def _start(self, command: list[str], stdin: int, output: IO[str] | None = None) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -217,13 +218,6 @@ class Runner:
         )
 
 
-def _pause(process: subprocess.Popen[str]) -> None:
-    try:
-        process.wait(0.1)
-    except subprocess.TimeoutExpired:
-        return
-
-
 def _stop(process: subprocess.Popen[str]) -> None:
     """End a process and its children: `airflow standalone` leaves them running if only it is told to end."""
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -231,10 +225,6 @@ def _stop(process: subprocess.Popen[str]) -> None:
             os.killpg(process.pid, number)
         with suppress(subprocess.TimeoutExpired):
             process.wait(15)
-
-
-def _seconds(block: Block) -> float:
-    return float(block.words.get("timeout", SECONDS))
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:

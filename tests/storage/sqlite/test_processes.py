@@ -32,9 +32,7 @@ def contender(path: Path, queue: str, count: int | None, tasks: int) -> Iterator
     """
     wanted = "endless" if count is None else str(count)
     command = [sys.executable, "-m", "tests.storage.sqlite.contender", str(path), queue, wanted, str(tasks)]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:
@@ -53,8 +51,8 @@ def start(process: Process) -> None:
 
 
 def finish(process: Process) -> list[str]:
-    output, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, errors
+    output, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
     return output.splitlines()
 
 
