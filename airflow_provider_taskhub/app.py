@@ -34,6 +34,7 @@ from airflow_provider_taskhub.errors import (
 from airflow_provider_taskhub.instance_limit import MOST, NAME_FORM, is_limit_name
 from airflow_provider_taskhub.memory import memory_of
 from airflow_provider_taskhub.no_input import NO_INPUT
+from airflow_provider_taskhub.spark_conf import OF_THE_WORKER
 from airflow_provider_taskhub.tags import is_own
 from airflow_provider_taskhub.worker_pools import DEFAULT_POOL, POOL_FORM, is_pool
 
@@ -55,8 +56,6 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
-_OF_THE_WORKER = ("spark.master", "spark.driver.", "spark.executor.", "spark.jars", "spark.submit.", "spark.app.")
-"""Beginnings of the names of Spark's settings that no session can change."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -275,8 +274,9 @@ class App:
         The method has the parameters of :meth:`App.activity` and raises the same errors. But the default of ``record``
         is True here.
 
-        :param conf: settings of the session of each attempt, such as ``{"spark.sql.shuffle.partitions": 8}``. A running
-            Spark must be able to change them; memory, cores and jars are the worker's. None: those of the worker.
+        :param conf: settings of Spark for each attempt, such as ``{"spark.sql.shuffle.partitions": 8}``. If a running
+            Spark cannot take one of them, such as ``spark.driver.memory`` or ``spark.jars``, the worker starts another
+            Spark application for it. None: the settings of the worker.
         """
 
         def declare(function: F) -> F:
@@ -495,7 +495,7 @@ def _spark_conf(what: str, conf: Mapping[str, Any] | None) -> Mapping[str, str]:
     """Return the Spark settings of an activity as Spark writes them.
 
     :param what: the activity's name, for the error text.
-    :raises ConfigurationError: if a name or a value cannot be right, or only the start of Spark can set it.
+    :raises ConfigurationError: if a name or a value cannot be right, or only the worker can set it.
     """
     if conf is not None and not isinstance(conf, Mapping):
         raise ConfigurationError(f"{what}: conf is {conf!r}: give a dict of Spark's settings by name")
@@ -503,10 +503,10 @@ def _spark_conf(what: str, conf: Mapping[str, Any] | None) -> Mapping[str, str]:
     for name, value in (conf or {}).items():
         if not isinstance(name, str) or not name.startswith("spark."):
             raise ConfigurationError(f"{what}: conf has {name!r}: the names of Spark's settings begin with 'spark.'")
-        if name.startswith(_OF_THE_WORKER):
+        if name.startswith(OF_THE_WORKER):
             raise ConfigurationError(
-                f"{what}: conf has {name!r}, which only the start of Spark can set: set it for all activities of a "
-                "worker, in TASKHUB_SPARK__CONF"
+                f"{what}: conf has {name!r}, which is the worker's: set the master in "
+                "TASKHUB_SPARK__MASTER, and others in TASKHUB_SPARK__CONF"
             )
         if not isinstance(value, str | int | float):
             raise ConfigurationError(

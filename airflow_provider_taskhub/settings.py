@@ -246,9 +246,15 @@ class Settings(BaseSettings):
     executor_max_memory: ByteSize | None = Field(default=None, ge=64 * 1024 * 1024)
     """Another executor takes the place of an executor whose processes have more resident memory than this, such as
     ``4GiB``. For a Spark executor, the memory of Java counts too. The worker looks every 2 s. None: any size."""
+    spark_applications: int | None = Field(default=None, ge=1, le=100)
+    """Largest number of Spark applications of a worker at the same time: its own, and one for each set of settings that
+    activities ask for and that a running Spark cannot take, such as ``spark.driver.memory`` in the ``conf`` of
+    ``@app.spark_activity``. If there are more of these sets, the applications take turns. None: one for each 4 GiB of
+    the worker's memory, at least 1 and at most 4."""
     spark_idle_timeout: timedelta | None = Field(default=None, gt=_ZERO)
     """A Spark executor that has run nothing for this time is ended, and with it its application: memory, or cores of a
-    cluster, are free for others. The next Spark activity waits until another one is started. None: it stays warm."""
+    cluster, are free for others. The next Spark activity waits until another one is started. None: it stays warm; one
+    with settings that only some activities ask for ends after 10 minutes."""
     memory: int | None = None
     """How much memory a worker has for activities that say what they need (``@app.activity(memory="4g")``): a number
     with k, m, g or t, such as ``16g``. None: the memory of the machine, or less if its container has a limit."""
@@ -309,6 +315,11 @@ class Settings(BaseSettings):
         """How many Spark activities run at the same time in a worker."""
         by_memory = max(1, self.worker_memory // SPARK_MEMORY)
         return self.spark_activities or self.activities or min(self.slots, by_memory)
+
+    @property
+    def spark_executors(self) -> int:
+        """How many Spark applications a worker has at the same time at most."""
+        return self.spark_applications or min(4, max(1, self.worker_memory // (2 * SPARK_MEMORY)))
 
     @property
     def worker_memory(self) -> int:

@@ -247,6 +247,7 @@ class Host:
             config,
             size=settings.slots,
             spark_size=settings.spark_slots,
+            applications=settings.spark_executors,
             logs=growth.append,
             name=incarnation.identity.name,
             warm=warm,

@@ -281,8 +281,8 @@ def _generator_activity(app: App) -> None:
         (lambda app: app.spark_activity(name="a", conf=["x"])(lambda spark: None), r"conf is \['x'\]: give a dict"),
         (lambda app: app.spark_activity(name="a", conf={"x": 1})(lambda spark: None), "conf has 'x': the names of"),
         (
-            lambda app: app.spark_activity(name="a", conf={"spark.executor.memory": "4g"})(lambda spark: None),
-            "activity 'a': conf has 'spark.executor.memory', which only the start of Spark can set",
+            lambda app: app.spark_activity(name="a", conf={"spark.master": "yarn"})(lambda spark: None),
+            "activity 'a': conf has 'spark.master', which is the worker's: set the master in TASKHUB_SPARK__MASTER",
         ),
         (
             lambda app: app.spark_activity(name="a", conf={"spark.x": None})(lambda spark: None),

@@ -157,7 +157,29 @@ def configured(spark: SparkSession) -> list[str]:
     return [spark.conf.get(name) for name in ("spark.sql.shuffle.partitions", "spark.sql.ansi.enabled")]
 
 
-@app.spark_activity(conf={"spark.sql.warehouse.dir": "/secret"})
+@app.spark_activity(conf={"spark.driver.memory": "600m", "spark.sql.shuffle.partitions": 5})
+def own_application(spark: SparkSession, at: list[str]) -> dict[str, object]:
+    _meet(*at)
+    return {
+        "application": spark.sparkContext.applicationId,
+        "heap": spark._jvm.java.lang.Runtime.getRuntime().maxMemory() // 1_000_000,
+        "partitions": spark.conf.get("spark.sql.shuffle.partitions"),
+    }
+
+
+@app.spark_activity
+def known_settings(spark: SparkSession) -> dict[str, bool]:
+    """The settings that Spark knows, each with whether a session can change it."""
+    java = spark._jvm.java.lang
+    entries = java.Class.forName("org.apache.spark.internal.config.ConfigEntry$")
+    known = entries.getDeclaredField("knownConfigs")
+    known.setAccessible(True)
+    static = spark._jvm.org.apache.spark.sql.internal.SQLConf.isStaticConfigKey
+    names = [str(name) for name in known.get(entries.getField("MODULE$").get(None)).keySet()]
+    return {name: name.startswith("spark.sql.") and not static(name) for name in names}
+
+
+@app.spark_activity(conf={"spark.history.fs.logDirectory": "/secret"})
 def misconfigured(spark: SparkSession) -> None:
     raise AssertionError("Spark has refused the setting")
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskhub.settings import SparkSettings
+from airflow_provider_taskhub.spark_conf import session_conf
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityProgress, ActivityRequest
 from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorPool, ExecutorTimes
 from tests.spark.conftest import APP, spark_pool
@@ -50,6 +51,40 @@ async def test_what_an_attempt_sets_for_hadoop_ends_with_it(pool: ExecutorPool) 
     assert first[0] is None
     assert first[1] not in (None, "77")
     assert value(await pool.run(spark("sets_hadoop_settings", False, action_id="reads"))) == first
+
+
+OF_NO_APPLICATION = {
+    "acls",
+    "admin",
+    "api",
+    "app",
+    "appStateStore",
+    "block",
+    "blockManager",
+    "connect",
+    "diskStore",
+    "history",
+    "master",
+    "modify",
+    "shutdown",
+    "standalone",
+    "submit",
+    "test",
+    "testing",
+    "worker",
+}
+"""Groups of settings of Spark that no activity may or needs to set: of other programs, of tests, of the worker."""
+
+
+async def test_every_setting_that_spark_knows_is_taken_for_one_of_a_session_or_of_an_application(
+    pool: ExecutorPool,
+) -> None:
+    known: dict[str, bool] = value(await pool.run(spark("known_settings")))
+    assert len(known) > 1000
+    wrong = [name for name, changeable in known.items() if bool(session_conf({name: ""})) != changeable]
+    assert {name for name in wrong if name.split(".")[1] not in OF_NO_APPLICATION} == {
+        "spark.sql.extensions.test.loadFromCp"
+    }
 
 
 async def test_the_log_of_a_failed_query_ends_with_its_plan(pool: ExecutorPool) -> None:
@@ -113,7 +148,7 @@ async def test_a_spark_activity_says_where_it_runs_and_may_not_stop_spark(pool: 
     assert value(await pool.run(spark("configured"))) == ["5", "false"]
     refused = (await pool.run(spark("misconfigured"))).failure
     assert refused is not None
-    assert "Spark refuses the setting 'spark.sql.warehouse.dir' of this activity (" in refused.error_message
+    assert "Spark refuses the setting 'spark.history.fs.logDirectory' of this activity (" in refused.error_message
     assert "/secret" not in refused.error_message
     assert value(await pool.run(spark("count", 7))) == 7
     assert value(await pool.run(spark("count_async", 8))) == 8
@@ -283,6 +318,31 @@ async def test_a_context_that_was_stopped_is_a_crash_and_is_replaced(tmp_path: p
             while outcome.crashed:
                 outcome = await pool.run(spark("count", 5))
             assert value(outcome) == 5
+
+
+@pytest.mark.process
+async def test_an_activity_with_settings_that_no_session_can_change_runs_in_an_application_of_its_own(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def own(memory: str) -> dict[str, Any]:
+        (tmp_path / "own.go").touch()
+        conf = {"spark.driver.memory": memory}
+        found: dict[str, Any] = value(
+            await pool.run(spark("own_application", [str(tmp_path), "own"], application=conf))
+        )
+        return found
+
+    async with spark_pool("local[2]", warm=True, applications=2) as pool:
+        first, common = await asyncio.gather(own("600m"), pool.run(spark("place")))
+        assert first["application"] != value(common)["application"]
+        assert 500 < first["heap"] < 700, "MB: the JVM was started with them"
+        assert first["partitions"] == "5"
+        assert await own("600m") == first, "the same application"
+        second = await own("800m")
+        assert second["application"] != first["application"]
+        assert 700 < second["heap"] < 900
+        assert value(await pool.run(spark("place")))["application"] == value(common)["application"]
+        assert [seat.starts for seat in pool._seats] == [1, 1, 2]
 
 
 @pytest.mark.process

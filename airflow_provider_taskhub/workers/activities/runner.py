@@ -16,6 +16,7 @@ from airflow_provider_taskhub.engine.events import FailureDetails, TaskScheduled
 from airflow_provider_taskhub.engine.registry import ActivityDefinition
 from airflow_provider_taskhub.hub.formats.keys import log_name
 from airflow_provider_taskhub.hub.queues.delivery import Delivery
+from airflow_provider_taskhub.spark_conf import application_conf
 from airflow_provider_taskhub.tags import SPARK_PARENT_TAGS, WATCH_TAG
 from airflow_provider_taskhub.workers.executors.attempt_values import (
     ActivityOutcome,
@@ -78,6 +79,7 @@ def request_of(
         spark=definition.spark,
         alone=crashes.suspect,
         log=log_name(instance, event.event_id, attempt),
+        application=application_conf(definition.spark_conf),
         spark_conf=_spark_conf(held.message.context_tags) if definition.spark else None,
         watched=WATCH_TAG in (held.message.context_tags or {}),
         begin_by=begin_by,

@@ -12,7 +12,14 @@ from collections.abc import Mapping, Sequence
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.retries import Retries
 from airflow_provider_taskhub.workers.executors.executor import Executor, ExecutorError
-from airflow_provider_taskhub.workers.executors.scheduling import ExecutorKind, FairQueue, choose
+from airflow_provider_taskhub.workers.executors.scheduling import (
+    PLAIN,
+    ExecutorKind,
+    FairQueue,
+    Need,
+    choose,
+    place_for_another,
+)
 
 STARTS = Retries(after=(ExecutorError,), first=1.0, longest=30.0)
 """Pauses before an executor is started again in a seat, from the second failure in a row on (:attr:`Seat.backoff`)."""
@@ -21,7 +28,7 @@ STARTS = Retries(after=(ExecutorError,), first=1.0, longest=30.0)
 class Ticket:
     """A request that waits for an executor.
 
-    :param kind: the kind of executor that the request needs: plain or Spark.
+    :param need: the kind of executor that the request needs, plain or Spark, and the settings of a Spark application.
     :param key: the id of the calling instance; requests of different instances take turns.
     :param alone: True if the request needs an executor that runs nothing else meanwhile.
     :ivar failed_starts: number of executor starts that failed while the request waited.
@@ -29,8 +36,8 @@ class Ticket:
     :ivar executor: a future; its result is the executor that the request gets.
     """
 
-    def __init__(self, kind: ExecutorKind, key: str, *, alone: bool) -> None:
-        self.kind, self.key, self.alone = kind, key, alone
+    def __init__(self, need: Need, key: str, *, alone: bool) -> None:
+        self.need, self.key, self.alone = need, key, alone
         self.failed_starts = 0
         self.failing_since = 0.0
         self.executor: asyncio.Future[Executor] = asyncio.get_running_loop().create_future()
@@ -40,6 +47,12 @@ class Seat:
     """The place of one executor in a pool. If the executor dies, a new executor takes the same seat.
 
     :param kind: the kind of executor: plain or Spark.
+    :param need: what the executor is started for; None: nothing yet.
+    :ivar next: the need for which another executor is to be started when this one runs nothing any more; None: it
+        stays.
+    :ivar changing: set if there is a ``next``.
+    :ivar since: monotonic time, in seconds, from which on the seat is for its need.
+    :ivar used: monotonic time, in seconds, at which the last attempt in this seat ended; 0: none did.
     :ivar wanted: set while an executor is to run in this seat.
     :ivar worn: set when another executor is to take the place of the one in this seat.
     :ivar broken: True if the last start of an executor in this seat failed.
@@ -49,8 +62,11 @@ class Seat:
     :ivar executor: the executor that is ready in this seat, or None.
     """
 
-    def __init__(self, kind: ExecutorKind) -> None:
-        self.kind = kind
+    def __init__(self, kind: ExecutorKind, need: Need | None) -> None:
+        self.kind, self.need = kind, need
+        self.next: Need | None = None
+        self.changing = asyncio.Event()
+        self.since = self.used = 0.0
         self.wanted = asyncio.Event()
         self.worn = asyncio.Event()
         self.broken = False
@@ -69,6 +85,15 @@ class Seat:
     @property
     def alone(self) -> bool:
         return self.executor is not None and self.executor.alone and self.executor.load > 0
+
+    def change(self, now: float) -> Executor | None:
+        """Make this the seat of its next need, and return the executor that was there; None: there was none."""
+        old, self.executor = self.executor, None
+        self.need, self.next = self.next, None
+        self.since, self.used, self.failures, self.broken = now, 0.0, 0, False
+        self.changing.clear()
+        self.worn.clear()
+        return old
 
     @property
     def backoff(self) -> float:
@@ -110,9 +135,9 @@ class Assignment:
     def _waiting(self) -> int:
         return sum(len(queue) for queue in self._queues.values())
 
-    def waits(self, kind: ExecutorKind) -> bool:
-        """Return whether a request waits for an executor of this kind (plain or Spark)."""
-        return any(queue.has(kind) for queue in self._queues.values())
+    def waits(self, need: Need | None) -> bool:
+        """Return whether a request waits for an executor for this need."""
+        return any(need in queue.needs for queue in self._queues.values())
 
     async def executor_for(self, ticket: Ticket) -> Executor:
         """Wait until the request gets an executor, and return the executor.
@@ -121,55 +146,71 @@ class Assignment:
 
         :raises ExecutorError: if :meth:`refuse` or :meth:`give_up` ends the wait.
         """
-        self._queues[ticket.alone].put(ticket.kind, ticket.key, ticket)
+        self._queues[ticket.alone].put(ticket.need, ticket.key, ticket)
         self.idle.clear()
         for seat in self._seats:
-            if seat.kind is ticket.kind:
+            if seat.need == ticket.need:
                 seat.wanted.set()
         self.assign()
         try:
             return await ticket.executor
         except BaseException:
-            self._queues[ticket.alone].discard(ticket.kind, ticket.key, ticket)
+            self._queues[ticket.alone].discard(ticket.need, ticket.key, ticket)
             if ticket.executor.done() and not ticket.executor.cancelled() and ticket.executor.exception() is None:
                 # The request got an executor, but the task that waits here was cancelled before it could go on: give
                 # the executor's free place back.
-                self.release(ticket.executor.result(), ticket.kind)
+                self.release(ticket.executor.result(), ticket.need.kind)
             else:
                 self.settle()
             raise
 
     def assign(self) -> None:
         """Give waiting requests to executors until no request waits or no executor has room."""
+        self._make_place()
         self._serve(alone=True)
         self._serve(alone=False)
 
+    def _make_place(self) -> None:
+        """Choose a seat for each Spark application that waiting requests need and no seat is for."""
+        waiting = [need for queue in self._queues.values() for need in queue.needs]
+        for need in waiting:
+            if need != PLAIN and all(need not in {seat.need, seat.next} for seat in self._seats):
+                staying = [seat for seat in self._seats if seat.kind is need.kind and seat.next is None]
+                seat = place_for_another(staying, waiting, self._clock.monotonic())
+                if seat is not None:
+                    seat.next = need
+                    seat.changing.set()
+                    seat.wanted.set()
+
     def _serve(self, *, alone: bool) -> None:
         queue = self._queues[alone]
-        while ticket := queue.take(lambda kind: self._has_room(kind) and self._place(kind, alone=alone) is not None):
-            executor = self._place(ticket.kind, alone=alone)
+        while ticket := queue.take(lambda need: self._has_room(need) and self._place(need, alone=alone) is not None):
+            executor = self._place(ticket.need, alone=alone)
             if ticket.executor.done() or executor is None:
                 continue  # the task that waited for the executor was just cancelled, so the request needs none
-            self.loads[ticket.kind] += 1
+            self.loads[ticket.need.kind] += 1
             executor.load += 1
             executor.unloaded.clear()
             executor.alone = alone
             ticket.executor.set_result(executor)
 
-    def _has_room(self, kind: ExecutorKind) -> bool:
-        return self.loads[kind] < self._sizes[kind]
+    def _has_room(self, need: Need) -> bool:
+        return self.loads[need.kind] < self._sizes[need.kind]
 
-    def _place(self, kind: ExecutorKind, *, alone: bool) -> Executor | None:
-        """Return the executor that takes the next attempt of this kind; None if no executor can take an attempt now."""
+    def _place(self, need: Need, *, alone: bool) -> Executor | None:
+        """Return the executor that takes the next attempt of this need; None if no executor can take an attempt now."""
         coming = [seat for seat in self._seats if seat.executor or (seat.wanted.is_set() and not seat.broken)]
-        seats = [seat for seat in coming if seat.kind is kind]
-        seat = choose(seats, alone=alone, suspects=alone or self._queues[True].has(kind))
+        seats = [seat for seat in coming if seat.need == need and seat.next is None]
+        seat = choose(seats, alone=alone, suspects=alone or need in self._queues[True].needs)
         return seat.executor if seat is not None else None
 
     def release(self, executor: Executor, kind: ExecutorKind) -> None:
         """Note that a request has ended in its executor, and give the free room to a waiting request."""
         self.loads[kind] -= 1
         executor.load -= 1
+        for seat in self._seats:
+            if seat.executor is executor:
+                seat.used = self._clock.monotonic()
         if not executor.load:
             executor.unloaded.set()
         self.settle()
@@ -182,32 +223,33 @@ class Assignment:
 
     def refuse(self, error: ExecutorError) -> None:
         """Fail all waiting requests with ``error``."""
-        for kind in ExecutorKind:
-            for ticket in (*self._queues[True].drain(kind), *self._queues[False].drain(kind)):
-                if not ticket.executor.done():
-                    ticket.executor.set_exception(error)
+        for queue in self._queues.values():
+            for need in queue.needs:
+                for ticket in queue.drain(need):
+                    if not ticket.executor.done():
+                        ticket.executor.set_exception(error)
 
-    def give_up(self, kind: ExecutorKind, error: ExecutorError, *, patience: float, worker: str) -> None:
+    def give_up(self, need: Need, error: ExecutorError, *, patience: float, worker: str) -> None:
         """Note a failed start of an executor, and fail the requests that have waited too long. All others wait on.
 
         If an executor does not start, the cause is its app, Spark or the machine, never the activity that waits for the
         executor. So a request first stays in the queue, and the failed start does not count as an attempt of its
         activity.
 
-        :param kind: the kind of executor that did not start.
+        :param need: what the executor that did not start was for.
         :param error: the error of the last start.
         :param patience: seconds after which a request fails, counted from the first failed start during its wait.
         :param worker: name of the worker, for the error text.
         """
         now = self._clock.monotonic()
         for queue in self._queues.values():
-            for ticket in queue.drain(kind):
+            for ticket in queue.drain(need):
                 ticket.failing_since = ticket.failing_since if ticket.failed_starts else now
                 ticket.failed_starts += 1
                 if ticket.executor.done():
                     continue
                 if now - ticket.failing_since < patience:
-                    queue.put(kind, ticket.key, ticket)
+                    queue.put(need, ticket.key, ticket)
                     continue
                 ticket.executor.set_exception(
                     ExecutorError(

@@ -1,10 +1,11 @@
 """The pool of a worker's executors: how many executors there are, and what happens when an executor dies.
 
 An executor is a child process of the worker that runs activities. Plain activities (without Spark) share a few
-executors. Spark activities share one executor with a warm Spark context: it is started once and kept. A dead executor
-is replaced. The more often executors fail in a row, the longer is the pause before the next start. If no executor can
-be started for some minutes, the activities that wait fail with the reason. An activity that is suspected of causing
-crashes runs alone in an executor (:func:`scheduling.choose`).
+executors. Spark activities share one executor with a warm Spark context: it is started once and kept. Those with
+settings that a running Spark cannot take have an executor of their own. A dead executor is replaced. The more often
+executors fail in a row, the longer is the pause before the next start. If no executor can be started for some minutes,
+the activities that wait fail with the reason. An activity that is suspected of causing crashes runs alone in an
+executor (:func:`scheduling.choose`).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from airflow_provider_taskhub.workers.executors.process import UNLIMITED, Execut
 from airflow_provider_taskhub.workers.executors.protocol import Configure
 from airflow_provider_taskhub.workers.executors.reaper import Reaper
 from airflow_provider_taskhub.workers.executors.remote_attempt import ProgressListener
-from airflow_provider_taskhub.workers.executors.scheduling import ExecutorKind
+from airflow_provider_taskhub.workers.executors.scheduling import PLAIN, SPARK, ExecutorKind, Need
 from airflow_provider_taskhub.workers.executors.scratch import Scratch, remove_left
 
 __all__ = [
@@ -62,6 +63,8 @@ _log = structlog.get_logger()
 
 MAX_LOG = 10 * 1024 * 1024
 """Largest size, in bytes, of the log of one attempt and of the log of one executor."""
+OWN_IDLE = 600.0
+"""Seconds without an attempt after which a Spark executor that has settings of its own ends."""
 _MEASURED_EVERY = 2.0
 """Seconds between two looks at the memory of an executor, if it has a limit."""
 _LOCAL_DIR = "spark.local.dir"
@@ -98,6 +101,7 @@ class ExecutorPool:
     :param config: the configuration that all executors share.
     :param size: largest number of plain activities that run at the same time.
     :param spark_size: largest number of Spark activities that run at the same time; None: as ``size``.
+    :param applications: largest number of Spark executors, which differ by the settings of their application.
     :param logs: function that appends bytes to a named log.
     :param name: name of the worker. The log of an executor itself is named ``executors/NAME/EXECUTOR.log``.
     :param warm: True: :meth:`start` also starts the Spark executor, if any activity needs it. False: the first Spark
@@ -113,6 +117,7 @@ class ExecutorPool:
         *,
         size: int,
         spark_size: int | None = None,
+        applications: int = 1,
         logs: LogSink,
         name: str = "worker",
         warm: bool = False,
@@ -125,7 +130,10 @@ class ExecutorPool:
         self._retiring: set[Executor] = set()
         self._name, self._warm, self._times = name, warm, times or ExecutorTimes()
         plain = processes or max(1, min(size, os.cpu_count() or 1))
-        self._seats = [*(Seat(ExecutorKind.PLAIN) for _ in range(plain)), Seat(ExecutorKind.SPARK)]
+        self._seats = [
+            *(Seat(ExecutorKind.PLAIN, PLAIN) for _ in range(plain)),
+            *(Seat(ExecutorKind.SPARK, None if number else SPARK) for number in range(applications)),
+        ]
         sizes = {ExecutorKind.PLAIN: size, ExecutorKind.SPARK: size if spark_size is None else spark_size}
         self._assignment = Assignment(self._seats, sizes, clock)
         self._activities: Mapping[str, bool] = {}
@@ -185,7 +193,7 @@ class ExecutorPool:
         """Start the Spark executor now, if any activity needs it, so that the first Spark activity finds it ready."""
         if any(self._activities.values()):
             for seat in self._seats:
-                if seat.kind is ExecutorKind.SPARK:
+                if seat.need == SPARK:
                     seat.wanted.set()
 
     async def stop(self, timeout: timedelta) -> None:
@@ -227,11 +235,17 @@ class ExecutorPool:
         :param pause: while it is on or overdue, the executor of the attempt stands still. None: the attempt is never
             paused.
         """
-        kind = ExecutorKind.SPARK if request.spark else ExecutorKind.PLAIN
-        ticket = Ticket(kind, request.instance.instance_id, alone=request.alone)
+        need = _need(request)
+        ticket = Ticket(need, request.instance.instance_id, alone=request.alone)
         try:
             if self._stopped:
                 raise ExecutorError("the worker is stopping")
+            if self._left is not None and need.application:
+                names = ", ".join(name for name, _ in need.application)
+                raise ExecutorError(
+                    f"it asks for {names}, and a Spark Connect server has such settings from its start: take them from "
+                    "conf of the activity, and start the server with them"
+                )
             await self.end_sessions(request.left_sessions)
             executor = await self._assignment.executor_for(ticket)
         except ExecutorError as error:
@@ -248,7 +262,7 @@ class ExecutorPool:
             outcome = await executor.run(request, progress, pause)
             lost = outcome.crashed
         finally:
-            self._assignment.release(executor, kind)
+            self._assignment.release(executor, need.kind)
             if self._left is not None and request.spark_session is not None and executor.ended.is_set():
                 await self._left.end_own(request.spark_session, once=lost)
         if not outcome.crashed:
@@ -305,12 +319,15 @@ class ExecutorPool:
 
     async def _watch_idle(self, seat: Seat, executor: Executor, idle: asyncio.Event) -> None:
         """Set ``idle`` and return when a Spark executor has had no attempt for too long. Else run until cancelled."""
-        limit = self._limits.idle
-        while limit is not None and seat.kind is ExecutorKind.SPARK:
+        own = seat.need is not None and bool(seat.need.application)
+        limit = OWN_IDLE if own else None
+        if self._limits.idle is not None and seat.kind is ExecutorKind.SPARK:
+            limit = self._limits.idle.total_seconds()
+        while limit is not None:
             if executor.load:
                 await executor.unloaded.wait()
             begun = executor.begun
-            await self._clock.sleep(limit.total_seconds())
+            await self._clock.sleep(limit)
             if not executor.load and executor.begun == begun:
                 idle.set()
                 return
@@ -318,13 +335,23 @@ class ExecutorPool:
 
     def _end_idle(self, seat: Seat, executor: Executor) -> None:
         """End an executor that has no attempt. The next attempt starts another one in its seat."""
-        if executor.load or self._assignment.waits(seat.kind):
-            return  # it has just got one, or cannot take one that waits
+        if executor.load or seat.changing.is_set() or self._assignment.waits(seat.need):
+            return  # it has just got one, cannot take one that waits, or makes place for another one
         _log.info("executor_idle", executor=executor.name, activities=executor.begun)
         seat.executor = None
         seat.wanted.clear()
-        self._retiring.add(executor)
-        self.supervisor.spawn(self._retire(executor, "it had no activity for a long time"), name=f"end {executor.name}")
+        self._let_go(executor, "it had no activity for a long time")
+
+    async def _change(self, seat: Seat) -> None:
+        """Make a seat the one of another Spark application, when its executor has no attempt any more."""
+        executor = seat.executor
+        if executor is not None and executor.load:
+            await first(executor.unloaded.wait(), executor.ended.wait())
+        old = seat.change(self._clock.monotonic())
+        if old is not None:
+            _log.info("executor_makes_place", executor=old.name, activities=old.begun)
+            self._retiring.add(old)
+            await self._retire(old, "its place is for another Spark application")
 
     async def _keep(self, seat: Seat) -> None:
         """Keep an executor running in a seat (the place of one executor) while ``seat.wanted`` is set.
@@ -333,8 +360,12 @@ class ExecutorPool:
         """
         while True:
             await seat.wanted.wait()
+            if seat.changing.is_set():
+                await self._change(seat)
             if seat.executor is None:
-                await self._clock.sleep(seat.backoff)
+                await first(self._clock.sleep(seat.backoff), seat.changing.wait())
+                if seat.changing.is_set():
+                    continue
                 await self._fill(seat)
             if seat.executor is not None:
                 self._assignment.assign()
@@ -342,11 +373,14 @@ class ExecutorPool:
                 await first(
                     executor.ended.wait(),
                     seat.worn.wait(),
+                    seat.changing.wait(),
                     self._watch_memory(seat, executor),
                     self._watch_idle(seat, executor, idle := asyncio.Event()),
                 )
                 if idle.is_set() and not executor.ended.is_set() and not seat.worn.is_set():
                     self._end_idle(seat, executor)
+                    continue
+                if seat.changing.is_set() and not executor.ended.is_set():
                     continue
                 if seat.worn.is_set() and not seat.executor.ended.is_set():
                     await self._replace(seat, seat.executor)
@@ -365,11 +399,14 @@ class ExecutorPool:
         except ExecutorError as error:
             _log.warning("executor_not_replaced", executor=old.name, error=str(error)[:_MAX_SHOWN])
         else:
-            self._retiring.add(old)
-            why = "another executor has taken its place"
-            self.supervisor.spawn(self._retire(old, why), name=f"retire {old.name}")
+            self._let_go(old, "another executor has taken its place")
         finally:
             seat.worn.clear()
+
+    def _let_go(self, old: Executor, why: str) -> None:
+        """End an executor that has lost its seat, in the background. :param why: as :meth:`_retire` has it."""
+        self._retiring.add(old)
+        self.supervisor.spawn(self._retire(old, why), name=f"end {old.name}")
 
     async def _retire(self, old: Executor, why: str) -> None:
         """End an executor that has lost its seat, after its last attempt. :param why: for the log."""
@@ -384,11 +421,12 @@ class ExecutorPool:
         except ExecutorError as error:
             seat.failures += 1
             seat.broken = True
-            if not any(other.open for other in self._seats if other.kind is seat.kind):
+            assert seat.need is not None
+            if not any(other.open for other in self._seats if other.need == seat.need):
                 patience = self._times.patience.total_seconds()
-                self._assignment.give_up(seat.kind, error, patience=patience, worker=self._name)
-            waiting = self._assignment.waits(seat.kind)
-            if not waiting:
+                self._assignment.give_up(seat.need, error, patience=patience, worker=self._name)
+            waiting = self._assignment.waits(seat.need)
+            if not waiting and not seat.changing.is_set():
                 # No request waits, so further tries to start an executor would only fill the log. The next request sets
                 # the event again.
                 seat.wanted.clear()
@@ -409,7 +447,7 @@ class ExecutorPool:
         began = self._clock.monotonic()
         scratch = await asyncio.to_thread(self._new_scratch, seat.kind)
         executor = Executor(
-            self._configure(seat.kind, name, scratch),
+            self._configure(seat, name, scratch),
             reaper=self._reaper,
             logs=self._logs,
             log=f"executors/{self._name}/{name}.log",
@@ -451,7 +489,7 @@ class ExecutorPool:
             _log.warning("no_scratch_folder", error=str(error))
             return None
 
-    def _configure(self, kind: ExecutorKind, name: str, scratch: Scratch | None) -> Configure:
+    def _configure(self, seat: Seat, name: str, scratch: Scratch | None) -> Configure:
         places = {} if scratch is None else {_LOCAL_DIR: str(scratch.path)}
         if not self._config.spark.master.startswith("sc://"):
             places["spark.app.name"] = f"taskhub {self._name} {name}"  # tells the workers of a cluster apart
@@ -460,14 +498,20 @@ class ExecutorPool:
         return Configure(
             name=name,
             apps=self._config.apps,
-            spark=kind is ExecutorKind.SPARK,
+            spark=seat.kind is ExecutorKind.SPARK,
             master=self._config.spark.master,
-            conf={**places, **self._config.spark.conf},
+            conf={**places, **self._config.spark.conf, **dict(seat.need.application if seat.need else ())},
             lock_fd=self._config.lock_fd,
             max_result=self._config.max_result,
             max_log=self._config.max_log,
             kept_results=str(self._config.kept_results),
         )
+
+
+def _need(request: ActivityRequest) -> Need:
+    """Return what an attempt needs of an executor."""
+    application = tuple(sorted((request.application or {}).items()))
+    return Need(ExecutorKind.SPARK, application) if request.spark else PLAIN
 
 
 def _names_place(conf: Mapping[str, str], environment: Mapping[str, str]) -> bool:

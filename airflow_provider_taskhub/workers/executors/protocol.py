@@ -144,7 +144,8 @@ class Ping(ExecutorMessage):
 class Ready(ExecutorMessage):
     """The executor is ready: the apps are loaded, and Spark runs if the host has asked for it.
 
-    :param activities: the activities that the apps declare: for each name, whether it is a Spark activity.
+    :param activities: the activities that the apps declare: for each name, whether it needs the worker's own Spark
+        application.
     :param application_id: Spark's application id; None without Spark.
     :param spark_ui: URL of Spark's UI; None without a UI.
     """

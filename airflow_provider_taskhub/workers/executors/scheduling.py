@@ -1,7 +1,9 @@
-"""Decides which waiting attempt runs next, and in which executor. Pure functions and values.
+"""Decides which waiting attempt runs next, in which executor, and what a Spark executor is started for. Pure functions
+and values.
 
 There are two kinds of executors: plain and Spark. A Spark executor needs a JVM, which plain activities do not need. And
-a plain activity that leaks memory or crashes must not end a warm Spark context.
+a plain activity that leaks memory or crashes must not end a warm Spark context. Spark executors differ by the settings
+of their application, since nobody can change them in an application that runs.
 """
 
 from __future__ import annotations
@@ -11,7 +13,11 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
+from airflow_provider_taskhub.fast_dataclass import dataclass
+
 T = TypeVar("T")
+TURN = 60.0
+"""Seconds that an application runs at least, before it must make place for another one while activities wait for it."""
 
 
 class ExecutorKind(StrEnum):
@@ -21,27 +27,43 @@ class ExecutorKind(StrEnum):
     SPARK = "spark"
 
 
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What an attempt needs of an executor.
+
+    :param application: for Spark, settings of the application beside those of the worker, sorted by their names.
+    """
+
+    kind: ExecutorKind
+    application: tuple[tuple[str, str], ...] = ()
+
+
+PLAIN = Need(ExecutorKind.PLAIN)
+SPARK = Need(ExecutorKind.SPARK)
+"""The Spark application that has only the settings of the worker."""
+
+
 class FairQueue(Generic[T]):
-    """A queue of waiting items, each with a kind and a key (the instance id). The keys take turns.
+    """A queue of waiting items, each with a need and a key (the instance id). The keys take turns.
 
     So one instance with a thousand activities does not delay the activities of other instances. Each turn takes one
-    item of a key; then the key goes to the end of the order. Items of a kind without a free executor are skipped.
+    item of a key; then the key goes to the end of the order. Items whose need no free executor meets are skipped.
     """
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[tuple[ExecutorKind, str], deque[T]] = OrderedDict()
+        self._waiting: OrderedDict[tuple[Need, str], deque[T]] = OrderedDict()
 
     def __len__(self) -> int:
         return sum(len(items) for items in self._waiting.values())
 
-    def put(self, kind: ExecutorKind, key: str, item: T) -> None:
-        """Add an item behind all waiting items of the same kind and key."""
-        self._waiting.setdefault((kind, key), deque()).append(item)
+    def put(self, need: Need, key: str, item: T) -> None:
+        """Add an item behind all waiting items of the same need and key."""
+        self._waiting.setdefault((need, key), deque()).append(item)
 
-    def take(self, can_serve: Callable[[ExecutorKind], bool]) -> T | None:
-        """Remove and return the next item whose kind can run an attempt now; None if there is no such item.
+    def take(self, can_serve: Callable[[Need], bool]) -> T | None:
+        """Remove and return the next item for whose need there is an executor now; None if there is no such item.
 
-        :param can_serve: returns whether an executor of this kind can take an attempt now.
+        :param can_serve: returns whether an executor for this need can take an attempt now.
         """
         for place in self._waiting:
             if can_serve(place[0]):
@@ -51,24 +73,25 @@ class FairQueue(Generic[T]):
                 return item
         return None
 
-    def discard(self, kind: ExecutorKind, key: str, item: T) -> None:
+    def discard(self, need: Need, key: str, item: T) -> None:
         """Remove an item that no longer waits. Do nothing if :meth:`take` has already removed the item."""
-        items = self._waiting.get((kind, key))
+        items = self._waiting.get((need, key))
         if items is not None and item in items:
             items.remove(item)
             if not items:
-                del self._waiting[kind, key]
+                del self._waiting[need, key]
 
-    def drain(self, kind: ExecutorKind) -> tuple[T, ...]:
-        """Remove and return all items of a kind."""
-        places = [place for place in self._waiting if place[0] is kind]
+    def drain(self, need: Need) -> tuple[T, ...]:
+        """Remove and return all items of a need."""
+        places = [place for place in self._waiting if place[0] == need]
         return tuple(item for place in places for item in self._waiting.pop(place))
 
-    def has(self, kind: ExecutorKind) -> bool:
-        """Return whether an item of this kind waits."""
-        return any(place[0] is kind for place in self._waiting)
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """What the waiting items need, in the order of their turns."""
+        return tuple(dict.fromkeys(need for need, _ in self._waiting))
 
-    def _settle(self, place: tuple[ExecutorKind, str]) -> None:
+    def _settle(self, place: tuple[Need, str]) -> None:
         """Note that a key has had its turn: move it to the end of the order, or remove it if it has no items left."""
         if self._waiting[place]:
             self._waiting.move_to_end(place)
@@ -103,9 +126,9 @@ def choose(places: Sequence[P], *, alone: bool, suspects: bool) -> P | None:
     that place might never become empty. Suspects get at most half of the places, so that other work goes on. If there
     is only one place, other work waits.
 
-    :param places: all places of one kind.
+    :param places: all places whose executors meet the attempt's need.
     :param alone: whether the attempt is a suspect.
-    :param suspects: whether at least one suspect waits for this kind.
+    :param suspects: whether at least one suspect waits for such a place.
     """
     others = [place for place in places if not place.alone]
     kept: P | None = None
@@ -115,3 +138,48 @@ def choose(places: Sequence[P], *, alone: bool, suspects: bool) -> P | None:
         return kept if kept is not None and kept.open and not kept.load else None
     able = [place for place in others if place.open and place is not kept]
     return min(able, key=lambda place: place.load, default=None)
+
+
+class SparkPlace(Protocol):
+    """The place of one Spark executor in a pool.
+
+    :param need: what the executor is started for; None: the place was never used.
+    :param load: number of attempts that the executor runs.
+    :param since: monotonic time, in seconds, from which on the place is for its need.
+    :param used: monotonic time, in seconds, at which the last attempt ended; 0: none did.
+    """
+
+    @property
+    def need(self) -> Need | None: ...
+    @property
+    def load(self) -> int: ...
+    @property
+    def since(self) -> float: ...
+    @property
+    def used(self) -> float: ...
+
+
+S = TypeVar("S", bound=SparkPlace)
+
+
+def place_for_another(places: Sequence[S], waiting: Sequence[Need], now: float) -> S | None:
+    """Return the place in which another Spark application is to be started; None if no place can be spared now.
+
+    That is a place that was never used, or else one that runs nothing and for which nothing waits: of these, the
+    worker's own application comes last, and the longest unused one first. If all places have work, it is the one with
+    the fewest attempts of those that have had their application for :data:`TURN`. It takes no more attempts, and
+    changes when it has none any more.
+
+    :param places: the places of Spark executors that are not about to change.
+    :param waiting: what the waiting attempts need.
+    :param now: monotonic time, in seconds.
+    """
+
+    def order(place: S) -> tuple[bool, bool, float]:
+        return place.need is not None, place.need == SPARK, place.used
+
+    idle = [place for place in places if not place.load and place.need not in waiting]
+    if idle:
+        return min(idle, key=order)
+    served = [place for place in places if now - place.since >= TURN]
+    return min(served, key=lambda place: place.load, default=None)

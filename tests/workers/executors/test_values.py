@@ -14,6 +14,7 @@ from airflow_provider_taskhub.codec import Timestamp
 from airflow_provider_taskhub.engine.events import FailureDetails, OrchestrationInstance
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hub.model import ActivityRecord, RecordState
+from airflow_provider_taskhub.spark_conf import application_conf, session_conf
 from airflow_provider_taskhub.workers.executors.attempt_values import (
     MAX_CRASHES,
     MAX_SHARED,
@@ -33,7 +34,16 @@ from airflow_provider_taskhub.workers.executors.protocol import (
     Run,
     encode,
 )
-from airflow_provider_taskhub.workers.executors.scheduling import ExecutorKind, FairQueue, choose
+from airflow_provider_taskhub.workers.executors.scheduling import (
+    PLAIN,
+    SPARK,
+    TURN,
+    ExecutorKind,
+    FairQueue,
+    Need,
+    choose,
+    place_for_another,
+)
 from airflow_provider_taskhub.workers.executors.spawn import describe
 from tests.workers.apps import Job, app
 
@@ -88,37 +98,39 @@ def test_garbage_on_the_stream_is_an_error(garbage: bytes) -> None:
         Decoder().feed(garbage)
 
 
+LARGE = Need(ExecutorKind.SPARK, (("spark.driver.memory", "4g"),))
+
+
 def test_an_instance_with_many_activities_does_not_hold_up_another() -> None:
     queue: FairQueue[str] = FairQueue()
     for number in range(3):
-        queue.put(ExecutorKind.PLAIN, "wide", f"wide {number}")
-    queue.put(ExecutorKind.PLAIN, "small", "small 0")
-    taken = [queue.take(lambda kind: True) for _ in range(5)]
+        queue.put(PLAIN, "wide", f"wide {number}")
+    queue.put(PLAIN, "small", "small 0")
+    taken = [queue.take(lambda need: True) for _ in range(5)]
     assert taken == ["wide 0", "small 0", "wide 1", "wide 2", None]
 
 
-def test_a_kind_that_cannot_serve_is_passed_over() -> None:
+def test_a_need_that_cannot_be_met_is_passed_over() -> None:
     queue: FairQueue[str] = FairQueue()
-    queue.put(ExecutorKind.SPARK, "a", "spark")
-    queue.put(ExecutorKind.PLAIN, "a", "plain")
-    assert queue.take(lambda kind: kind is ExecutorKind.PLAIN) == "plain"
-    assert queue.take(lambda kind: kind is ExecutorKind.PLAIN) is None
-    assert queue.has(ExecutorKind.SPARK)
-    assert not queue.has(ExecutorKind.PLAIN)
-    assert queue.take(lambda kind: True) == "spark"
+    queue.put(SPARK, "a", "spark")
+    queue.put(PLAIN, "a", "plain")
+    assert queue.take(lambda need: need == PLAIN) == "plain"
+    assert queue.take(lambda need: need == PLAIN) is None
+    assert queue.needs == (SPARK,)
+    assert queue.take(lambda need: True) == "spark"
 
 
-@given(st.lists(st.tuples(st.sampled_from(ExecutorKind), st.sampled_from("abc")), max_size=30), st.data())
-def test_the_queue_loses_and_doubles_nothing(places: list[tuple[ExecutorKind, str]], data: st.DataObject) -> None:
+@given(st.lists(st.tuples(st.sampled_from([PLAIN, SPARK, LARGE]), st.sampled_from("abc")), max_size=30), st.data())
+def test_the_queue_loses_and_doubles_nothing(places: list[tuple[Need, str]], data: st.DataObject) -> None:
     queue: FairQueue[int] = FairQueue()
-    for number, (kind, key) in enumerate(places):
-        queue.put(kind, key, number)
+    for number, (need, key) in enumerate(places):
+        queue.put(need, key, number)
     gone = data.draw(st.sets(st.sampled_from(range(len(places))))) if places else set()
     for number in gone:
         queue.discard(*places[number], number)
     assert len(queue) == len(places) - len(gone)
-    drained = set(queue.drain(ExecutorKind.SPARK))
-    taken = {queue.take(lambda kind: True) for _ in range(len(queue))}
+    drained = set(queue.drain(SPARK))
+    taken = {queue.take(lambda need: True) for _ in range(len(queue))}
     assert drained | taken == set(range(len(places))) - gone
     assert len(queue) == 0
 
@@ -171,6 +183,44 @@ def test_suspects_get_empty_places_and_not_all_of_them(
         return None if place is None else next(number for number, other in enumerate(places) if other is place)
 
     assert (chosen(alone=False), chosen(alone=True)) == (for_others, for_suspects)
+
+
+@dataclasses.dataclass(frozen=True)
+class Application:
+    need: Need | None
+    load: int = 0
+    since: float = 0.0
+    used: float = 0.0
+
+
+OWN, OTHER = Application(SPARK), Application(Need(ExecutorKind.SPARK, (("spark.jars", "a.jar"),)))
+
+
+@pytest.mark.parametrize(
+    ("places", "also_waiting", "chosen"),
+    [
+        ([OWN, Application(None)], (), 1),
+        ([OWN, OTHER], (), 1),  # the worker's own is the one that most activities use
+        ([dataclasses.replace(OTHER, used=9), dataclasses.replace(OTHER, used=5)], (), 1),
+        ([OWN, dataclasses.replace(OTHER, load=1)], (), 0),
+        ([OWN], (SPARK,), 0),  # it has had its turn
+        ([dataclasses.replace(OWN, since=1.0)], (SPARK,), None),
+        ([dataclasses.replace(OWN, load=1, since=1.0), dataclasses.replace(OTHER, load=3)], (), 1),
+        ([dataclasses.replace(OWN, load=2), dataclasses.replace(OTHER, load=1)], (), 1),
+    ],
+)
+def test_another_application_gets_the_place_that_is_missed_least(
+    places: list[Application], also_waiting: tuple[Need, ...], chosen: int | None
+) -> None:
+    place = place_for_another(places, (*also_waiting, LARGE), TURN)
+    assert place is (None if chosen is None else places[chosen])
+
+
+def test_settings_of_an_application_and_of_a_session_are_told_apart() -> None:
+    of_application = {"spark.driver.memory": "4g", "spark.jars": "a.jar", "spark.sql.extensions": "A"}
+    of_session = {"spark.sql.shuffle.partitions": "8", "spark.scheduler.pool": "night", "spark.of.mine": "1"}
+    assert application_conf({**of_application, **of_session}) == of_application
+    assert session_conf({**of_application, **of_session}) == of_session
 
 
 def test_inputs_are_decoded_by_annotation() -> None:

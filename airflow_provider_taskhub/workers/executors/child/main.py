@@ -31,6 +31,7 @@ from airflow_provider_taskhub.engine.failures import failure_of
 from airflow_provider_taskhub.engine.registry import ActivityDefinition, Registry
 from airflow_provider_taskhub.errors import InputError, TaskHubError
 from airflow_provider_taskhub.lineage import DeclaredLineage
+from airflow_provider_taskhub.spark_conf import application_conf, session_conf
 from airflow_provider_taskhub.workers.executors import process_session
 from airflow_provider_taskhub.workers.executors.child import capture, invocation
 from airflow_provider_taskhub.workers.executors.child.kept_results import keep
@@ -345,7 +346,10 @@ class ChildExecutor:
             threading.Thread(target=self._look_at_spark, name="taskhub-progress", daemon=True).start()
         place = self._spark.place if self._spark else None
         return Ready(
-            activities={name: definition.spark for name, definition in self._registry.activities.items()},
+            activities={
+                name: definition.spark and not application_conf(definition.spark_conf)
+                for name, definition in self._registry.activities.items()
+            },
             application_id=place.application_id if place else None,
             spark_ui=place.ui if place else None,
         )
@@ -440,7 +444,7 @@ class ChildExecutor:
                 SparkAttempt(
                     job_group=attempt.run.job_group,
                     description=f"{attempt.run.name} of {attempt.run.instance_id}",
-                    conf={**attempt.definition.spark_conf, **attempt.run.spark_conf},
+                    conf={**session_conf(attempt.definition.spark_conf), **attempt.run.spark_conf},
                     session=attempt.run.spark_session,
                 )
             ) as spark:
