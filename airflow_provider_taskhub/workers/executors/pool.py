@@ -343,10 +343,7 @@ class ExecutorPool:
         self._let_go(executor, "it had no activity for a long time")
 
     async def _change(self, seat: Seat) -> None:
-        """Make a seat the one of another Spark application, when its executor has no attempt any more."""
-        executor = seat.executor
-        if executor is not None and executor.load:
-            await first(executor.unloaded.wait(), executor.ended.wait())
+        """Make a seat the one of another Spark application, and return when the old one has ended."""
         old = seat.change(self._clock.monotonic())
         if old is not None:
             _log.info("executor_makes_place", executor=old.name, activities=old.begun)

@@ -140,6 +140,23 @@ def test_an_idle_application_makes_place_and_the_workers_own_only_if_no_other_ca
     run(main())
 
 
+def test_only_one_application_is_started_for_attempts_with_the_same_settings() -> None:
+    async def main() -> None:
+        pool = Pool(3)
+
+        async def work() -> None:
+            await asyncio.gather(*(pool.took(1, LARGE) for _ in range(4)))
+            assert [one.name for one in pool.made] == ["spark-3.1"]
+            await pool.took(1, JARS)
+            await pool.took(1, LARGE)
+            assert (await pool.took(1, {"spark.files": "a"}))[0] == "spark-4.2", "the one that is unused for longest"
+            assert (await pool.took(1, {"spark.files": "b"}))[0] == "spark-3.2"
+
+        await pool.within(work())
+
+    run(main())
+
+
 def test_applications_take_turns_if_all_have_work() -> None:
     async def main() -> None:
         pool = Pool(1)
@@ -187,15 +204,76 @@ def test_an_application_that_does_not_start_holds_up_no_other_one() -> None:
         pool.fails = JARS
 
         async def work() -> None:
-            await pool.took()
             broken = asyncio.create_task(pool.run(request("any", 1, spark=True, application=JARS)))
-            await pool.clock.sleep(START + 1)
+            await pool.clock.sleep(TURN + 3 * START)
+            assert pool._seats[1].backoff > START, "it is not being started now"
             asked = pool.clock.monotonic()
-            _, ended = await pool.took(1, LARGE)
-            assert ended - asked < TURN + 2 * START
+            assert await pool.took(1, LARGE) == ("spark-2.8", asked + START + 1)
             failure = (await broken).failure
             assert failure is not None
             assert "Spark does not start" in failure.error_message
+
+        await pool.within(work())
+
+    run(main())
+
+
+def test_an_application_that_does_not_start_and_is_not_wanted_any_more_makes_place() -> None:
+    async def main() -> None:
+        pool = Pool(1)
+        pool.fails = JARS
+
+        async def work() -> None:
+            broken = asyncio.create_task(pool.run(request("any", 1, spark=True, application=JARS)))
+            await pool.clock.sleep(1)
+            other = asyncio.create_task(pool.took(1, LARGE))
+            await pool.clock.sleep(1)
+            broken.cancel()
+            assert await other == ("spark-2.2", 2 * START + 1)
+
+        await pool.within(work())
+
+    run(main())
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_application_that_makes_place_while_it_ends_because_it_is_idle(first: bool) -> None:
+    async def main() -> None:
+        pool = Pool(1, limits=ExecutorLimits(idle=timedelta(seconds=30)))
+
+        async def ask_in(seconds: float) -> None:
+            await pool.clock.sleep(seconds)
+            await pool.took(1, LARGE)
+
+        async def work() -> None:
+            if first:
+                later = asyncio.create_task(ask_in(START + 1 + 30))
+            await pool.took()
+            if not first:
+                later = asyncio.create_task(ask_in(30))
+            await later
+            assert pool.most == 1
+
+        await pool.within(work())
+
+    run(main())
+
+
+def test_a_worker_that_stops_also_ends_an_application_that_makes_place() -> None:
+    async def main() -> None:
+        pool = Pool(1)
+
+        async def work() -> None:
+            long = asyncio.create_task(pool.took(1000))
+            await pool.clock.sleep(TURN + START)
+            waiting = asyncio.create_task(pool.run(request("any", 1, spark=True, application=LARGE)))
+            await pool.clock.sleep(1)
+            assert pool._seats[1].executor is None, "it takes no more attempts"
+            assert [one.load for one in pool.running] == [1]
+            await pool.stop(timedelta(0))
+            assert pool.running == []
+            assert (await waiting).crashed
+            long.cancel()
 
         await pool.within(work())
 
