@@ -247,10 +247,10 @@ class Settings(BaseSettings):
     """Another executor takes the place of an executor whose processes have more resident memory than this, such as
     ``4GiB``. For a Spark executor, the memory of Java counts too. The worker looks every 2 s. None: any size."""
     spark_applications: int | None = Field(default=None, ge=1, le=100)
-    """Largest number of Spark applications of a worker at the same time: its own, and one for each set of settings that
-    activities ask for and that a running Spark cannot take, such as ``spark.driver.memory`` in the ``conf`` of
-    ``@app.spark_activity``. If there are more of these sets, the applications take turns. None: one for each 4 GiB of
-    the worker's memory, at least 1 and at most 4."""
+    """Largest number of Spark applications of a worker at the same time. Activities with settings that a running Spark
+    cannot take need one of their own, such as ``@app.spark_activity(conf={"spark.jars": "a.jar"})``. If there are more
+    such settings, the applications take turns. None: one for each 4 GiB of the worker's memory, or for the driver's
+    memory and 1 GiB if that is more; at least 1 and at most 4."""
     spark_idle_timeout: timedelta | None = Field(default=None, gt=_ZERO)
     """A Spark executor that has run nothing for this time is ended, and with it its application: memory, or cores of a
     cluster, are free for others. The next Spark activity waits until another one is started. None: it stays warm; one
@@ -319,7 +319,12 @@ class Settings(BaseSettings):
     @property
     def spark_executors(self) -> int:
         """How many Spark applications a worker has at the same time at most."""
-        return self.spark_applications or min(4, max(1, self.worker_memory // (2 * SPARK_MEMORY)))
+        try:
+            driver = memory_of(self.spark.conf.get("spark.driver.memory", "1g"))
+        except ValueError:  # Spark knows more forms
+            driver = 0
+        each = max(2 * SPARK_MEMORY, driver + SPARK_MEMORY // 2)
+        return self.spark_applications or min(4, max(1, self.worker_memory // each))
 
     @property
     def worker_memory(self) -> int:

@@ -1,7 +1,8 @@
 """Which of Spark's settings a session can change, and which only the start of a Spark application can set.
 
-Source: the settings that Spark 4.2 itself knows (``ConfigEntry`` and ``StaticSQLConf``). ``SparkSession.conf.set``
-refuses all of them but the ones of ``spark.sql.`` that are not static.
+Source: the settings of Spark 4.2 (``ConfigEntry``, ``StaticSQLConf``, ``HiveUtils``, and groups of names that it hands
+on, such as ``spark.hadoop.``). ``SparkSession.conf.set`` refuses those that Spark knows, but the ones of ``spark.sql.``
+that are not static.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ OF_THE_WORKER = ("spark.master", "spark.submit.", "spark.app.")
 """Beginnings of the names of settings that only the worker may set."""
 _GROUPS = """
     archives authenticate barrier broadcast buffer checkpoint cleaner cores decommission default driver
-    dynamicAllocation eventLog excludeOnFailure executor executorEnv extraListeners file files hadoop hadoopRDD io jars
-    kerberos kryo kryoserializer kubernetes local locality log memory metrics network plugins pyspark python rdd
-    redaction reducer resources rpc scheduler security serializer shuffle speculation stage storage task taskMetrics ui
-    unsafe user yarn
+    dynamicAllocation eventLog excludeOnFailure executor executorEnv extraListeners file files graphx hadoop hadoopRDD
+    hive io jars kafka kerberos kryo kryoserializer kubernetes local locality log memory metrics network plugins port
+    pyspark python rdd redaction reducer resources rpc scheduler security serializer shuffle speculation ssl stage
+    storage streaming task taskMetrics ui unsafe user yarn
 """
 """The second part of the names of settings that an application gets at its start: ``spark.executor.memory``."""
 _STATIC_NAMES = """
@@ -34,11 +35,14 @@ _STATIC = frozenset(f"spark.sql.{name}" for name in _STATIC_NAMES.split())
 
 
 def application_conf(conf: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that only the start of a Spark application can set.
+    """Return the settings that only the start of a Spark application can set. If there is one, settings that Spark does
+    not know are among them: a listener or a plugin of the application may read them at its start.
 
     :param conf: Spark's settings by name.
     """
-    return {name: value for name, value in conf.items() if _of_application(name)}
+    if not any(map(_of_application, conf)):
+        return {}
+    return {name: value for name, value in conf.items() if _of_application(name) or not _of_session(name)}
 
 
 def session_conf(conf: Mapping[str, str]) -> dict[str, str]:
@@ -50,6 +54,11 @@ def session_conf(conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def _of_application(name: str) -> bool:
-    if name == "spark.scheduler.pool":  # of a job
-        return False
-    return name in _STATIC or (name.startswith("spark.") and name.split(".")[1] in _CORE)
+    if _of_session(name):
+        return name in _STATIC or name.startswith("spark.sql.hive.metastore.")
+    return name.startswith("spark.") and name.split(".")[1] in _CORE
+
+
+def _of_session(name: str) -> bool:
+    """Return whether a name is of Spark SQL or of a job. :param name: such as ``spark.sql.shuffle.partitions``."""
+    return name.startswith("spark.sql.") or name == "spark.scheduler.pool"

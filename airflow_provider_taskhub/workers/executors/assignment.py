@@ -13,7 +13,7 @@ from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.retries import Retries
 from airflow_provider_taskhub.workers.executors.executor import Executor, ExecutorError
 from airflow_provider_taskhub.workers.executors.scheduling import (
-    PLAIN,
+    TURN,
     ExecutorKind,
     FairQueue,
     Need,
@@ -48,11 +48,12 @@ class Seat:
 
     :param kind: the kind of executor: plain or Spark.
     :param need: what the executor is started for; None: nothing yet.
-    :ivar next: the need for which another executor is to be started when this one runs nothing any more; None: it
-        stays.
-    :ivar changing: set if there is a ``next``.
-    :ivar since: monotonic time, in seconds, from which on the seat is for its need.
-    :ivar used: monotonic time, in seconds, at which the last attempt in this seat ended; 0: none did.
+    :ivar next: the need that gets this seat as soon as no attempt runs here. Until then the seat takes no attempts.
+    :ivar starting: True while an executor is being started.
+    :ivar leaving: the executor that was here before the seat changed, and has to end first.
+    :ivar changed: set when the seat was given to another need.
+    :ivar since: monotonic time, in seconds, at which the turn of its need began.
+    :ivar used: monotonic time, in seconds, at which the executor was ready, or its last attempt ended.
     :ivar wanted: set while an executor is to run in this seat.
     :ivar worn: set when another executor is to take the place of the one in this seat.
     :ivar broken: True if the last start of an executor in this seat failed.
@@ -62,11 +63,14 @@ class Seat:
     :ivar executor: the executor that is ready in this seat, or None.
     """
 
-    def __init__(self, kind: ExecutorKind, need: Need | None) -> None:
+    def __init__(self, kind: ExecutorKind, need: Need | None, now: float) -> None:
         self.kind, self.need = kind, need
         self.next: Need | None = None
-        self.changing = asyncio.Event()
-        self.since = self.used = 0.0
+        self.starting = False
+        self.leaving: Executor | None = None
+        self.changed = asyncio.Event()
+        self.since = self.used = now
+        self._served = False
         self.wanted = asyncio.Event()
         self.worn = asyncio.Event()
         self.broken = False
@@ -86,14 +90,26 @@ class Seat:
     def alone(self) -> bool:
         return self.executor is not None and self.executor.alone and self.executor.load > 0
 
-    def change(self, now: float) -> Executor | None:
-        """Make this the seat of its next need, and return the executor that was there; None: there was none."""
-        old, self.executor = self.executor, None
+    @property
+    def ready(self) -> bool:
+        return self.executor is not None
+
+    def filled(self, executor: Executor, now: float) -> None:
+        """Put an executor into this seat that is ready for attempts."""
+        self.executor, self.broken = executor, False
+        self._served = self._served and now - self.used < TURN  # else it has ended, because nobody used it
+        self.used = now
+        if not self._served:
+            self._served, self.since = True, now  # its turn does not begin before
+
+    def change(self, now: float) -> None:
+        """Give this seat to its next need. No attempt may run here, and no executor may be starting."""
         self.need, self.next = self.next, None
-        self.since, self.used, self.failures, self.broken = now, 0.0, 0, False
-        self.changing.clear()
+        self.leaving, self.executor = self.executor, None
+        self.since, self._served, self.failures, self.broken = now, False, 0, False
         self.worn.clear()
-        return old
+        self.changed.set()
+        self.wanted.set()
 
     @property
     def backoff(self) -> float:
@@ -111,6 +127,7 @@ class Assignment:
     :param sizes: for each kind the largest number of activities that run at the same time.
     :ivar loads: for each kind the number of requests that have an executor now.
     :ivar idle: set while no request has or waits for an executor.
+    :ivar unplaced: set while a request waits for a Spark application that no seat is for, or a seat is about to change.
     """
 
     def __init__(self, seats: Sequence[Seat], sizes: Mapping[ExecutorKind, int], clock: Clock) -> None:
@@ -120,6 +137,7 @@ class Assignment:
         self.loads = Counter[ExecutorKind]()
         self.idle = asyncio.Event()
         self.idle.set()
+        self.unplaced = asyncio.Event()
 
     @property
     def busy(self) -> int:
@@ -151,6 +169,8 @@ class Assignment:
         for seat in self._seats:
             if seat.need == ticket.need:
                 seat.wanted.set()
+        if self._is_unplaced(ticket.need):
+            self.unplaced.set()
         self.assign()
         try:
             return await ticket.executor
@@ -166,21 +186,37 @@ class Assignment:
 
     def assign(self) -> None:
         """Give waiting requests to executors until no request waits or no executor has room."""
-        self._make_place()
         self._serve(alone=True)
         self._serve(alone=False)
 
-    def _make_place(self) -> None:
-        """Choose a seat for each Spark application that waiting requests need and no seat is for."""
+    def arrange(self) -> Sequence[Need]:
+        """Decide for which Spark applications the seats are. It is to be called from time to time while
+        :attr:`unplaced` is set.
+
+        :returns: what requests need and no seat can be spared for.
+        """
+        now = self._clock.monotonic()
         waiting = [need for queue in self._queues.values() for need in queue.needs]
+        for seat in self._seats:
+            if seat.next not in waiting:
+                seat.next = None  # nobody waits for it any more
         for need in waiting:
-            if need != PLAIN and all(need not in {seat.need, seat.next} for seat in self._seats):
+            if self._is_unplaced(need):
                 staying = [seat for seat in self._seats if seat.kind is need.kind and seat.next is None]
-                seat = place_for_another(staying, waiting, self._clock.monotonic())
-                if seat is not None:
-                    seat.next = need
-                    seat.changing.set()
-                    seat.wanted.set()
+                seat_for_it = place_for_another(staying, waiting, now)
+                if seat_for_it is not None:
+                    seat_for_it.next = need
+        for seat in self._seats:
+            if seat.next is not None and not seat.load and not seat.starting:
+                seat.change(now)
+        without = [need for need in waiting if self._is_unplaced(need)]
+        if not without and all(seat.next is None for seat in self._seats):
+            self.unplaced.clear()
+        self.assign()
+        return without
+
+    def _is_unplaced(self, need: Need) -> bool:
+        return all(need not in {seat.need, seat.next} for seat in self._seats)
 
     def _serve(self, *, alone: bool) -> None:
         queue = self._queues[alone]

@@ -65,6 +65,8 @@ MAX_LOG = 10 * 1024 * 1024
 """Largest size, in bytes, of the log of one attempt and of the log of one executor."""
 OWN_IDLE = 600.0
 """Seconds without an attempt after which a Spark executor that has settings of its own ends."""
+_ARRANGED_EVERY = 1.0
+"""Seconds between two decisions which Spark applications there are, while attempts wait for one."""
 _MEASURED_EVERY = 2.0
 """Seconds between two looks at the memory of an executor, if it has a limit."""
 _LOCAL_DIR = "spark.local.dir"
@@ -131,8 +133,8 @@ class ExecutorPool:
         self._name, self._warm, self._times = name, warm, times or ExecutorTimes()
         plain = processes or max(1, min(size, os.cpu_count() or 1))
         self._seats = [
-            *(Seat(ExecutorKind.PLAIN, PLAIN) for _ in range(plain)),
-            *(Seat(ExecutorKind.SPARK, None if number else SPARK) for number in range(applications)),
+            *(Seat(ExecutorKind.PLAIN, PLAIN, clock.monotonic()) for _ in range(plain)),
+            *(Seat(ExecutorKind.SPARK, None if number else SPARK, clock.monotonic()) for number in range(applications)),
         ]
         sizes = {ExecutorKind.PLAIN: size, ExecutorKind.SPARK: size if spark_size is None else spark_size}
         self._assignment = Assignment(self._seats, sizes, clock)
@@ -180,6 +182,7 @@ class ExecutorPool:
             self.warm()
         for number, seat in enumerate(self._seats):
             self.supervisor.keep(f"executor {seat.kind} {number}", partial(self._keep, seat))
+        self.supervisor.keep("places of Spark applications", self._arrange)
 
     async def _give_up(self) -> None:
         """Kill all executors and end the reaper process, because the start of the pool failed or was cancelled."""
@@ -210,7 +213,8 @@ class ExecutorPool:
         if not self._assignment.idle.is_set():
             _log.warning("executors_killed_busy", running=self._assignment.busy)
         await self.supervisor.close()
-        alive = [*self._retiring, *(seat.executor for seat in self._seats if seat.executor is not None)]
+        seated = [executor for seat in self._seats for executor in (seat.executor, seat.leaving)]
+        alive = [*self._retiring, *(executor for executor in seated if executor is not None)]
         await asyncio.gather(*(executor.kill(_stopped(executor)) for executor in alive))
         await self._reaper.close()
 
@@ -235,18 +239,17 @@ class ExecutorPool:
         :param pause: while it is on or overdue, the executor of the attempt stands still. None: the attempt is never
             paused.
         """
-        need = _need(request)
+        need = self._need(request)
         ticket = Ticket(need, request.instance.instance_id, alone=request.alone)
         try:
             if self._stopped:
                 raise ExecutorError("the worker is stopping")
-            if self._left is not None and need.application:
-                names = ", ".join(name for name, _ in need.application)
-                raise ExecutorError(
-                    f"it asks for {names}, and a Spark Connect server has such settings from its start: take them from "
-                    "conf of the activity, and start the server with them"
-                )
             await self.end_sessions(request.left_sessions)
+            if self._left is not None and request.application and not request.clean_up:
+                raise ExecutorError(
+                    f"its conf has {', '.join(request.application)}, which a Spark Connect server can only get at its "
+                    "start: remove it from conf, and start the server with it"
+                )
             executor = await self._assignment.executor_for(ticket)
         except ExecutorError as error:
             failure = FailureDetails(
@@ -269,6 +272,16 @@ class ExecutorPool:
             self._reset_failures(executor)
             self._count(executor)
         return outcome
+
+    def _need(self, request: ActivityRequest) -> Need:
+        """Return what an attempt needs of an executor."""
+        if not request.spark:
+            return PLAIN
+        if self._left is not None:
+            return SPARK  # all applications are the server's
+        own = self._config.spark.conf
+        application = {name: value for name, value in (request.application or {}).items() if own.get(name) != value}
+        return Need(ExecutorKind.SPARK, tuple(sorted(application.items())))
 
     async def end_sessions(self, sessions: Sequence[str]) -> None:
         """End Spark Connect sessions that dead workers or executors have left, and wait for the server's answer.
@@ -326,29 +339,44 @@ class ExecutorPool:
         while limit is not None:
             if executor.load:
                 await executor.unloaded.wait()
-            begun = executor.begun
-            await self._clock.sleep(limit)
-            if not executor.load and executor.begun == begun:
+            rest = seat.used + limit - self._clock.monotonic()
+            if rest <= 0:
                 idle.set()
                 return
+            await self._clock.sleep(rest)
         await executor.ended.wait()
 
     def _end_idle(self, seat: Seat, executor: Executor) -> None:
         """End an executor that has no attempt. The next attempt starts another one in its seat."""
-        if executor.load or seat.changing.is_set() or self._assignment.waits(seat.need):
-            return  # it has just got one, cannot take one that waits, or makes place for another one
+        if executor.load or self._assignment.waits(seat.need):
+            return  # it has just got one, or cannot take one that waits
         _log.info("executor_idle", executor=executor.name, activities=executor.begun)
         seat.executor = None
         seat.wanted.clear()
         self._let_go(executor, "it had no activity for a long time")
 
-    async def _change(self, seat: Seat) -> None:
-        """Make a seat the one of another Spark application, and return when the old one has ended."""
-        old = seat.change(self._clock.monotonic())
-        if old is not None:
+    async def _arrange(self) -> None:
+        """Give the seats of Spark executors to the applications that attempts wait for. Runs until cancelled."""
+        told: set[Need] = set()
+        while True:
+            await self._assignment.unplaced.wait()
+            without = set(self._assignment.arrange())
+            for need in without - told:
+                _log.info("spark_application_waits", settings=[name for name, _ in need.application])
+            told = without
+            await self._clock.sleep(_ARRANGED_EVERY)
+
+    async def _end_leaving(self, seat: Seat) -> None:
+        """End the executor that was in a seat before the seat changed."""
+        if (old := seat.leaving) is not None:
             _log.info("executor_makes_place", executor=old.name, activities=old.begun)
             self._retiring.add(old)
+            seat.leaving = None
             await self._retire(old, "its place is for another Spark application")
+
+    def _is_needed(self, seat: Seat) -> bool:
+        """Return whether an executor is to be started in a seat. One with settings of its own is not kept warm."""
+        return seat.need is not None and (not seat.need.application or self._assignment.waits(seat.need))
 
     async def _keep(self, seat: Seat) -> None:
         """Keep an executor running in a seat (the place of one executor) while ``seat.wanted`` is set.
@@ -357,11 +385,14 @@ class ExecutorPool:
         """
         while True:
             await seat.wanted.wait()
-            if seat.changing.is_set():
-                await self._change(seat)
+            seat.changed.clear()
+            await self._end_leaving(seat)
             if seat.executor is None:
-                await first(self._clock.sleep(seat.backoff), seat.changing.wait())
-                if seat.changing.is_set():
+                await first(self._clock.sleep(seat.backoff), seat.changed.wait())
+                if seat.changed.is_set():
+                    continue
+                if not self._is_needed(seat):
+                    seat.wanted.clear()
                     continue
                 await self._fill(seat)
             if seat.executor is not None:
@@ -370,14 +401,14 @@ class ExecutorPool:
                 await first(
                     executor.ended.wait(),
                     seat.worn.wait(),
-                    seat.changing.wait(),
+                    seat.changed.wait(),
                     self._watch_memory(seat, executor),
                     self._watch_idle(seat, executor, idle := asyncio.Event()),
                 )
+                if seat.changed.is_set():
+                    continue
                 if idle.is_set() and not executor.ended.is_set() and not seat.worn.is_set():
                     self._end_idle(seat, executor)
-                    continue
-                if seat.changing.is_set() and not executor.ended.is_set():
                     continue
                 if seat.worn.is_set() and not seat.executor.ended.is_set():
                     await self._replace(seat, seat.executor)
@@ -423,7 +454,7 @@ class ExecutorPool:
                 patience = self._times.patience.total_seconds()
                 self._assignment.give_up(seat.need, error, patience=patience, worker=self._name)
             waiting = self._assignment.waits(seat.need)
-            if not waiting and not seat.changing.is_set():
+            if not waiting:
                 # No request waits, so further tries to start an executor would only fill the log. The next request sets
                 # the event again.
                 seat.wanted.clear()
@@ -439,6 +470,13 @@ class ExecutorPool:
 
     async def _start_executor(self, seat: Seat) -> Executor:
         seat.starts += 1
+        seat.starting = True
+        try:
+            return await self._started(seat)
+        finally:
+            seat.starting = False
+
+    async def _started(self, seat: Seat) -> Executor:
         number = self._seats.index(seat) + 1
         name = f"{seat.kind}-{number}.{seat.starts}"
         began = self._clock.monotonic()
@@ -466,7 +504,7 @@ class ExecutorPool:
             if isinstance(error, OSError):
                 raise ExecutorError(f"executor {name} could not be started: {error}") from error
             raise
-        seat.executor, seat.broken = executor, False
+        seat.filled(executor, self._clock.monotonic())
         seconds = round(self._clock.monotonic() - began, 1)
         _log.info("executor_ready", executor=name, pid=executor.pid, seconds=seconds)
         return executor
@@ -503,12 +541,6 @@ class ExecutorPool:
             max_log=self._config.max_log,
             kept_results=str(self._config.kept_results),
         )
-
-
-def _need(request: ActivityRequest) -> Need:
-    """Return what an attempt needs of an executor."""
-    application = tuple(sorted((request.application or {}).items()))
-    return Need(ExecutorKind.SPARK, application) if request.spark else PLAIN
 
 
 def _names_place(conf: Mapping[str, str], environment: Mapping[str, str]) -> bool:

@@ -17,7 +17,10 @@ from airflow_provider_taskhub.fast_dataclass import dataclass
 
 T = TypeVar("T")
 TURN = 60.0
-"""Seconds that an application runs at least, before it must make place for another one while activities wait for it."""
+"""Seconds for which an application takes attempts at least, if others wait for its place."""
+IDLE = 5.0
+"""Seconds without an attempt after which an application is idle. An attempt that has waited for the start of its
+executor first asks the hub again whether it may begin, and runs then."""
 
 
 class ExecutorKind(StrEnum):
@@ -143,16 +146,22 @@ def choose(places: Sequence[P], *, alone: bool, suspects: bool) -> P | None:
 class SparkPlace(Protocol):
     """The place of one Spark executor in a pool.
 
-    :param need: what the executor is started for; None: the place was never used.
+    :param need: what its executor is started for; None: nothing yet.
     :param load: number of attempts that the executor runs.
-    :param since: monotonic time, in seconds, from which on the place is for its need.
-    :param used: monotonic time, in seconds, at which the last attempt ended; 0: none did.
+    :param ready: whether an executor is there.
+    :param starting: whether an executor is being started.
+    :param since: monotonic time, in seconds, at which the turn of its need began.
+    :param used: monotonic time, in seconds, at which the executor was ready, or its last attempt ended.
     """
 
     @property
     def need(self) -> Need | None: ...
     @property
     def load(self) -> int: ...
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def starting(self) -> bool: ...
     @property
     def since(self) -> float: ...
     @property
@@ -165,21 +174,18 @@ S = TypeVar("S", bound=SparkPlace)
 def place_for_another(places: Sequence[S], waiting: Sequence[Need], now: float) -> S | None:
     """Return the place in which another Spark application is to be started; None if no place can be spared now.
 
-    That is a place that was never used, or else one that runs nothing and for which nothing waits: of these, the
-    worker's own application comes last, and the longest unused one first. If all places have work, it is the one with
-    the fewest attempts of those that have had their application for :data:`TURN`. It takes no more attempts, and
-    changes when it has none any more.
+    If places have nothing to do, it is one without an executor, or else the one that was not used for longest, as soon
+    as it is idle; the place of the worker's own application comes last. If all have something to do, it is the one with
+    the fewest attempts of those whose turn has lasted for :data:`TURN`.
 
     :param places: the places of Spark executors that are not about to change.
     :param waiting: what the waiting attempts need.
     :param now: monotonic time, in seconds.
     """
 
-    def order(place: S) -> tuple[bool, bool, float]:
-        return place.need is not None, place.need == SPARK, place.used
-
-    idle = [place for place in places if not place.load and place.need not in waiting]
-    if idle:
-        return min(idle, key=order)
-    served = [place for place in places if now - place.since >= TURN]
+    settled = [place for place in places if not place.starting]
+    served = [place for place in settled if now - place.since >= TURN]
+    if unused := [place for place in settled if not place.load and place.need not in waiting]:
+        best = min(unused, key=lambda place: (place.ready, place.need == SPARK, place.used))
+        return best if not best.ready or now - best.used >= IDLE or best in served else None
     return min(served, key=lambda place: place.load, default=None)

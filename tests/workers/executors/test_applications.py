@@ -1,12 +1,14 @@
 """Spark applications with settings of their own: started on demand, side by side, in turn, ended when they are idle.
 
-Time is virtual, and no process is started: the pool's executors are stand-ins.
+Time is virtual, and no process is started: the pool's executors are stand-ins. Like a worker, a test asks again for an
+attempt that came too late to begin.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -14,6 +16,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.hub.model import BEGINS_WITHIN
 from airflow_provider_taskhub.settings import Settings, SparkSettings
 from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from airflow_provider_taskhub.workers.executors.assignment import Seat
@@ -21,12 +25,15 @@ from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOu
 from airflow_provider_taskhub.workers.executors.executor import ExecutorError
 from airflow_provider_taskhub.workers.executors.pool import OWN_IDLE, ExecutorConfig, ExecutorLimits, ExecutorPool
 from airflow_provider_taskhub.workers.executors.protocol import Configure
-from airflow_provider_taskhub.workers.executors.scheduling import SPARK, TURN
+from airflow_provider_taskhub.workers.executors.scheduling import IDLE, SPARK, TURN
 from tests.workers.conftest import Logs, request
 
-START = 5.0
-"""Seconds that a start of Spark takes here."""
+START = 7.0
+"""Seconds that a start of Spark takes here, longer than an attempt may wait to begin."""
+BEFORE = 1000.0
+"""The monotonic time of a machine does not begin with its worker."""
 LARGE, JARS = {"spark.driver.memory": "4g"}, {"spark.jars": "a.jar"}
+Took = tuple[str, float]
 
 
 class StandIn:
@@ -44,240 +51,282 @@ class StandIn:
         return not self.ended.is_set()
 
     async def run(self, request: ActivityRequest, *_: object) -> ActivityOutcome:
+        assert not self.ended.is_set()
+        if request.begin_by is not None and self._clock.monotonic() > request.begin_by:
+            return ActivityOutcome(too_late=True)
         self.begun += 1
-        await self._clock.sleep(float((request.input or "[0]").strip("[]")))
-        assert not self.ended.is_set(), "it was ended while it had an attempt"
-        return ActivityOutcome(executor=self.name)
+        seconds = float((request.input or "[0]").strip("[]"))
+        over = asyncio.create_task(self._clock.sleep(seconds))
+        ended = asyncio.create_task(self.ended.wait())
+        await asyncio.wait((over, ended), return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
+        ended.cancel()
+        return ActivityOutcome(executor=self.name, crashed=self.ended.is_set())
 
     async def kill(self, reason: str) -> None:
         self.ended.set()
 
 
 class Pool(ExecutorPool):
-    """A pool of stand-ins. ``running``: those that have not ended. ``most``: their largest number."""
+    """A pool of stand-ins. ``most``: the largest number of Spark executors that there were at once."""
 
-    def __init__(self, applications: int, *, master: str = "local[2]", **more: Any) -> None:
-        config = ExecutorConfig(apps=("none:app",), spark=SparkSettings(master=master, conf={"spark.a": "1"}))
+    def __init__(self, applications: int, *, master: str = "local[2]", start: float = START, **more: Any) -> None:
+        conf = {"spark.a": "1"}
+        config = ExecutorConfig(apps=("none:app",), spark=SparkSettings(master=master, conf=conf))
         clock = VirtualClock()
         super().__init__(config, size=4, processes=1, applications=applications, logs=Logs(), clock=clock, **more)
-        self.clock, self.made, self.most = clock, list[StandIn](), 0
+        self.clock, self.made, self.most, self._start = clock, list[StandIn](), 0, start
         self.fails: dict[str, str] | None = None
+
+    @property
+    def now(self) -> float:
+        """Seconds since the beginning of the test."""
+        return self.clock.monotonic() - BEFORE
 
     @property
     def running(self) -> list[StandIn]:
         return [one for one in self.made if not one.ended.is_set()]
 
-    async def _start_executor(self, seat: Seat) -> Any:
-        seat.starts += 1
+    @property
+    def spark(self) -> list[Seat]:
+        return self._seats[1:]
+
+    async def _started(self, seat: Seat) -> Any:
         configure = self._configure(seat, f"{seat.kind}-{self._seats.index(seat) + 1}.{seat.starts}", None)
-        await self.clock.sleep(START)
+        await self.clock.sleep(self._start)
         if self.fails is not None and self.fails.items() <= configure.conf.items():
             raise ExecutorError("Spark does not start")
         executor: Any = StandIn(configure, self.clock)
         self.made.append(executor)
         self.most = max(self.most, len(self.running))
-        seat.executor, seat.broken = executor, False
+        seat.filled(executor, self.clock.monotonic())
         return executor
 
-    async def took(self, seconds: float = 1.0, application: dict[str, str] | None = None) -> tuple[str, float]:
-        """Run an attempt. Return the name of its executor, and the time at which it ended."""
-        outcome = await self.run(request("any", seconds, spark=True, application=application))
-        assert outcome.failure is None, outcome.failure
-        return outcome.executor or "", self.clock.monotonic()
+    async def ask(self, seconds: float, application: dict[str, str] | None, **more: Any) -> ActivityOutcome:
+        """Run an attempt as a worker does: if it was too late to begin, ask the hub again."""
+        asked = request("any", seconds, spark=True, application=application, **more)
+        while True:
+            begin_by = self.clock.monotonic() + BEGINS_WITHIN.total_seconds()
+            outcome = await self.run(replace(asked, begin_by=begin_by))
+            if not outcome.too_late:
+                return outcome
+            await self.clock.sleep(0.5)
 
-    async def within(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something while the pool keeps its Spark executors."""
-        for number, seat in enumerate(self._seats[1:]):
-            self.supervisor.keep(f"seat {number}", partial(self._keep, seat))
+    async def took(self, seconds: float = 1.0, application: dict[str, str] | None = None) -> Took:
+        """Run an attempt. Return the name of its executor, and the time at which it ended."""
+        outcome = await self.ask(seconds, application)
+        assert outcome.failure is None, outcome.failure
+        return outcome.executor or "", self.now
+
+
+def kept(work: Callable[[Pool], Awaitable[None]], applications: int, **more: Any) -> None:
+    """Do something while a pool keeps its Spark executors."""
+
+    async def main() -> None:
+        await asyncio.sleep(BEFORE)
+        pool = Pool(applications, **more)
+        for number, seat in enumerate(pool.spark):
+            pool.supervisor.keep(f"seat {number}", partial(pool._keep, seat))
+        pool.supervisor.keep("places", pool._arrange)
         try:
-            await work
+            await work(pool)
         finally:
-            await self.supervisor.close()
+            await pool.supervisor.close()
+        assert pool.most <= applications
+
+    run(main())
 
 
 def test_attempts_with_other_settings_run_beside_each_other_each_in_its_application() -> None:
-    async def main() -> None:
-        pool = Pool(2)
+    async def work(pool: Pool) -> None:
+        asked = (pool.took(100, one) for one in (None, LARGE, LARGE, None))
+        ended = await asyncio.gather(*asked)
+        assert [executor for executor, _ in ended] == ["spark-2.1", "spark-3.1", "spark-3.1", "spark-2.1"]
+        assert {at for _, at in ended} == {START + 0.5 + 100}
+        own, large = (one.conf for one in sorted(pool.running, key=lambda one: one.name))
+        assert large == {**own, **LARGE, "spark.app.name": "taskhub worker spark-3.1"}
+        assert own["spark.a"] == "1"
+        assert (await pool.took(1, {"spark.a": "1"}))[0] == "spark-2.1", "the worker's own has this setting"
 
-        async def work() -> None:
-            began = pool.clock.monotonic()
-            ended = await asyncio.gather(pool.took(100), pool.took(100, LARGE), pool.took(100, LARGE), pool.took(100))
-            assert [executor for executor, _ in ended] == ["spark-2.1", "spark-3.1", "spark-3.1", "spark-2.1"]
-            assert {at - began for _, at in ended} == {START + 100}
-            own, large = (one.conf for one in pool.running)
-            assert large == {**own, **LARGE, "spark.app.name": "taskhub worker spark-3.1"}
-            assert own["spark.a"] == "1"
-
-        await pool.within(work())
-
-    run(main())
+    kept(work, 2)
 
 
 def test_an_idle_application_makes_place_and_the_workers_own_only_if_no_other_can() -> None:
-    async def main() -> None:
-        pool = Pool(2)
+    async def work(pool: Pool) -> None:
+        await pool.took()
+        await pool.took(1, LARGE)
+        assert (await pool.took(1, JARS))[0] == "spark-3.2"
+        assert [one.name for one in pool.running] == ["spark-2.1", "spark-3.2"]
+        long = asyncio.create_task(pool.took(1000, JARS))
+        await pool.clock.sleep(IDLE)
+        assert (await pool.took(1, LARGE))[0] == "spark-2.2", "the worker's own runs nothing"
+        assert (await pool.took(1))[0] == "spark-2.3"
+        await long
 
-        async def work() -> None:
-            await pool.took()
-            await pool.took(1, LARGE)
-            assert (await pool.took(1, JARS))[0] == "spark-3.2"
-            assert [one.name for one in pool.running] == ["spark-2.1", "spark-3.2"]
-            long = asyncio.create_task(pool.took(1000, JARS))
-            await pool.clock.sleep(1)
-            assert (await pool.took(1, LARGE))[0] == "spark-2.2", "the worker's own runs nothing"
-            assert (await pool.took(1))[0] == "spark-2.3"
-            await long
-
-        with capture_logs() as logs:
-            await pool.within(work())
-        assert [one["executor"] for one in logs if one["event"] == "executor_makes_place"] == [
-            "spark-3.1",
-            "spark-2.1",
-            "spark-2.2",
-        ]
-        assert pool.most == 2
-
-    run(main())
+    with capture_logs() as logs:
+        kept(work, 2)
+    made_place = [one["executor"] for one in logs if one["event"] == "executor_makes_place"]
+    assert made_place == ["spark-3.1", "spark-2.1", "spark-2.2"]
 
 
-def test_only_one_application_is_started_for_attempts_with_the_same_settings() -> None:
-    async def main() -> None:
-        pool = Pool(3)
+def test_one_application_is_started_for_all_attempts_with_the_same_settings() -> None:
+    async def work(pool: Pool) -> None:
+        await asyncio.gather(*(pool.took(1, LARGE) for _ in range(4)))
+        assert [one.name for one in pool.made] == ["spark-3.1"]
+        await pool.took(1, JARS)
+        await pool.took(1, LARGE)
+        assert (await pool.took(1, {"spark.files": "a"}))[0] == "spark-2.1", "no executor is there"
+        assert (await pool.took(1, {"spark.files": "b"}))[0] == "spark-4.2", "it is unused for longest"
 
-        async def work() -> None:
-            await asyncio.gather(*(pool.took(1, LARGE) for _ in range(4)))
-            assert [one.name for one in pool.made] == ["spark-3.1"]
-            await pool.took(1, JARS)
-            await pool.took(1, LARGE)
-            assert (await pool.took(1, {"spark.files": "a"}))[0] == "spark-4.2", "the one that is unused for longest"
-            assert (await pool.took(1, {"spark.files": "b"}))[0] == "spark-3.2"
+    kept(work, 3)
 
-        await pool.within(work())
 
-    run(main())
+@pytest.mark.parametrize("start", [START, TURN + 10])
+def test_an_attempt_that_waited_for_its_application_finds_it_when_it_asks_again(start: float) -> None:
+    """Before it begins it asks the hub again, and nothing waits meanwhile."""
+
+    async def work(pool: Pool) -> None:
+        await asyncio.gather(pool.took(1), pool.took(1, LARGE))
+        assert [one.name for one in pool.made] == ["spark-2.1", "spark-2.2"]
+        assert [one.begun for one in pool.made] == [1, 1]
+
+    kept(work, 1, start=start)
 
 
 def test_applications_take_turns_if_all_have_work() -> None:
-    async def main() -> None:
-        pool = Pool(1)
-        ended: list[tuple[str, float]] = []
+    async def work(pool: Pool) -> None:
+        ended = []
 
         async def ask(application: dict[str, str] | None) -> None:
             ended.append(await pool.took(10, application))
 
-        async def work() -> None:
-            needs = [None, LARGE] * 40
-            await asyncio.gather(*(ask(one) for one in needs))
-            assert pool.most == 1
-            assert len(ended) == len(needs)
-            assert [one.name for one in pool.made] == ["spark-2.1", "spark-2.2", "spark-2.3", "spark-2.4"]
-            names = [name for name, _ in ended]
-            turns = [names.count(executor.name) for executor in pool.made]
-            assert turns == [24, 24, 16, 16], "6 times 4 attempts of 10 s in a turn of a minute, then what is left"
+        with capture_logs() as logs:
+            await asyncio.gather(*(ask(one) for one in [None, LARGE] * 40))
+        names = [name for name, _ in ended]
+        assert [one.name for one in pool.made] == ["spark-2.1", "spark-2.2", "spark-2.3", "spark-2.4"]
+        turns = [names.count(executor.name) for executor in pool.made]
+        assert sum(turns) == 80
+        assert min(turns[:2]) >= 4 * 6, "a turn of a minute"
+        assert max(turns[:2]) < 4 * 8
+        (told, *_) = [one["settings"] for one in logs if one["event"] == "spark_application_waits"]
+        assert told == [*LARGE], "names, and no values"
 
-        await pool.within(work())
+    kept(work, 1)
 
-    run(main())
+
+def test_a_long_attempt_is_not_ended_for_another_application() -> None:
+    async def work(pool: Pool) -> None:
+        long = asyncio.create_task(pool.took(1000))
+        await pool.clock.sleep(START + TURN + 1)
+        large = asyncio.create_task(pool.took(1, LARGE))
+        await pool.clock.sleep(1)
+        own = asyncio.create_task(pool.took(1))
+        assert (await long)[0] == "spark-2.1"
+        assert await large == ("spark-2.2", pool.now)
+        assert (await own)[0] == "spark-2.3"
+
+    kept(work, 1)
+
+
+def test_an_application_goes_on_if_nobody_waits_for_its_place_any_more() -> None:
+    async def work(pool: Pool) -> None:
+        long = asyncio.create_task(pool.took(1000))
+        await pool.clock.sleep(START + TURN + 1)
+        large = asyncio.create_task(pool.took(1, LARGE))
+        await pool.clock.sleep(2)
+        own = asyncio.create_task(pool.took(1))
+        await pool.clock.sleep(2)
+        large.cancel()
+        assert (await own)[0] == "spark-2.1"
+        assert pool.now < START + TURN + 10
+        await long
+
+    kept(work, 1)
+
+
+def test_nothing_is_started_for_an_attempt_that_was_cancelled_before() -> None:
+    async def work(pool: Pool) -> None:
+        own = asyncio.create_task(pool.took(20))
+        await pool.clock.sleep(START + 1)
+        large = asyncio.create_task(pool.took(1, LARGE))
+        await pool.clock.sleep(1)
+        large.cancel()
+        await own
+        await pool.clock.sleep(100)
+        assert [one.name for one in pool.running] == ["spark-2.1"]
+
+    kept(work, 1)
+
+
+def test_an_application_whose_executor_dies_while_another_one_waits_for_its_place() -> None:
+    async def work(pool: Pool) -> None:
+        lost = asyncio.create_task(pool.ask(1000, None))
+        await pool.clock.sleep(START + TURN + 1)
+        large = asyncio.create_task(pool.took(1, LARGE))
+        await pool.clock.sleep(5)
+        pool.running[0].ended.set()
+        assert (await lost).crashed
+        suspect = asyncio.create_task(pool.ask(1, None, alone=True))
+        assert (await large)[1] < START + TURN + 10 + 2 * START
+        assert not (await suspect).crashed
+
+    kept(work, 1)
 
 
 @pytest.mark.parametrize(("limit", "own", "large"), [(None, True, False), (timedelta(seconds=30), False, False)])
 def test_an_application_of_its_own_ends_when_it_is_idle(limit: timedelta | None, own: bool, large: bool) -> None:
-    async def main() -> None:
-        pool = Pool(2, limits=ExecutorLimits(idle=limit))
+    async def work(pool: Pool) -> None:
+        await asyncio.gather(pool.took(), pool.took(1, LARGE))
+        await pool.clock.sleep(20)
+        assert len(pool.running) == 2
+        await pool.clock.sleep(OWN_IDLE)
+        assert [seat.ready for seat in pool.spark] == [own, large]
+        assert (await pool.took(1, LARGE))[0] == "spark-3.2"
 
-        async def work() -> None:
-            await asyncio.gather(pool.took(), pool.took(1, LARGE))
-            await pool.clock.sleep(20)
-            assert len(pool.running) == 2
-            await pool.clock.sleep(OWN_IDLE)
-            assert [seat.executor is not None for seat in pool._seats[1:]] == [own, large]
-            assert (await pool.took(1, LARGE))[0] == "spark-3.2"
-
-        await pool.within(work())
-
-    run(main())
-
-
-def test_an_application_that_does_not_start_holds_up_no_other_one() -> None:
-    async def main() -> None:
-        pool = Pool(1)
-        pool.fails = JARS
-
-        async def work() -> None:
-            broken = asyncio.create_task(pool.run(request("any", 1, spark=True, application=JARS)))
-            await pool.clock.sleep(TURN + 3 * START)
-            assert pool._seats[1].backoff > START, "it is not being started now"
-            asked = pool.clock.monotonic()
-            assert await pool.took(1, LARGE) == ("spark-2.8", asked + START + 1)
-            failure = (await broken).failure
-            assert failure is not None
-            assert "Spark does not start" in failure.error_message
-
-        await pool.within(work())
-
-    run(main())
-
-
-def test_an_application_that_does_not_start_and_is_not_wanted_any_more_makes_place() -> None:
-    async def main() -> None:
-        pool = Pool(1)
-        pool.fails = JARS
-
-        async def work() -> None:
-            broken = asyncio.create_task(pool.run(request("any", 1, spark=True, application=JARS)))
-            await pool.clock.sleep(1)
-            other = asyncio.create_task(pool.took(1, LARGE))
-            await pool.clock.sleep(1)
-            broken.cancel()
-            assert await other == ("spark-2.2", 2 * START + 1)
-
-        await pool.within(work())
-
-    run(main())
+    kept(work, 2, limits=ExecutorLimits(idle=limit))
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_an_application_that_makes_place_while_it_ends_because_it_is_idle(first: bool) -> None:
-    async def main() -> None:
-        pool = Pool(1, limits=ExecutorLimits(idle=timedelta(seconds=30)))
-
-        async def ask_in(seconds: float) -> None:
+def test_an_application_that_makes_place_at_the_moment_at_which_it_is_idle(first: bool) -> None:
+    async def work(pool: Pool) -> None:
+        async def large(seconds: float) -> Took:
             await pool.clock.sleep(seconds)
-            await pool.took(1, LARGE)
+            return await pool.took(1, LARGE)
 
-        async def work() -> None:
-            if first:
-                later = asyncio.create_task(ask_in(START + 1 + 30))
-            await pool.took()
-            if not first:
-                later = asyncio.create_task(ask_in(30))
-            await later
-            assert pool.most == 1
+        later = asyncio.create_task(large(START + 1.5 + 30)) if first else None
+        await pool.took()
+        assert (await (later or large(30)))[0] == "spark-2.2"
 
-        await pool.within(work())
+    kept(work, 1, limits=ExecutorLimits(idle=timedelta(seconds=30)))
 
-    run(main())
+
+def test_an_application_that_does_not_start_holds_up_no_other_one() -> None:
+    async def work(pool: Pool) -> None:
+        pool.fails = JARS
+        broken = asyncio.create_task(pool.ask(1, JARS))
+        await pool.clock.sleep(TURN + 2 * START)
+        assert pool.spark[0].backoff > START, "it is not being started now"
+        asked = pool.now
+        assert (await pool.took(1, LARGE))[1] <= asked + 2 * START + 2.5
+        failure = (await broken).failure
+        assert failure is not None
+        assert "Spark does not start" in failure.error_message
+
+    kept(work, 1)
 
 
 def test_a_worker_that_stops_also_ends_an_application_that_makes_place() -> None:
-    async def main() -> None:
-        pool = Pool(1)
+    async def work(pool: Pool) -> None:
+        lost = asyncio.create_task(pool.ask(1000, None))
+        await pool.clock.sleep(START + 1)
+        waiting = asyncio.create_task(pool.ask(1, LARGE))
+        await pool.clock.sleep(1)
+        await pool.stop(timedelta(0))
+        assert pool.running == []
+        assert (await lost).crashed
+        assert (await waiting).crashed
 
-        async def work() -> None:
-            long = asyncio.create_task(pool.took(1000))
-            await pool.clock.sleep(TURN + START)
-            waiting = asyncio.create_task(pool.run(request("any", 1, spark=True, application=LARGE)))
-            await pool.clock.sleep(10 * START)
-            assert pool._seats[1].executor is None, "it takes no more attempts"
-            assert [one.load for one in pool.made] == [1], "the memory is for one"
-            await pool.stop(timedelta(0))
-            assert pool.running == []
-            assert (await waiting).crashed
-            long.cancel()
-
-        await pool.within(work())
-
-    run(main())
+    kept(work, 1)
 
 
 def test_a_worker_of_a_spark_connect_server_names_settings_that_its_server_needs() -> None:
@@ -285,7 +334,7 @@ def test_a_worker_of_a_spark_connect_server_names_settings_that_its_server_needs
         pool = Pool(2, master="sc://localhost:1")
         failure = (await pool.run(request("any", 1, spark=True, application=LARGE))).failure
         assert failure is not None
-        assert "it asks for spark.driver.memory, and a Spark Connect server has such settings from its start" in (
+        assert "its conf has spark.driver.memory, which a Spark Connect server can only get at its start" in (
             failure.error_message
         )
 
@@ -297,13 +346,23 @@ def test_only_the_workers_own_application_is_kept_warm() -> None:
         pool = Pool(3)
         pool._activities = {"a": True}
         pool.warm()
-        assert [seat.wanted.is_set() for seat in pool._seats if seat.need == SPARK] == [True]
-        assert sum(seat.wanted.is_set() for seat in pool._seats) == 1
+        assert [seat.wanted.is_set() for seat in pool.spark] == [True, False, False]
+        assert [seat.need == SPARK for seat in pool.spark] == [True, False, False]
 
     run(main())
 
 
-@pytest.mark.parametrize(("memory", "applications"), [("1g", 1), ("8g", 2), ("64g", 4)])
-def test_a_worker_has_as_many_applications_as_its_memory_allows(memory: str, applications: int) -> None:
-    assert Settings(memory=memory).spark_executors == applications
-    assert Settings(memory=memory, spark_applications=7).spark_executors == 7
+@pytest.mark.parametrize(
+    ("memory", "driver", "applications"),
+    [("1g", "1g", 1), ("8g", "1g", 2), ("8g", "6g", 1), ("64g", "1g", 4), ("8g", "1 GiB?", 2)],
+)
+def test_a_worker_has_as_many_applications_as_its_memory_allows(memory: str, driver: str, applications: int) -> None:
+    spark = SparkSettings(conf={"spark.driver.memory": driver})
+    assert Settings(memory=memory, spark=spark).spark_executors == applications
+    assert Settings(memory=memory, spark=spark, spark_applications=7).spark_executors == 7
+
+
+def test_an_app_says_which_activities_need_an_application_of_their_own() -> None:
+    app = App("own")
+    app.spark_activity(name="large", conf={**LARGE, "spark.sql.shuffle.partitions": 8})(lambda spark: None)
+    assert app.activities["large"].spark_conf == {**LARGE, "spark.sql.shuffle.partitions": "8"}

@@ -35,6 +35,7 @@ from airflow_provider_taskhub.workers.executors.protocol import (
     encode,
 )
 from airflow_provider_taskhub.workers.executors.scheduling import (
+    IDLE,
     PLAIN,
     SPARK,
     TURN,
@@ -189,6 +190,8 @@ def test_suspects_get_empty_places_and_not_all_of_them(
 class Application:
     need: Need | None
     load: int = 0
+    ready: bool = True
+    starting: bool = False
     since: float = 0.0
     used: float = 0.0
 
@@ -199,17 +202,20 @@ OWN, OTHER = Application(SPARK), Application(Need(ExecutorKind.SPARK, (("spark.j
 @pytest.mark.parametrize(
     ("places", "also_waiting", "chosen"),
     [
-        ([OWN, Application(None)], (), 1),
+        ([OWN, Application(None, ready=False)], (), 1),
+        ([OTHER, dataclasses.replace(OWN, ready=False)], (), 1),
         ([OWN, OTHER], (), 1),  # the worker's own is the one that most activities use
         ([dataclasses.replace(OTHER, used=9), dataclasses.replace(OTHER, used=5)], (), 1),
         ([OWN, dataclasses.replace(OTHER, load=1)], (), 0),
+        ([dataclasses.replace(OWN, since=9.0, used=TURN - IDLE + 1)], (), None),  # its attempts may come again
+        ([dataclasses.replace(OWN, ready=False, starting=True)], (), None),
         ([OWN], (SPARK,), 0),  # it has had its turn
         ([dataclasses.replace(OWN, since=1.0)], (SPARK,), None),
         ([dataclasses.replace(OWN, load=1, since=1.0), dataclasses.replace(OTHER, load=3)], (), 1),
         ([dataclasses.replace(OWN, load=2), dataclasses.replace(OTHER, load=1)], (), 1),
     ],
 )
-def test_another_application_gets_the_place_that_is_missed_least(
+def test_the_place_for_another_application_is_an_idle_one_or_one_that_has_had_its_turn(
     places: list[Application], also_waiting: tuple[Need, ...], chosen: int | None
 ) -> None:
     place = place_for_another(places, (*also_waiting, LARGE), TURN)
@@ -218,9 +224,12 @@ def test_another_application_gets_the_place_that_is_missed_least(
 
 def test_settings_of_an_application_and_of_a_session_are_told_apart() -> None:
     of_application = {"spark.driver.memory": "4g", "spark.jars": "a.jar", "spark.sql.extensions": "A"}
-    of_session = {"spark.sql.shuffle.partitions": "8", "spark.scheduler.pool": "night", "spark.of.mine": "1"}
-    assert application_conf({**of_application, **of_session}) == of_application
-    assert session_conf({**of_application, **of_session}) == of_session
+    of_session = {"spark.sql.shuffle.partitions": "8", "spark.scheduler.pool": "night"}
+    of_a_listener = {"spark.openlineage.namespace": "flights"}
+    conf = {**of_application, **of_session, **of_a_listener}
+    assert application_conf(conf) == {**of_application, **of_a_listener}
+    assert session_conf(conf) == {**of_session, **of_a_listener}
+    assert application_conf({**of_session, **of_a_listener}) == {}
 
 
 def test_inputs_are_decoded_by_annotation() -> None:
