@@ -198,8 +198,9 @@ class Assignment:
         now = self._clock.monotonic()
         waiting = [need for queue in self._queues.values() for need in queue.needs]
         for seat in self._seats:
-            if seat.next not in waiting:
+            if seat.next is not None and seat.next not in waiting:
                 seat.next = None  # nobody waits for it any more
+                seat.wanted.set()
         for need in waiting:
             if self._is_unplaced(need):
                 staying = [seat for seat in self._seats if seat.kind is need.kind and seat.next is None]

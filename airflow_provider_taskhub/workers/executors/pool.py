@@ -370,13 +370,14 @@ class ExecutorPool:
         """End the executor that was in a seat before the seat changed."""
         if (old := seat.leaving) is not None:
             _log.info("executor_makes_place", executor=old.name, activities=old.begun)
-            self._retiring.add(old)
-            seat.leaving = None
             await self._retire(old, "its place is for another Spark application")
+            seat.leaving = None
 
     def _is_needed(self, seat: Seat) -> bool:
         """Return whether an executor is to be started in a seat. One with settings of its own is not kept warm."""
-        return seat.need is not None and (not seat.need.application or self._assignment.waits(seat.need))
+        if seat.need is None or seat.next is not None:
+            return False
+        return not seat.need.application or self._assignment.waits(seat.need)
 
     async def _keep(self, seat: Seat) -> None:
         """Keep an executor running in a seat (the place of one executor) while ``seat.wanted`` is set.
@@ -389,8 +390,6 @@ class ExecutorPool:
             await self._end_leaving(seat)
             if seat.executor is None:
                 await first(self._clock.sleep(seat.backoff), seat.changed.wait())
-                if seat.changed.is_set():
-                    continue
                 if not self._is_needed(seat):
                     seat.wanted.clear()
                     continue

@@ -52,6 +52,8 @@ class StandIn:
 
     async def run(self, request: ActivityRequest, *_: object) -> ActivityOutcome:
         assert not self.ended.is_set()
+        others = {name: value for name, value in self.conf.items() if name in {*LARGE, *JARS}}
+        assert others.items() <= (request.application or {}).items(), "it has the settings of others"
         if request.begin_by is not None and self._clock.monotonic() > request.begin_by:
             return ActivityOutcome(too_late=True)
         self.begun += 1
@@ -64,6 +66,8 @@ class StandIn:
         return ActivityOutcome(executor=self.name, crashed=self.ended.is_set())
 
     async def kill(self, reason: str) -> None:
+        if not self.ended.is_set():
+            await self._clock.sleep(1)
         self.ended.set()
 
 
@@ -208,8 +212,8 @@ def test_applications_take_turns_if_all_have_work() -> None:
         assert sum(turns) == 80
         assert min(turns[:2]) >= 4 * 6, "a turn of a minute"
         assert max(turns[:2]) < 4 * 8
-        (told, *_) = [one["settings"] for one in logs if one["event"] == "spark_application_waits"]
-        assert told == [*LARGE], "names, and no values"
+        told = [one["settings"] for one in logs if one["event"] == "spark_application_waits"]
+        assert told == [[*LARGE], [], [*LARGE]], "for each turn once: names, and no values"
 
     kept(work, 1)
 
@@ -242,6 +246,45 @@ def test_an_application_goes_on_if_nobody_waits_for_its_place_any_more() -> None
         await long
 
     kept(work, 1)
+
+
+def test_only_one_application_makes_place_for_another_one() -> None:
+    async def work(pool: Pool) -> None:
+        both = [asyncio.create_task(pool.took(300, one)) for one in (None, JARS)]
+        await pool.clock.sleep(START + TURN + 1)
+        large = asyncio.create_task(pool.took(1, LARGE))
+        await pool.clock.sleep(10)
+        assert [seat.next is None for seat in pool.spark].count(False) == 1
+        await asyncio.gather(large, *both)
+
+    kept(work, 2)
+
+
+def test_an_application_that_was_started_again_has_a_turn_again() -> None:
+    async def work(pool: Pool) -> None:
+        await pool.took()
+        await pool.clock.sleep(100)
+        assert not pool.running
+        again = pool.now + START
+        many = asyncio.gather(*(pool.took(10) for _ in range(4 * 10)))
+        await pool.clock.sleep(START + 1)
+        _, ended = await pool.took(1, LARGE)
+        assert ended > again + TURN
+        await many
+
+    kept(work, 1, limits=ExecutorLimits(idle=timedelta(seconds=30)))
+
+
+def test_an_application_of_its_own_whose_executor_dies_is_started_again_when_it_is_needed() -> None:
+    async def work(pool: Pool) -> None:
+        await asyncio.gather(pool.took(), pool.took(1, LARGE))
+        for one in pool.running:
+            one.ended.set()
+        await pool.clock.sleep(100)
+        assert [one.name for one in pool.running] == ["spark-2.2"]
+        assert (await pool.took(1, LARGE))[0] == "spark-3.2"
+
+    kept(work, 2)
 
 
 def test_nothing_is_started_for_an_attempt_that_was_cancelled_before() -> None:
@@ -317,13 +360,13 @@ def test_an_application_that_does_not_start_holds_up_no_other_one() -> None:
 
 def test_a_worker_that_stops_also_ends_an_application_that_makes_place() -> None:
     async def work(pool: Pool) -> None:
-        lost = asyncio.create_task(pool.ask(1000, None))
-        await pool.clock.sleep(START + 1)
+        await pool.took()
         waiting = asyncio.create_task(pool.ask(1, LARGE))
-        await pool.clock.sleep(1)
+        while pool.spark[0].ready:
+            await pool.clock.sleep(0.5)
+        assert [one.name for one in pool.running] == ["spark-2.1"], "it is being ended"
         await pool.stop(timedelta(0))
         assert pool.running == []
-        assert (await lost).crashed
         assert (await waiting).crashed
 
     kept(work, 1)

@@ -208,6 +208,7 @@ OWN, OTHER = Application(SPARK), Application(Need(ExecutorKind.SPARK, (("spark.j
         ([dataclasses.replace(OTHER, used=9), dataclasses.replace(OTHER, used=5)], (), 1),
         ([OWN, dataclasses.replace(OTHER, load=1)], (), 0),
         ([dataclasses.replace(OWN, since=9.0, used=TURN - IDLE + 1)], (), None),  # its attempts may come again
+        ([dataclasses.replace(OTHER, used=TURN - 1)], (), 0),
         ([dataclasses.replace(OWN, ready=False, starting=True)], (), None),
         ([OWN], (SPARK,), 0),  # it has had its turn
         ([dataclasses.replace(OWN, since=1.0)], (SPARK,), None),
