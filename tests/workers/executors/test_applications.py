@@ -33,6 +33,8 @@ START = 7.0
 BEFORE = 1000.0
 """The monotonic time of a machine does not begin with its worker."""
 LARGE, JARS = {"spark.driver.memory": "4g"}, {"spark.jars": "a.jar"}
+COMMON = {"spark.a", "spark.app.name"}
+"""Settings that each application has."""
 Took = tuple[str, float]
 
 
@@ -52,8 +54,9 @@ class StandIn:
 
     async def run(self, request: ActivityRequest, *_: object) -> ActivityOutcome:
         assert not self.ended.is_set()
-        others = {name: value for name, value in self.conf.items() if name in {*LARGE, *JARS}}
-        assert others.items() <= (request.application or {}).items(), "it has the settings of others"
+        own = {name: value for name, value in self.conf.items() if name not in COMMON}
+        asked = {name: value for name, value in (request.application or {}).items() if name not in COMMON}
+        assert own == asked, "it was started with other settings"
         if request.begin_by is not None and self._clock.monotonic() > request.begin_by:
             return ActivityOutcome(too_late=True)
         self.begun += 1
@@ -123,8 +126,8 @@ class Pool(ExecutorPool):
         return outcome.executor or "", self.now
 
 
-def kept(work: Callable[[Pool], Awaitable[None]], applications: int, **more: Any) -> None:
-    """Do something while a pool keeps its Spark executors."""
+def kept(work: Callable[[Pool], Awaitable[None]], applications: int, *, most: int | None = None, **more: Any) -> None:
+    """Do something while a pool keeps its Spark executors. :param most: how many there may be; None: applications."""
 
     async def main() -> None:
         await asyncio.sleep(BEFORE)
@@ -136,7 +139,7 @@ def kept(work: Callable[[Pool], Awaitable[None]], applications: int, **more: Any
             await work(pool)
         finally:
             await pool.supervisor.close()
-        assert pool.most <= applications
+        assert pool.most <= (most or applications)
 
     run(main())
 
@@ -301,19 +304,35 @@ def test_nothing_is_started_for_an_attempt_that_was_cancelled_before() -> None:
     kept(work, 1)
 
 
-def test_an_application_whose_executor_dies_while_another_one_waits_for_its_place() -> None:
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_an_application_whose_executor_dies_while_another_one_waits_for_its_place(cancelled: bool) -> None:
     async def work(pool: Pool) -> None:
         lost = asyncio.create_task(pool.ask(1000, None))
         await pool.clock.sleep(START + TURN + 1)
         large = asyncio.create_task(pool.took(1, LARGE))
         await pool.clock.sleep(5)
         pool.running[0].ended.set()
+        if cancelled:
+            large.cancel()
         assert (await lost).crashed
-        suspect = asyncio.create_task(pool.ask(1, None, alone=True))
-        assert (await large)[1] < START + TURN + 10 + 2 * START
-        assert not (await suspect).crashed
+        assert (await pool.ask(1, None, alone=True)).executor == ("spark-2.2" if cancelled else "spark-2.3")
+        assert cancelled or (await large)[0] == "spark-2.2"
 
     kept(work, 1)
+
+
+def test_an_application_that_is_replaced_while_another_one_waits_for_its_place() -> None:
+    async def work(pool: Pool) -> None:
+        long = asyncio.create_task(pool.took(TURN + 20))
+        await pool.clock.sleep(1)
+        short = asyncio.create_task(pool.took(TURN + 16))
+        await pool.clock.sleep(START + TURN + 2)
+        large = asyncio.create_task(pool.took(1, LARGE))
+        await asyncio.gather(short, long)
+        assert pool.spark[0].starting, "the second attempt was the last one of its executor"
+        await large
+
+    kept(work, 1, limits=ExecutorLimits(activities=2), most=2)
 
 
 @pytest.mark.parametrize(("limit", "own", "large"), [(None, True, False), (timedelta(seconds=30), False, False)])
@@ -347,10 +366,10 @@ def test_an_application_that_does_not_start_holds_up_no_other_one() -> None:
     async def work(pool: Pool) -> None:
         pool.fails = JARS
         broken = asyncio.create_task(pool.ask(1, JARS))
-        await pool.clock.sleep(TURN + 2 * START)
-        assert pool.spark[0].backoff > START, "it is not being started now"
+        await pool.clock.sleep(TURN + 4)
+        assert (pool.spark[0].starting, pool.spark[0].backoff) == (False, 16.0)
         asked = pool.now
-        assert (await pool.took(1, LARGE))[1] <= asked + 2 * START + 2.5
+        assert (await pool.took(1, LARGE))[1] <= asked + START + 2.5
         failure = (await broken).failure
         assert failure is not None
         assert "Spark does not start" in failure.error_message
