@@ -22,11 +22,26 @@ CLOCKS = {
     for name in ("monotonic", "perf_counter", "process_time", "thread_time", "time")
     for unit in ("", "_ns")
 } | {"SYSTEM_CLOCK.monotonic", "SYSTEM_CLOCK.utc_now", "datetime.now", "datetime.datetime.now", "datetime.utcnow"}
-WAITS = {"wait", "wait_for", "join", "result", "get", "acquire", "communicate", "timeout", "run", "check_output"}
+WAITS = {
+    "wait",
+    "wait_for",
+    "join",
+    "result",
+    "get",
+    "acquire",
+    "communicate",
+    "timeout",
+    "run",
+    "check_output",
+    "until",
+    "until_async",
+}
 """Calls whose argument or ``timeout=`` may be the longest time that they wait."""
 LEAST = 30.0
 """Seconds: a shorter patience can be over on a busy machine."""
-WORDS = re.compile(r"sleep|Event\(\)|timeout|monotonic|perf_counter|_time|time\.time|\.now\(|wait|join|from time")
+WORDS = re.compile(
+    r"sleep|Event\(\)|timeout|monotonic|perf_counter|_time|time\.time|\.now\(|wait|join|until|result\(|acquire"
+)
 """Modules without any of these are not parsed, since that takes long."""
 VIRTUAL = "airflow_provider_taskhub.virtual_time"
 
@@ -167,6 +182,8 @@ def _is_impatient(call: ast.Call) -> bool:
             limits.append(limit)
         case "wait_for" | "acquire", [_, limit]:
             limits.append(limit)
+        case "until" | "until_async", _:
+            limits += [keyword.value for keyword in call.keywords if keyword.arg == "seconds"]
     return any(isinstance(limit, ast.Constant) and _is_short(limit.value) for limit in limits)
 
 
@@ -187,12 +204,13 @@ def _asserts_a_duration(function: ast.AST) -> bool:
             for part in _without_texts(node)
         )
 
-    assigned = [node for node in ast.walk(function) if isinstance(node, ast.Assign | ast.AugAssign)]
+    kinds = ast.Assign | ast.AugAssign | ast.AnnAssign
+    assigned = [node for node in ast.walk(function) if isinstance(node, kinds) and node.value is not None]
     before: set[str] | None = None
     while from_clock != before:  # a variable may depend on one that is assigned further down, in a loop
         before = set(from_clock)
         for node in assigned:
-            if measures(node.value):
+            if node.value is not None and measures(node.value):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 from_clock |= {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
     return any(measures(verdict) for node in ast.walk(function) if (verdict := _verdict(node)))
@@ -203,8 +221,8 @@ def _verdict(node: ast.AST) -> ast.expr | None:
     match node:
         case ast.Assert(test=condition):
             return condition
-        case ast.If(test=condition, body=body):
-            parts = [part for statement in body for part in ast.walk(statement)]
+        case ast.If(test=condition, body=body, orelse=orelse):
+            parts = [part for statement in (*body, *orelse) for part in ast.walk(statement)]
             return condition if any(map(_fails, parts)) else None
     return None
 
@@ -269,6 +287,8 @@ def test_no_test_sleeps_or_asserts_a_duration_in_real_time_without_a_reason() ->
         "assert event.wait(timeout=1)",
         "queue.get(timeout=1)",
         "process.communicate(timeout=5)",
+        "until('it ends', process.poll, seconds=2)",
+        "took: float = time.monotonic() - began; assert took < 3",
     ],
 )
 def test_a_sleep_and_an_asserted_duration_are_found(line: str) -> None:

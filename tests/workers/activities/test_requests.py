@@ -22,3 +22,12 @@ def test_a_request_has_the_timeout_of_its_activity(timeout: timedelta | None) ->
     request = request_of(held(event), event, app.activities["load"], attempt=2, crashes=Crashes(), begin_by=5.0)
     assert (request.name, request.task_id, request.attempt, request.begin_by) == ("load", 3, 2, 5.0)
     assert request.timeout == timeout
+
+
+def test_a_request_has_the_settings_that_only_a_spark_application_can_have() -> None:
+    app = App("requests")
+    conf = {"spark.jars": "a.jar", "spark.sql.shuffle.partitions": 8}
+    app.spark_activity(name="load", conf=conf)(lambda spark: None)
+    event = TaskScheduled(timestamp=NOW, event_id=3, name="load")
+    request = request_of(held(event), event, app.activities["load"], attempt=1, crashes=Crashes(), begin_by=5.0)
+    assert request.application == {"spark.jars": "a.jar"}

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from airflow_provider_taskhub.app import App
 from airflow_provider_taskhub.hub.model import BEGINS_WITHIN
 from airflow_provider_taskhub.settings import Settings, SparkSettings
 from airflow_provider_taskhub.virtual_time import VirtualClock, run
@@ -26,7 +25,7 @@ from airflow_provider_taskhub.workers.executors.executor import ExecutorError
 from airflow_provider_taskhub.workers.executors.pool import OWN_IDLE, ExecutorConfig, ExecutorLimits, ExecutorPool
 from airflow_provider_taskhub.workers.executors.protocol import Configure
 from airflow_provider_taskhub.workers.executors.scheduling import IDLE, SPARK, TURN
-from tests.workers.conftest import Logs, request
+from tests.workers.conftest import Logs, PoolMaker, request
 
 START = 7.0
 """Seconds that a start of Spark takes here, longer than an attempt may wait to begin."""
@@ -424,7 +423,8 @@ def test_a_worker_has_as_many_applications_as_its_memory_allows(memory: str, dri
     assert Settings(memory=memory, spark=spark, spark_applications=7).spark_executors == 7
 
 
-def test_an_app_says_which_activities_need_an_application_of_their_own() -> None:
-    app = App("own")
-    app.spark_activity(name="large", conf={**LARGE, "spark.sql.shuffle.partitions": 8})(lambda spark: None)
-    assert app.activities["large"].spark_conf == {**LARGE, "spark.sql.shuffle.partitions": "8"}
+@pytest.mark.process
+async def test_an_app_whose_activities_all_have_settings_of_their_own_keeps_no_spark_warm(make_pool: PoolMaker) -> None:
+    pool = await make_pool(apps=("tests.workers.own_apps:app",), warm=True)
+    assert pool._activities == {"own": False, "plain": False}
+    assert not any(seat.wanted.is_set() for seat in pool._seats if seat.need == SPARK)

@@ -103,8 +103,8 @@ def configure(session: SparkSession, conf: Mapping[str, str]) -> None:
             session.conf.set(name, value)
         except Exception as error:
             raise ConfigurationError(
-                f"Spark refuses the setting {name!r} of this activity ({str(error).splitlines()[0][:300]}): give only "
-                "settings that a running session can change, and set the others in TASKHUB_SPARK__CONF"
+                f"Spark refuses the setting {name!r} of this activity ({str(error).splitlines()[0][:300]}): correct "
+                "its value, or, if only the start of Spark can set it, set it in TASKHUB_SPARK__CONF"
             ) from error
 
 
