@@ -13,7 +13,6 @@ from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.retries import Retries
 from airflow_provider_taskhub.workers.executors.executor import Executor, ExecutorError
 from airflow_provider_taskhub.workers.executors.scheduling import (
-    TURN,
     ExecutorKind,
     FairQueue,
     Need,
@@ -23,6 +22,7 @@ from airflow_provider_taskhub.workers.executors.scheduling import (
 
 STARTS = Retries(after=(ExecutorError,), first=1.0, longest=30.0)
 """Pauses before an executor is started again in a seat, from the second failure in a row on (:attr:`Seat.backoff`)."""
+MAKES_PLACE = "its place is for another Spark application"
 
 
 class Ticket:
@@ -50,7 +50,8 @@ class Seat:
     :param need: what the executor is started for; None: nothing yet.
     :ivar next: the need that gets this seat as soon as no attempt runs here. Until then the seat takes no attempts.
     :ivar starting: True while an executor is being started.
-    :ivar leaving: the executor that was here before the seat changed, and has to end first.
+    :ivar leaving: the executor that was here before and has to end first, and the reason.
+    :ivar served: False until an executor is ready in the turn of the need.
     :ivar changed: set when the seat was given to another need.
     :ivar since: monotonic time, in seconds, at which the turn of its need began.
     :ivar used: monotonic time, in seconds, at which the executor was ready, or its last attempt ended.
@@ -67,10 +68,10 @@ class Seat:
         self.kind, self.need = kind, need
         self.next: Need | None = None
         self.starting = False
-        self.leaving: Executor | None = None
+        self.leaving: tuple[Executor, str] | None = None
         self.changed = asyncio.Event()
         self.since = self.used = now
-        self._served = False
+        self.served = False
         self.wanted = asyncio.Event()
         self.worn = asyncio.Event()
         self.broken = False
@@ -96,17 +97,22 @@ class Seat:
 
     def filled(self, executor: Executor, now: float) -> None:
         """Put an executor into this seat that is ready for attempts."""
-        self.executor, self.broken = executor, False
-        self._served = self._served and now - self.used < TURN  # else it has ended, because nobody used it
-        self.used = now
-        if not self._served:
-            self._served, self.since = True, now  # its turn does not begin before
+        self.executor, self.broken, self.used = executor, False, now
+        if not self.served:
+            self.served, self.since = True, now  # its turn does not begin before
+
+    def vacate(self, why: str) -> None:
+        """Let the executor leave this seat. No attempt may run in it. :param why: for its log."""
+        if self.executor is not None:
+            self.leaving, self.executor = (self.executor, why), None
+        self.served = False
+        self.wanted.clear()
 
     def change(self, now: float) -> None:
         """Give this seat to its next need. No attempt may run here, and no executor may be starting."""
+        self.vacate(MAKES_PLACE)
         self.need, self.next = self.next, None
-        self.leaving, self.executor = self.executor, None
-        self.since, self._served, self.failures, self.broken = now, False, 0, False
+        self.since, self.failures, self.broken = now, 0, False
         self.worn.clear()
         self.changed.set()
         self.wanted.set()
@@ -202,11 +208,14 @@ class Assignment:
                 seat.next = None  # nobody waits for it any more
                 seat.wanted.set()
         for need in waiting:
-            if self._is_unplaced(need):
+            if self._is_unplaced(need) and self._has_room(need):
                 staying = [seat for seat in self._seats if seat.kind is need.kind and seat.next is None]
                 seat_for_it = place_for_another(staying, waiting, now)
                 if seat_for_it is not None:
                     seat_for_it.next = need
+        for seat in self._seats:
+            if seat.next is not None and seat.load:
+                self._move_to_idle(seat, waiting, now)
         for seat in self._seats:
             if seat.next is not None and not seat.load and not seat.starting:
                 seat.change(now)
@@ -215,6 +224,13 @@ class Assignment:
             self.unplaced.clear()
         self.assign()
         return without
+
+    def _move_to_idle(self, busy: Seat, waiting: Sequence[Need], now: float) -> None:
+        """If a seat is idle by now, give it to the need that waits for a seat in which attempts still run."""
+        unused = [seat for seat in self._seats if seat.kind is busy.kind and seat.next is None and not seat.load]
+        if seat := place_for_another([one for one in unused if one.need not in waiting], waiting, now):
+            seat.next, busy.next = busy.next, None
+            busy.wanted.set()
 
     def _is_unplaced(self, need: Need) -> bool:
         return all(need not in {seat.need, seat.next} for seat in self._seats)

@@ -30,7 +30,7 @@ from airflow_provider_taskhub.settings import MAX_RESULT, SparkSettings
 from airflow_provider_taskhub.spark_connect import connect_server
 from airflow_provider_taskhub.supervision import Supervisor, first, owned
 from airflow_provider_taskhub.workers.executors import process_session
-from airflow_provider_taskhub.workers.executors.assignment import Assignment, Seat, Ticket
+from airflow_provider_taskhub.workers.executors.assignment import MAKES_PLACE, Assignment, Seat, Ticket
 from airflow_provider_taskhub.workers.executors.attempt_log import LogSink
 from airflow_provider_taskhub.workers.executors.attempt_values import (
     NO_EXECUTOR,
@@ -213,8 +213,8 @@ class ExecutorPool:
         if not self._assignment.idle.is_set():
             _log.warning("executors_killed_busy", running=self._assignment.busy)
         await self.supervisor.close()
-        seated = [executor for seat in self._seats for executor in (seat.executor, seat.leaving)]
-        alive = [*self._retiring, *(executor for executor in seated if executor is not None)]
+        seated = [executor for seat in self._seats if (executor := seat.executor) is not None]
+        alive = [*self._retiring, *seated, *(seat.leaving[0] for seat in self._seats if seat.leaving is not None)]
         await asyncio.gather(*(executor.kill(_stopped(executor)) for executor in alive))
         await self._reaper.close()
 
@@ -268,7 +268,7 @@ class ExecutorPool:
             self._assignment.release(executor, need.kind)
             if self._left is not None and request.spark_session is not None and executor.ended.is_set():
                 await self._left.end_own(request.spark_session, once=lost)
-        if not outcome.crashed:
+        if not outcome.crashed and not outcome.too_late:
             self._reset_failures(executor)
             self._count(executor)
         return outcome
@@ -314,8 +314,9 @@ class ExecutorPool:
             self._worn(seat, executor)
 
     def _worn(self, seat: Seat, executor: Executor, memory: int | None = None) -> None:
-        _log.info("executor_worn", executor=executor.name, activities=executor.begun, memory=memory)
-        seat.worn.set()
+        if seat.executor is executor:
+            _log.info("executor_worn", executor=executor.name, activities=executor.begun, memory=memory)
+            seat.worn.set()
 
     async def _watch_memory(self, seat: Seat, executor: Executor) -> None:
         """Let another executor take the place of one that has too much memory. Runs until cancelled.
@@ -340,10 +341,10 @@ class ExecutorPool:
             if executor.load:
                 await executor.unloaded.wait()
             rest = seat.used + limit - self._clock.monotonic()
-            if rest <= 0:
+            if rest <= 0 and not self._assignment.waits(seat.need):
                 idle.set()
                 return
-            await self._clock.sleep(rest)
+            await self._clock.sleep(max(rest, _ARRANGED_EVERY))
         await executor.ended.wait()
 
     def _end_idle(self, seat: Seat, executor: Executor) -> None:
@@ -351,9 +352,7 @@ class ExecutorPool:
         if executor.load or self._assignment.waits(seat.need):
             return  # it has just got one, or cannot take one that waits
         _log.info("executor_idle", executor=executor.name, activities=executor.begun)
-        seat.executor = None
-        seat.wanted.clear()
-        self._let_go(executor, "it had no activity for a long time")
+        seat.vacate("it had no activity for a long time")
 
     async def _arrange(self) -> None:
         """Give the seats of Spark executors to the applications that attempts wait for. Runs until cancelled."""
@@ -367,10 +366,12 @@ class ExecutorPool:
             await self._clock.sleep(_ARRANGED_EVERY)
 
     async def _end_leaving(self, seat: Seat) -> None:
-        """End the executor that was in a seat before the seat changed."""
-        if (old := seat.leaving) is not None:
-            _log.info("executor_makes_place", executor=old.name, activities=old.begun)
-            await self._retire(old, "its place is for another Spark application")
+        """End the executor that has left a seat."""
+        if seat.leaving is not None:
+            old, why = seat.leaving
+            if why == MAKES_PLACE:
+                _log.info("executor_makes_place", executor=old.name, activities=old.begun)
+            await self._retire(old, why)
             seat.leaving = None
 
     def _is_needed(self, seat: Seat) -> bool:
@@ -385,13 +386,13 @@ class ExecutorPool:
         The method returns only when it is cancelled.
         """
         while True:
+            await self._end_leaving(seat)
             await seat.wanted.wait()
             seat.changed.clear()
-            await self._end_leaving(seat)
             if seat.executor is None:
                 await first(self._clock.sleep(seat.backoff), seat.changed.wait())
                 if not self._is_needed(seat):
-                    seat.wanted.clear()
+                    seat.vacate("nobody needs it")
                     continue
                 await self._fill(seat)
             if seat.executor is not None:
@@ -420,7 +421,16 @@ class ExecutorPool:
                 seat.executor = None
 
     async def _replace(self, seat: Seat, old: Executor) -> None:
-        """Start another executor in a seat. The old one stays if the start fails; its next attempts try again."""
+        """Start another executor in a seat. The old one stays if the start fails; its next attempts try again. It also
+        stays, or ends, if its application makes place for another one, or nobody waits for it.
+        """
+        if not self._is_needed(seat):
+            seat.worn.clear()
+            if seat.next is None:
+                seat.executor = None
+                seat.vacate("nobody needs it")
+                self._let_go(old, "it has reached a limit, and nobody needs another one")
+            return
         try:
             await self._start_executor(seat)
         except ExecutorError as error:

@@ -149,7 +149,7 @@ class SparkPlace(Protocol):
     :param need: what its executor is started for; None: nothing yet.
     :param load: number of attempts that the executor runs.
     :param ready: whether an executor is there.
-    :param starting: whether an executor is being started.
+    :param starting: whether an executor is being started, also one that is to replace the one that is there.
     :param since: monotonic time, in seconds, at which the turn of its need began.
     :param used: monotonic time, in seconds, at which the executor was ready, or its last attempt ended.
     """
@@ -183,7 +183,7 @@ def place_for_another(places: Sequence[S], waiting: Sequence[Need], now: float) 
     :param now: monotonic time, in seconds.
     """
 
-    settled = [place for place in places if not place.starting]
+    settled = [place for place in places if place.ready or not place.starting]
     served = [place for place in settled if now - place.since >= TURN]
     if unused := [place for place in settled if not place.load and place.need not in waiting]:
         best = min(unused, key=lambda place: (place.ready, place.need == SPARK, place.used))

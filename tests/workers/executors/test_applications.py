@@ -46,6 +46,8 @@ class StandIn:
         self.load = self.begun = 0
         self.alone = False
         self.pid: int | None = None
+        self.takes = 1.0
+        """Seconds that its end takes."""
 
     @property
     def eligible(self) -> bool:
@@ -69,7 +71,7 @@ class StandIn:
 
     async def kill(self, reason: str) -> None:
         if not self.ended.is_set():
-            await self._clock.sleep(1)
+            await self._clock.sleep(self.takes)
         self.ended.set()
 
 
@@ -323,15 +325,77 @@ def test_an_application_whose_executor_dies_while_another_one_waits_for_its_plac
 def test_an_application_that_is_replaced_while_another_one_waits_for_its_place() -> None:
     async def work(pool: Pool) -> None:
         long = asyncio.create_task(pool.took(TURN + 20))
-        await pool.clock.sleep(1)
         short = asyncio.create_task(pool.took(TURN + 16))
-        await pool.clock.sleep(START + TURN + 2)
-        large = asyncio.create_task(pool.took(1, LARGE))
-        await asyncio.gather(short, long)
+        await short
+        await pool.clock.sleep(1)
         assert pool.spark[0].starting, "the second attempt was the last one of its executor"
-        await large
+        large = asyncio.create_task(pool.took(1, LARGE))
+        await long
+        assert pool.spark[0].starting
+        assert await large
 
     kept(work, 1, limits=ExecutorLimits(activities=2), most=2)
+
+
+def test_an_application_of_its_own_that_has_reached_a_limit_is_not_replaced_for_nobody() -> None:
+    async def work(pool: Pool) -> None:
+        await pool.took(1, LARGE)
+        await pool.clock.sleep(100)
+        assert [one.name for one in pool.made] == ["spark-3.1"]
+        assert not pool.running
+        assert (await pool.took(1, LARGE))[0] == "spark-3.2"
+
+    kept(work, 2, limits=ExecutorLimits(activities=1))
+
+
+def test_the_first_idle_application_makes_place_although_another_one_was_chosen_before() -> None:
+    async def work(pool: Pool) -> None:
+        long = asyncio.create_task(pool.took(3600))
+        short = asyncio.create_task(pool.took(100, LARGE))
+        await pool.clock.sleep(START + TURN + 5)
+        jars = asyncio.create_task(pool.took(1, JARS))
+        _, ended = await short
+        assert (await jars)[1] <= ended + IDLE + 1 + START + 2.5
+        assert (await pool.took(1))[0] == "spark-2.1"
+        long.cancel()
+
+    kept(work, 2)
+
+
+def test_nothing_is_started_and_nothing_turns_while_all_slots_are_taken() -> None:
+    async def work(pool: Pool) -> None:
+        await pool.took(1, LARGE)
+        long = asyncio.create_task(pool.took(3600))
+        await pool.clock.sleep(START + 1)
+        waiting = [asyncio.create_task(pool.took(1, one)) for one in (LARGE, JARS, {"spark.files": "a"})]
+        await long
+        assert [one.name for one in pool.made] == ["spark-3.1", "spark-2.1"]
+        await asyncio.gather(*waiting)
+
+    kept(work, 2, spark_size=1, limits=ExecutorLimits(idle=timedelta(seconds=30)))
+
+
+def test_an_application_whose_executor_dies_again_and_again_makes_place_after_its_turn() -> None:
+    async def work(pool: Pool) -> None:
+        async def dying() -> None:
+            while True:
+                await pool.ask(1000, None)
+
+        async def deaths() -> None:
+            while True:
+                await pool.clock.sleep(1)
+                for one in pool.running:
+                    if one.begun and not LARGE.items() <= one.conf.items():
+                        one.ended.set()
+
+        tasks = [asyncio.create_task(one()) for one in (dying, deaths)]
+        await pool.clock.sleep(2 * TURN)
+        _, ended = await pool.took(1, LARGE)
+        assert ended < 10 * TURN
+        for one in tasks:
+            one.cancel()
+
+    kept(work, 1, start=TURN + 10)
 
 
 @pytest.mark.parametrize(("limit", "own", "large"), [(None, True, False), (timedelta(seconds=30), False, False)])
@@ -386,6 +450,23 @@ def test_a_worker_that_stops_also_ends_an_application_that_makes_place() -> None
         await pool.stop(timedelta(0))
         assert pool.running == []
         assert (await waiting).crashed
+
+    kept(work, 1)
+
+
+def test_a_worker_that_stops_ends_what_leaves_a_place_that_was_given_on_twice() -> None:
+    async def work(pool: Pool) -> None:
+        await pool.took()
+        large = asyncio.create_task(pool.ask(1, LARGE))
+        pool.made[0].takes = 30.0
+        while pool.spark[0].ready:
+            await pool.clock.sleep(0.5)
+        large.cancel()
+        jars = asyncio.create_task(pool.ask(1, JARS))
+        await pool.clock.sleep(2)
+        await pool.stop(timedelta(0))
+        assert pool.running == []
+        assert (await jars).crashed
 
     kept(work, 1)
 
