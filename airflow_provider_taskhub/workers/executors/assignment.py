@@ -230,7 +230,6 @@ class Assignment:
         unused = [seat for seat in self._seats if seat.kind is busy.kind and seat.next is None and not seat.load]
         if seat := place_for_another([one for one in unused if one.need not in waiting], waiting, now):
             seat.next, busy.next = busy.next, None
-            busy.wanted.set()
 
     def _is_unplaced(self, need: Need) -> bool:
         return all(need not in {seat.need, seat.next} for seat in self._seats)

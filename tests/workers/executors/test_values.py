@@ -210,6 +210,7 @@ OWN, OTHER = Application(SPARK), Application(Need(ExecutorKind.SPARK, (("spark.j
         ([dataclasses.replace(OWN, since=9.0, used=TURN - IDLE + 1)], (), None),  # its attempts may come again
         ([dataclasses.replace(OTHER, used=TURN - 1)], (), 0),
         ([dataclasses.replace(OWN, ready=False, starting=True)], (), None),
+        ([dataclasses.replace(OWN, load=1, starting=True)], (SPARK,), 0),  # it is there, and is being replaced
         ([OWN], (SPARK,), 0),  # it has had its turn
         ([dataclasses.replace(OWN, since=1.0)], (SPARK,), None),
         ([dataclasses.replace(OWN, load=1, since=1.0), dataclasses.replace(OTHER, load=3)], (), 1),
