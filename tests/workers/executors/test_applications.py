@@ -7,6 +7,7 @@ attempt that came too late to begin.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -396,6 +397,45 @@ def test_an_application_whose_executor_dies_again_and_again_makes_place_after_it
             one.cancel()
 
     kept(work, 1, start=TURN + 10)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_is_asked_cancelled_and_killed_all_that_is_wanted_ends_and_nothing_is_left(seed: int) -> None:
+    chance = random.Random(seed)
+    needs = [None, *({"spark.driver.memory": f"{number}g"} for number in range(chance.choice([1, 3, 8])))]
+    applications = chance.randint(1, 4)
+
+    async def work(pool: Pool) -> None:
+        slots = asyncio.Semaphore(4)
+
+        async def ask() -> None:
+            await pool.clock.sleep(chance.uniform(0, 500))
+            async with slots:  # as the worker gives them
+                alone = chance.random() < 0.1
+                await pool.ask(chance.choice([0.1, 1, 30, 200]), chance.choice(needs), alone=alone)
+
+        async def deaths() -> None:
+            while True:
+                await pool.clock.sleep(chance.expovariate(1 / 40))
+                if pool.running:
+                    chance.choice(pool.running).ended.set()
+
+        killing = asyncio.create_task(deaths()) if chance.random() < 0.5 else None
+        asked = [asyncio.create_task(ask()) for _ in range(40)]
+        for one in chance.sample(asked, 10):
+            await pool.clock.sleep(chance.uniform(0, 60))
+            one.cancel()
+        async with asyncio.timeout(24 * 3600):
+            ended = await asyncio.gather(*asked, return_exceptions=True)
+        assert {type(one) for one in ended if one is not None} <= {asyncio.CancelledError}
+        if killing is not None:
+            killing.cancel()
+        await pool.clock.sleep(2 * OWN_IDLE)
+        assert all(not LARGE.keys() & one.conf.keys() for one in pool.running)
+        seated = [seat.executor for seat in pool.spark if seat.ready]
+        assert {*map(id, seated)} == {*map(id, pool.running)}
+
+    kept(work, applications, start=chance.choice([0.3, START, TURN + 10]))
 
 
 @pytest.mark.parametrize(("limit", "own", "large"), [(None, True, False), (timedelta(seconds=30), False, False)])
