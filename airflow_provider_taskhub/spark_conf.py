@@ -1,8 +1,8 @@
 """Which of Spark's settings a session can change, and which only the start of a Spark application can set.
 
 Source: the settings of Spark 4.2 (``ConfigEntry``, ``StaticSQLConf``, ``HiveUtils``, and groups of names that it hands
-on, such as ``spark.hadoop.``). ``SparkSession.conf.set`` refuses those that Spark knows, but the ones of ``spark.sql.``
-that are not static.
+on, such as ``spark.hadoop.``). ``SparkSession.conf.set`` refuses every setting that Spark knows, except those of
+``spark.sql.`` that are not static.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class ActivityRequest:
     :param trace: W3C trace context; spans that the activity's code makes belong to it. None: the attempt is not traced.
     :param log: name of the log that gets the output of the attempt.
     :param application: settings of the Spark application in which the attempt must run, beside those of the worker.
-        None: it runs in the worker's own.
+        None or empty: it runs in the worker's own.
     :param spark_conf: configuration for the attempt's Spark session, beside the worker's own; None: nothing.
     :param spark_session: name of the attempt's Spark Connect session; None: the worker makes one if it needs one.
     :param left_sessions: names of Spark Connect sessions that earlier attempts may have left running on the server.
