@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskhub.errors import ConfigurationError
@@ -22,8 +21,6 @@ DEADLINE = 10.0
 """Seconds after which one call to the server fails."""
 APPLICATION = "spark.app.id"
 """The setting of Spark with the id of the application. Every server has it."""
-_RECONNECT = 1000
-"""Longest pause, in milliseconds, between two tries to connect again."""
 _CLOSED = ("SESSION_CLOSED", "SESSION_NOT_FOUND")
 """Names of the server's errors that prove that a session has ended."""
 
@@ -58,20 +55,7 @@ def explained(server: ConnectServer) -> Iterator[None]:
 
 
 def builder(server: ConnectServer, session: str) -> DefaultChannelBuilder:
-    """Return what connects a client of a session with the server, over the one channel that all these clients share."""
-    from pyspark.sql.connect.client import DefaultChannelBuilder
-
-    made = DefaultChannelBuilder(server.url(session))
-    made.toChannel = lambda: _channel(server)
-    return made
-
-
-@cache
-def _channel(server: ConnectServer) -> Any:
-    """Open the channel to a server over which all sessions are made and ended. Each call over it has a deadline.
-
-    A new channel for each call costs more than the call. After a loss, gRPC connects again by itself.
-    """
+    """Return what opens a channel to the server for a session; each call over it has a deadline."""
     import grpc  # type: ignore[import-untyped]
     from pyspark.sql.connect.client import DefaultChannelBuilder
 
@@ -85,11 +69,9 @@ def _channel(server: ConnectServer) -> Any:
         def intercept_unary_unary(self, proceed: Callable[[Any, Any], Any], call: Any, request: Any) -> Any:
             return proceed(Details(call), request)
 
-    made = DefaultChannelBuilder(server.url(server.new_session()), [("grpc.max_reconnect_backoff_ms", _RECONNECT)])
+    made = DefaultChannelBuilder(server.url(session))
     made.add_interceptor(Deadline())
-    channel = made.toChannel()
-    channel.close = lambda: None  # a client closes its channel at its end
-    return channel
+    return made
 
 
 @contextmanager
@@ -123,7 +105,7 @@ def open_session(server: ConnectServer, session: str) -> None:
             )
 
 
-def end_session(server: ConnectServer, session: str, *, open: bool = False) -> None:
+def end_session(server: ConnectServer, session: str) -> None:
     """Interrupt all operations of a session and end the session: the server refuses its id from then on.
 
     A session that has already ended stays so. The function returns when the server has confirmed the end: it refuses
@@ -132,12 +114,11 @@ def end_session(server: ConnectServer, session: str, *, open: bool = False) -> N
     The release interrupts the operations. Rejected: to interrupt them before the release. A release fails in the middle
     while an operation that was interrupted before is still ending, and leaves later operations of the session running.
 
-    :param open: True: the session was made. False: perhaps not, and only a session that was made can be ended.
     :raises ServerError: if the server did not answer in time.
     :raises ConfigurationError: if the session is of another server than this worker's.
     """
     with explained(server), control(server, session) as client:
-        if not open and _has_ended(client):  # else this call has made it
+        if _has_ended(client):
             return
         client.release_session()
         if not _has_ended(client):

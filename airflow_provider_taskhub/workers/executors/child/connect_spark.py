@@ -105,10 +105,8 @@ class ConnectSpark:
         assert attempt.session is not None
         self._sessions[attempt.job_group] = attempt.session
         session: SparkSession | None = None
-        opened = False
         try:
             self._open(attempt.session)
-            opened = True
             session = SparkSession.builder.remote(self._server.url(attempt.session)).create()
             session.addTag(attempt.job_group)
             session.registerProgressHandler(self._operations.setdefault(attempt.job_group, Operations()))
@@ -119,7 +117,7 @@ class ConnectSpark:
         finally:
             self._sessions.pop(attempt.job_group, None)
             self._operations.pop(attempt.job_group, None)
-            self._end(attempt.session, open=opened)
+            self._end(attempt.session)
             if session is not None:
                 with suppress(Exception):  # a channel that is broken needs no closing
                     session.client.close()
@@ -150,13 +148,10 @@ class ConnectSpark:
                     raise
                 pause.wait(1)
 
-    def _end(self, session: str, *, open: bool = False) -> None:
-        """End a session with all its operations. If the server does not answer, say so in the log of the attempt.
-
-        :param open: as :func:`end_session` has it.
-        """
+    def _end(self, session: str) -> None:
+        """End a session with all its operations. If the server does not answer, say so in the log of the attempt."""
         try:
-            end_session(self._server, session, open=open)
+            end_session(self._server, session)
         except ServerError as error:
             _log.warning("Spark Connect session %s was not ended: %s", session, error)
 
