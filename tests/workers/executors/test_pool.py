@@ -427,7 +427,7 @@ async def test_each_loop_of_the_pool_is_started_again_when_it_breaks(
         breaker.blow(name)
         await until_async(name, lambda name=name, before=before: breaker.starts[name] > before)
         assert json.loads((await pool.run(request("greet", name))).result or "") == f"Hello, {name}!"
-    assert {name.split()[0] for name in breaker.fuses} == {"executor", "output", "watch"}
+    assert {name.split()[0] for name in breaker.fuses} == {"executor", "output", "places", "watch"}
 
 
 async def test_an_attempt_ends_when_its_worker_meets_a_defect_while_it_kills_what_the_executor_left(
