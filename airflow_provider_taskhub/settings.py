@@ -249,8 +249,8 @@ class Settings(BaseSettings):
     spark_applications: int | None = Field(default=None, ge=1, le=100)
     """Largest number of Spark applications of a worker at the same time. Activities with settings that a running Spark
     cannot take need one of their own, such as ``@app.spark_activity(conf={"spark.jars": "a.jar"})``. If there are more
-    such settings, the applications take turns. None: one for each 4 GiB of the worker's memory, or for the driver's
-    memory and 1 GiB if that is more; at least 1 and at most 4."""
+    such settings, the applications take turns. None: the worker's memory divided by 4 GiB, but at least 1 and at most
+    4. If ``spark.driver.memory`` and 1 GiB are more than 4 GiB, the worker divides by that."""
     spark_idle_timeout: timedelta | None = Field(default=None, gt=_ZERO)
     """A Spark executor that has run nothing for this time is ended, and with it its application: memory, or cores of a
     cluster, are free for others. The next Spark activity waits until another one is started. None: it stays warm; one

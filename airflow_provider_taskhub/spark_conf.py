@@ -18,7 +18,8 @@ _GROUPS = """
     pyspark python rdd redaction reducer resources rpc scheduler security serializer shuffle speculation ssl stage
     storage streaming task taskMetrics ui unsafe user yarn
 """
-"""The second part of the names of settings that an application gets at its start: ``spark.executor.memory``."""
+"""If the second part of a setting's name is one of these, only the start of an application can set it. The second part
+of ``spark.executor.memory`` is ``executor``."""
 _STATIC_NAMES = """
     broadcastExchange.maxThreadThreshold cache.serializer catalog.spark_catalog.defaultDatabase catalogImplementation
     codegen.cache.maxEntries codegen.comments debug defaultUrlStreamHandlerFactory.enabled event.truncate.length

@@ -28,7 +28,7 @@ MAKES_PLACE = "its place is for another Spark application"
 class Ticket:
     """A request that waits for an executor.
 
-    :param need: the kind of executor that the request needs, plain or Spark, and the settings of a Spark application.
+    :param need: what the request needs: a plain executor, or a Spark executor with certain settings.
     :param key: the id of the calling instance; requests of different instances take turns.
     :param alone: True if the request needs an executor that runs nothing else meanwhile.
     :ivar failed_starts: number of executor starts that failed while the request waited.
@@ -54,7 +54,8 @@ class Seat:
     :ivar served: False until an executor is ready in the turn of the need.
     :ivar changed: set when the seat was given to another need.
     :ivar since: monotonic time, in seconds, at which the turn of its need began.
-    :ivar used: monotonic time, in seconds, at which the executor was ready, or its last attempt ended.
+    :ivar used: monotonic time, in seconds, at which the last attempt here ended. If the executor has run no attempt
+        yet: the time at which it became ready.
     :ivar wanted: set while an executor is to run in this seat.
     :ivar worn: set when another executor is to take the place of the one in this seat.
     :ivar broken: True if the last start of an executor in this seat failed.
@@ -288,7 +289,7 @@ class Assignment:
         executor. So a request first stays in the queue, and the failed start does not count as an attempt of its
         activity.
 
-        :param need: what the executor that did not start was for.
+        :param need: the need for which the worker could not start an executor.
         :param error: the error of the last start.
         :param patience: seconds after which a request fails, counted from the first failed start during its wait.
         :param worker: name of the worker, for the error text.

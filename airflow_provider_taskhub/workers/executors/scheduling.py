@@ -17,7 +17,7 @@ from airflow_provider_taskhub.fast_dataclass import dataclass
 
 T = TypeVar("T")
 TURN = 60.0
-"""Seconds for which an application takes attempts at least, if others wait for its place."""
+"""A Spark application takes attempts for at least so many seconds. Then it must end if another one needs its place."""
 IDLE = 5.0
 """Seconds without an attempt after which an application is idle. An attempt that has waited for the start of its
 executor first asks the hub again whether it may begin, and runs then."""
@@ -151,7 +151,8 @@ class SparkPlace(Protocol):
     :param ready: whether an executor is there.
     :param starting: whether an executor is being started, also one that is to replace the one that is there.
     :param since: monotonic time, in seconds, at which the turn of its need began.
-    :param used: monotonic time, in seconds, at which the executor was ready, or its last attempt ended.
+    :param used: monotonic time, in seconds, at which the last attempt here ended. If the executor has run no attempt
+        yet: the time at which it became ready.
     """
 
     @property
@@ -172,7 +173,7 @@ S = TypeVar("S", bound=SparkPlace)
 
 
 def place_for_another(places: Sequence[S], waiting: Sequence[Need], now: float) -> S | None:
-    """Return the place in which another Spark application is to be started; None if no place can be spared now.
+    """Return the place in which the pool should start another Spark application. None: all places are needed now.
 
     If places have nothing to do, it is one without an executor, or else the one that was not used for longest, as soon
     as it is idle; the place of the worker's own application comes last. If all have something to do, it is the one with
