@@ -231,12 +231,23 @@ def _loaded(paths: Iterable[str]) -> list[App]:
 
 
 def _parsed(folder: Path | None) -> tuple[Sequence[Any], list[str]]:
-    """Return the DAGs of a file or folder, and an error text for each file that cannot be imported."""
+    """Return the DAGs of a file or folder, and an error text for each file that cannot be imported.
+
+    A path without any DAG ends the command: a check that finds nothing to check would pass for ever.
+    """
     from airflow.dag_processing.dagbag import DagBag
 
+    if folder is not None and not folder.exists():
+        fail(f"there is no file or folder {folder}: give a DAG file or a folder with DAG files", Exit.USAGE)
     with redirect_stdout(sys.stderr):  # standard output is for results; Airflow and DAG files print to it too
         bag = DagBag(dag_folder=folder)
     errors = [f"{file} cannot be imported: {text.strip().splitlines()[-1]}" for file, text in bag.import_errors.items()]
+    if folder is not None and not bag.dags and not errors:
+        fail(
+            f"Airflow finds no DAG in {folder}: give a DAG file or a folder with DAG files, and look into its "
+            ".airflowignore",
+            Exit.USAGE,
+        )
     return [*bag.dags.values()], errors
 
 

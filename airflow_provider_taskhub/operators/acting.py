@@ -114,6 +114,9 @@ class ActingOperator(TextRendering, BaseOperator):  # type: ignore[misc]  # Airf
         from airflow_provider_taskhub.clock import SYSTEM_CLOCK
 
         self._check()
+        if self._is_nothing():
+            self.log.info("instance_id is %r after rendering: there is nothing to do", self.instance_id)
+            return None
         ti, link = context["ti"], self.operator_extra_links[0]
         ti.xcom_push(key=link.xcom_key, value=link.get_link(self, ti_key=ti))  # first, so that the link soon works
         until = SYSTEM_CLOCK.utc_now() + self.execution_timeout if self.execution_timeout else None
@@ -166,12 +169,16 @@ class ActingOperator(TextRendering, BaseOperator):  # type: ignore[misc]  # Airf
         """Return the part of an error that says what happens to the request when the task stops waiting."""
         return "the request is stored: it takes effect as soon as a worker of the hub can carry it out"
 
+    def _is_nothing(self) -> bool:
+        """Return whether there is no id, and the operator's arguments say that this is right."""
+        return False
+
     def _check(self) -> None:
         """Check the rendered arguments. :raises AirflowFailException: if one is wrong. A retry would not help."""
-        if self.instance_id is None and not self._needs_instance_id:
+        if self._is_nothing() or (self.instance_id is None and not self._needs_instance_id):
             return
         try:
-            check_rendered_id(self.instance_id)
+            check_rendered_id(self.instance_id, self._python_text)
         except InputError as error:
             raise AirflowFailException(f"{self._where()}: {error}") from None
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]  # exported lazily
 
-from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.hooks.at_parse import check_flag, check_name, check_text, is_template
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
 from airflow_provider_taskhub.operators.acting import (
@@ -100,8 +99,6 @@ class TaskHubRaiseEventOperator(ActingOperator):
 
     def _data(self) -> Any:
         """Return the event's content. :raises InputError: if it contains a secret."""
-        if self._python_text is not None:
-            raise InputError(self._python_text)
         data = TaskHubHook.output(evaluated(self.data))
         check_event_data(self.event_name, data)
         return data
@@ -152,7 +149,8 @@ class TaskHubTerminateOperator(_Reasoned):
     :param wait: True: the task succeeds when the instance has ended and none of its recorded activities runs any more.
         False: the task succeeds when the request is stored.
     :param recurse: True: also terminate the children that have not ended, and their children.
-    :param missing_ok: True: succeed if there is no such instance, for example in a teardown task. False: fail.
+    :param missing_ok: True: succeed if there is no such instance, or the template finds no id because nothing was
+        started, for example in a teardown task. False: fail.
     :param clean_up: True: an instance that was started with ``terminate_grace`` has this time for its clean-up. False:
         the instance ends at once, and a clean-up that runs already is cut off.
     :param deferrable: True: a wait longer than 30 s goes on in the triggerer, without a worker slot. False: it
@@ -172,6 +170,9 @@ class TaskHubTerminateOperator(_Reasoned):
         self.clean_up = clean_up
         for name in ("recurse", "missing_ok", "clean_up"):
             check_flag(self._where(), name, getattr(self, name))
+
+    def _is_nothing(self) -> bool:
+        return self.missing_ok and self.instance_id in (None, "", "None")
 
     async def _act(self, client: Client, context: Context) -> str | None:
         from airflow_provider_taskhub.engine.events import Status

@@ -61,11 +61,15 @@ def read_published(
 ) -> DataFrame:
     """Return the data that were published last as a DataFrame, with the columns of its partitions.
 
+    If more than one attempt has written them, Spark merges the columns of all files (its option ``mergeSchema``).
+    Otherwise it would take the columns of one file, and the columns that only others have would be missing. Where the
+    types of a column do not fit together, Spark raises an error.
+
     :param spark: the session.
     :param target: as for :func:`published`.
     :param format: format of the files, as ``spark.read.format`` takes it.
     :param schema: schema of the data; None: Spark infers it.
-    :param options: further options of Spark's reader.
+    :param options: further options of Spark's reader. ``mergeSchema="false"`` spares the look into all files.
     :param storage_options: as for :func:`published`.
     :raises InputError: if nothing was published, or no folder was published and there is no schema.
     :raises ConfigurationError: if a package or a Spark session is missing, or a commit cannot be read.
@@ -77,7 +81,9 @@ def read_published(
         if schema is None:
             raise InputError(f"read_published({target!r}): the published data have no rows and no files: pass schema=…")
         return spark.createDataFrame([], schema)
-    reader = spark.read.format(format).options(**options or {}).option("basePath", found.base)
+    places = {path.removeprefix(f"{found.base}/").partition("/")[0] for path in found.paths}
+    merge = {"mergeSchema": "true"} if len(places) > 1 else {}
+    reader = spark.read.format(format).options(**merge, **options or {}).option("basePath", found.base)
     frame = (reader if schema is None else reader.schema(schema)).load(list(found.paths))
     return frame.drop(layout.COLUMN)
 

@@ -117,7 +117,7 @@ class TaskHubSensor(PlacedTask, BaseSensorOperator):  # type: ignore[misc]  # Ai
         self,
         *,
         instance_id: str,
-        statuses: Sequence[str] = (),
+        statuses: Sequence[str] | None = (),
         custom_status: str | None = None,
         event_name: str | None = None,
         taskhub_conn_id: str = DEFAULT_CONNECTION,
@@ -130,7 +130,7 @@ class TaskHubSensor(PlacedTask, BaseSensorOperator):  # type: ignore[misc]  # Ai
     ) -> None:
         super().__init__(**kwargs)
         self.instance_id = instance_id
-        self.statuses = list(statuses) if isinstance(statuses, tuple) else statuses
+        self.statuses = list(statuses or ()) if isinstance(statuses, tuple | None) else statuses
         self.custom_status = custom_status
         self.event_name = event_name
         self.taskhub_conn_id = taskhub_conn_id
@@ -144,7 +144,7 @@ class TaskHubSensor(PlacedTask, BaseSensorOperator):  # type: ignore[misc]  # Ai
     def _check_arguments(self) -> None:
         where = f"{type(self).__name__} {self.task_id!r}"
         check_name(where, "instance_id", self.instance_id, "give the id of an instance")
-        if isinstance(self.statuses, str) and not is_template(self.statuses):
+        if not isinstance(self.statuses, list) and not is_template(self.statuses):
             raise InputError(f"{where}: statuses is {self.statuses!r}: give a list, for example ['Running']")
         for status in () if is_template(self.statuses) else self.statuses:
             check_choice(where, "a name in statuses", status, STATUSES)
@@ -225,7 +225,7 @@ class TaskHubSensor(PlacedTask, BaseSensorOperator):  # type: ignore[misc]  # Ai
         :raises AirflowFailException: if an argument is wrong.
         """
         try:
-            check_rendered_id(self.instance_id)
+            check_rendered_id(self.instance_id, self._python_text)
         except InputError as error:
             raise AirflowFailException(str(error)) from None
         moment = self._moment()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from airflow_provider_taskhub.supervision import Supervisor
@@ -15,6 +16,7 @@ States = Mapping[str, Mapping[str, Any]]
 
 FINAL = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 """States in which no try of a task runs or waits, and in which Airflow starts no new try by itself."""
+_ROW = re.compile(r"_\d+$")
 DEADLINE = 15.0
 """Seconds to wait for the answer to one request to Airflow."""
 
@@ -38,6 +40,23 @@ def key(task_id: str, map_index: int) -> str:
     :param map_index: -1 for a task that is not mapped.
     """
     return task_id if map_index < 0 else f"{task_id}_{map_index}"
+
+
+def requests_of(task_ids: Collection[str], size: int) -> list[list[str]]:
+    """Divide tasks into requests for their states, so that no two tasks of a request can have the same :func:`key`.
+
+    Row 1 of the mapped task ``load`` and the task ``load_1`` have the same key in Airflow's answer.
+
+    :param size: the largest number of tasks in a request.
+    """
+    found: list[list[str]] = []
+    for task_id in sorted(task_ids):  # `load` comes before `load_1`
+        mapped = _ROW.sub("", task_id)
+        request = next((one for one in found if len(one) < size and mapped not in one), None)
+        if request is None:
+            found.append(request := [])
+        request.append(task_id)
+    return found
 
 
 def why_nobody_waits(

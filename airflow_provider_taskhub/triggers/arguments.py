@@ -72,13 +72,16 @@ def problems(
     yield from _reserved(tags)
 
 
-def check_rendered_id(instance_id: str | None) -> None:
+def check_rendered_id(instance_id: str | None, problem: str | None) -> None:
     """Check the rendered id of an instance that the task does not start itself.
 
+    :param problem: what was found while the arguments were rendered; None: nothing.
     :raises InputError: if it is no id, or what Jinja makes of a value that is missing.
     """
     from airflow_provider_taskhub.engine.identity import check_instance_id
 
+    if problem is not None:
+        raise InputError(problem)
     if not instance_id or instance_id == "None":
         raise InputError(f"instance_id is {instance_id!r} after rendering: {GIVE_ID}")
     check_instance_id(instance_id)

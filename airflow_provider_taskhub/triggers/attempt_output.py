@@ -21,6 +21,8 @@ AT_ONCE = 16
 """The largest number of logs of one task that one reading reads."""
 LEAST = 1024
 """The smallest number of bytes that one reading reads of a log, if the log has grown so far."""
+MOST_LINES = 200
+"""The largest number of lines that one reading adds for one task. Each log has an equal share, and at least ten."""
 REMEMBERED = 256
 """The largest number of logs of one task whose offsets are remembered. An instance can run many attempts."""
 LONGEST_LINE = 4000
@@ -37,12 +39,14 @@ class Part:
     :param offset: number of the first byte.
     :param length: number of bytes.
     :param left_out: number of bytes before ``offset`` that are not shown, because there are too many.
+    :param lines: the largest number of lines to show: the newest ones.
     """
 
     log: str
     offset: int
     length: int
     left_out: int = 0
+    lines: int = MOST_LINES
 
 
 class AttemptOutput:
@@ -76,13 +80,13 @@ class AttemptOutput:
             self._decoder.reset()
         self.size = self._hinted = size
 
-    def part(self, name: str, most: int) -> Part | None:
+    def part(self, name: str, most: int, lines: int) -> Part | None:
         """Return the next part to read: the newest bytes, if there are more than ``most``. None: nothing is new."""
         new = self.size - self.offset
         if new <= 0:
             return None
         left_out = max(0, new - most)
-        return Part(log=name, offset=self.offset + left_out, length=new - left_out, left_out=left_out)
+        return Part(log=name, offset=self.offset + left_out, length=new - left_out, left_out=left_out, lines=lines)
 
     def lines(self, part: Part, data: bytes | None) -> Iterator[str]:
         """Yield the lines of a part that was read.
@@ -104,7 +108,9 @@ class AttemptOutput:
             self._decoder.reset()
             yield f"{self.title}: … {part.left_out + dropped} bytes left out; {self._whole}"
         *finished, last = (self._unfinished + self._decoder.decode(data)).split("\n")
-        for line in finished:
+        if (too_many := len(finished) - part.lines) > 0:
+            yield f"{self.title}: … {too_many} lines left out; {self._whole}"
+        for line in finished[-part.lines :]:
             yield from self._shown(line)
         last = _overwritten(last)
         whole = len(last) - len(last) % LONGEST_LINE
@@ -193,9 +199,9 @@ class TaskOutput:
             else:
                 self.lines += log.idle()
         behind = sorted(behind, key=lambda name: self._logs[name].read_last)[:AT_ONCE]
-        share = max(LEAST, self._most // len(behind)) if behind else 0
         self._readings = reading
-        return [part for name in behind if (part := self._logs[name].part(name, share)) is not None]
+        share, lines = max(LEAST, self._most // (len(behind) or 1)), max(10, MOST_LINES // (len(behind) or 1))
+        return [part for name in behind if (part := self._logs[name].part(name, share, lines)) is not None]
 
     def read(self, part: Part, data: bytes | None) -> None:
         """Add the lines of a part that was read. :param data: the bytes; None: the log does not exist any more."""

@@ -2,14 +2,12 @@
 
 With ``render_template_as_native_obj``, a DAG gets Python objects in place of texts: Jinja makes the number 20260101 of
 ``{{ ds_nodash }}``. That is wrong for an id, for a tag, and for a part of an input that is declared as a ``str``.
-Without it, Jinja makes Python text of a dict: ``{'a': 1}``, which is no JSON, and which no orchestrator expects.
+Without it, Jinja makes Python text of a dict or list: ``{'a': 1}``, which no orchestrator expects.
 """
 
 from __future__ import annotations
 
-import ast
-import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from airflow_provider_taskhub.hooks.at_parse import is_template
@@ -22,12 +20,14 @@ if TYPE_CHECKING:
 VALUES = frozenset(("input", "data", "start_at", "statuses", "op_args", "op_kwargs"))
 """Templated arguments that may be other values than texts."""
 _TYPES: Mapping[str, Any] = {"tags": dict[str, str]}
+CHECKED = ("input", "data", "instance_id")
+"""Templated arguments in which Python text of a dict or list is an error."""
 
 
 class TextRendering:
     """Base of operators, sensors and notifiers, beside Airflow's own base class, which must come after this one.
 
-    :ivar _python_text: the error about Python text in the rendered ``input`` or ``data``; None: there is none.
+    :ivar _python_text: the error about Python text in one of :data:`CHECKED`; None: there is none.
     """
 
     _python_text: str | None = None
@@ -46,12 +46,12 @@ class TextRendering:
             render(parent, template_fields, context, jinja_env, seen_oids)
             return
         dag = context.get("dag") or getattr(self, "get_dag", lambda: None)()  # a notifier has no get_dag
+        texts, given = PythonTexts(), {name: getattr(self, name, None) for name in CHECKED}
         if dag is not None and self._should_render_native(dag):
-            self._render_texts(template_fields, context, dag.get_template_env(force_sandboxed=True), seen_oids)
-        given = {name: getattr(self, name, None) for name in ("input", "data")}
-        render(parent, template_fields, context, jinja_env, seen_oids)
-        errors = (python_text(value, getattr(self, name, None), name) for name, value in given.items())
-        self._python_text = next(filter(None, errors), None)
+            environment = texts.seen_by(dag.get_template_env(force_sandboxed=True))
+            self._render_texts(template_fields, context, environment, seen_oids)
+        render(parent, template_fields, context, texts.seen_by(jinja_env), seen_oids)
+        self._python_text = texts.first_error(self, given)
 
     def _render_texts(self, names: Any, context: Context, texts: Environment, seen: Collection[int]) -> None:
         """Render what must stay a text, before Airflow renders the rest. :param texts: an environment for texts."""
@@ -107,24 +107,55 @@ def changed_natively(value: Any, kind: Any) -> str | None:
     return next(changed(with_texts(value, kind, lambda text: None)), None)
 
 
-def python_text(given: Any, rendered: Any, path: str) -> str | None:
-    """Return the error about a template that has made Python text of a dict or list; None: there is no such template.
+class PythonTexts:
+    """Finds texts that templates have made of dicts, lists and other containers, as Python writes them."""
 
-    :param given: a value before its templates were rendered.
-    :param rendered: the value after that.
-    :param path: the name of the value, for the error.
-    """
-    if isinstance(given, str) and isinstance(rendered, str):
-        template = given.strip()
-        if not (template.startswith("{{") and template.endswith("}}")) or not _is_python(rendered.strip()):
+    def __init__(self) -> None:
+        self._made: set[str] = set()
+
+    def seen_by(self, environment: Environment) -> Environment:
+        """Return an environment like this one. It tells what values its templates write into texts."""
+        return environment.overlay(finalize=self._see)
+
+    def _see(self, value: Any) -> Any:
+        if isinstance(value, Mapping | Sequence | Set) and not isinstance(value, str | bytes):
+            self._made.add(str(value).strip())
+        return value
+
+    def first_error(self, owner: Any, given: Mapping[str, Any]) -> str | None:
+        """Return the first error about the arguments of an operator, sensor, notifier or trigger; None: all are right.
+
+        :param owner: has the rendered arguments as attributes.
+        :param given: the arguments before they were rendered, by name.
+        """
+        errors = (self.error(value, getattr(owner, name, None), name) for name, value in given.items())
+        return next(filter(None, errors), None)
+
+    def error(self, given: Any, rendered: Any, path: str) -> str | None:
+        """Return the error about a template whose text is that of a container; None: there is no such template.
+
+        :param given: a value before its templates were rendered.
+        :param rendered: the value after that.
+        :param path: the name of the value, for the error.
+        """
+        if not isinstance(given, str):
+            return next(filter(None, (self.error(*pair) for pair in _pairs(given, rendered, path))), None)
+        text = getattr(rendered, "value", rendered)  # of Airflow's LiteralValue
+        if not is_template(given) or not isinstance(text, str) or text.strip() not in self._made:
             return None
-        json_text = f"{template[2:-2].strip()} | tojson" if template.count("{{") == 1 else "... | tojson"
+        template = given.strip()
+        if path == "instance_id":
+            return (
+                f"instance_id is {template!r}, which makes Python text of a list or dict: give one id. For the rows of "
+                "a mapped task, map over their outputs with .expand(instance_id=...), or give map_indexes to xcom_pull"
+            )
+        alone = template.startswith("{{") and template.endswith("}}") and template.count("{{") == 1
+        json_text = f"{template[2:-2].strip()} | tojson" if alone else "... | tojson"
         return (
             f"{path} is {template!r}, which makes Python text of a dict or list, and no JSON. Give the output of a "
             f"task itself (an XComArg), write {{{{ {json_text} }}}} for a text of JSON, or set "
             "render_template_as_native_obj=True in the DAG for the value itself"
         )
-    return next(filter(None, (python_text(*pair) for pair in _pairs(given, rendered, path))), None)
 
 
 def _pairs(given: Any, rendered: Any, path: str) -> Iterator[tuple[Any, Any, str]]:
@@ -133,25 +164,6 @@ def _pairs(given: Any, rendered: Any, path: str) -> Iterator[tuple[Any, Any, str
     elif isinstance(given, list | tuple) and isinstance(rendered, list | tuple):
         both = enumerate(zip(given, rendered, strict=False))
         yield from ((one, other, f"{path}[{number}]") for number, (one, other) in both)
-
-
-def _is_python(text: str) -> bool:
-    """Return whether a text is a dict or a list as Python writes it, and no JSON."""
-    if not text.startswith(("{", "[")):
-        return False
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        pass
-    else:
-        return False
-    try:
-        tree = ast.parse(text, mode="eval").body
-        if isinstance(tree, ast.Dict):
-            return bool(tree.keys) and all(isinstance(key, ast.Constant) for key in tree.keys)
-        return isinstance(ast.literal_eval(tree), list)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return False
 
 
 def _kinds(kind: Any) -> Iterator[Any]:

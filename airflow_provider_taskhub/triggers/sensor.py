@@ -106,7 +106,7 @@ class TaskHubSensorTrigger(StartingTrigger):
         if self.timeout_after is None:
             return "Airflow has not given a time limit to the trigger"
         try:
-            check_rendered_id(self.instance_id)
+            check_rendered_id(self.instance_id, self._python_text)
             self.statuses = wanted_statuses(self.statuses)
         except InputError as error:
             return str(error)

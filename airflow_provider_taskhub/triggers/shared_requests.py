@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook
 from airflow_provider_taskhub.supervision import Supervisor
-from airflow_provider_taskhub.triggers.airflow_tasks import DEADLINE, States, index_of
+from airflow_provider_taskhub.triggers.airflow_tasks import DEADLINE, States, index_of, requests_of
 
 if TYPE_CHECKING:
     from airflow_provider_taskhub.settings import Settings
@@ -30,7 +31,7 @@ class _Questions:
     """Tasks of one DAG run whose states are asked for with one request: task ids and map indexes."""
 
     tasks: set[tuple[str, int]] = field(default_factory=set)
-    answer: asyncio.Task[States] | None = None
+    answer: asyncio.Task[Mapping[str, States]] | None = None
 
 
 @dataclass(slots=True)
@@ -78,25 +79,29 @@ async def state_of(ti: Any) -> States:
     questions.tasks.add((ti.task_id, index_of(ti)))
     if questions.answer is None:
         questions.answer = _spawn(_ask(shared, run), "ask for the states of tasks")
-    return await asyncio.shield(questions.answer)
+    return (await asyncio.shield(questions.answer))[ti.task_id]
 
 
-async def _ask(shared: _Shared, run: tuple[str, str]) -> States:
+async def _ask(shared: _Shared, run: tuple[str, str]) -> Mapping[str, States]:
+    """Ask for the states of the collected tasks of a run, most often with one request. Return the answers by task."""
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
     turn = shared.turns.setdefault(run, asyncio.Lock())
     async with turn:
         tasks = shared.collecting.pop(run).tasks
-        indexes = {index for _, index in tasks}
+        found: dict[str, States] = {}
         try:
-            async with asyncio.timeout(DEADLINE):
-                found: States = await asyncio.to_thread(
-                    RuntimeTaskInstance.get_task_states,
-                    dag_id=run[0],
-                    run_ids=[run[1]],
-                    task_ids=sorted({task_id for task_id, _ in tasks}),
-                    map_index=indexes.pop() if len(indexes) == 1 else None,
-                )
+            for task_ids in requests_of({task_id for task_id, _ in tasks}, len(tasks)):
+                indexes = {index for task_id, index in tasks if task_id in task_ids}
+                async with asyncio.timeout(DEADLINE):
+                    states: States = await asyncio.to_thread(
+                        RuntimeTaskInstance.get_task_states,
+                        dag_id=run[0],
+                        run_ids=[run[1]],
+                        task_ids=task_ids,
+                        map_index=indexes.pop() if len(indexes) == 1 else None,
+                    )
+                found.update(dict.fromkeys(task_ids, states))
         finally:
             if run not in shared.collecting:
                 del shared.turns[run]

@@ -17,7 +17,7 @@ from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.links.taskhub import TaskHubInstanceLink, page_in_dag
 from airflow_provider_taskhub.triggers.airflow_tasks import index_of
 from airflow_provider_taskhub.triggers.mapped_row import row_of
-from airflow_provider_taskhub.triggers.rendering import python_text
+from airflow_provider_taskhub.triggers.rendering import CHECKED, PythonTexts
 from airflow_provider_taskhub.triggers.task_end import INSTANCE_KEY, WAITED, WORKER_STARTS, place_of
 from airflow_provider_taskhub.triggers.upstream_outputs import put_outputs
 
@@ -93,9 +93,9 @@ class StartingTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not foll
         self._context = context
         try:
             self._take_row()
-            given = getattr(self, "input", None)
-            super().render_template_fields(context, jinja_env)
-            self._python_text = python_text(given, getattr(self, "input", None), "input")
+            texts, given = PythonTexts(), {name: getattr(self, name, None) for name in CHECKED}
+            super().render_template_fields(context, texts.seen_by(jinja_env or self.get_template_env()))
+            self._python_text = texts.first_error(self, given)
         except Exception as error:
             self._unrendered = error
 

@@ -29,7 +29,7 @@ from airflow_provider_taskhub.concurrency import gather_bounded
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import AccessDenied
 from airflow_provider_taskhub.tags import OWNER_TAG
-from airflow_provider_taskhub.triggers.airflow_tasks import States, Tasks, key, why_nobody_waits
+from airflow_provider_taskhub.triggers.airflow_tasks import States, Tasks, key, requests_of, why_nobody_waits
 from airflow_provider_taskhub.triggers.grace import grace_of, seconds_of
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ def _questions(watches: Iterable[Watch]) -> list[Question]:
             by_task: dict[str, list[Watch]] = defaultdict(list)
             for watch in (watch for run_id in some for watch in runs[run_id]):
                 by_task[watch.task_id].append(watch)
-            for tasks in _chunks(sorted(by_task), TASKS):
+            for tasks in requests_of(by_task, TASKS):
                 asked = tuple(watch for task_id in tasks for watch in by_task[task_id])
                 questions.append(Question(dag_id=dag_id, tasks=tuple(tasks), runs=tuple(some), watches=asked))
     return questions

@@ -214,6 +214,14 @@ def test_names_that_no_live_worker_has_are_found_in_dag_files(
     )
 
 
+def test_a_path_without_any_dag_is_refused(airflow: Run, tmp_path: Path) -> None:
+    code, _, error = airflow("dags", "check", str(tmp_path / "typo"))
+    assert (code, f"there is no file or folder {tmp_path / 'typo'}" in error) == (Exit.USAGE, True)
+    (tmp_path / "none.py").write_text("x = 1  # not a DAG, says airflow\n")
+    code, _, error = airflow("dags", "check", str(tmp_path))
+    assert (code, f"Airflow finds no DAG in {tmp_path}" in error) == (Exit.USAGE, True)
+
+
 def test_a_dag_file_without_a_problem_ends_with_0_and_one_that_is_broken_with_1(airflow: Run, dags: Path) -> None:
     airflow("hub", "create", "--conn-id", "sales")
     lines = [line for line in DAGS.splitlines() if not any(f'"{name}"' in line for name in WRONG)]

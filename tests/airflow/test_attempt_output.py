@@ -7,7 +7,14 @@ import pytest
 from airflow_provider_taskhub.engine.events import OrchestrationInstance
 from airflow_provider_taskhub.hub.formats.keys import log_name
 from airflow_provider_taskhub.hub.log_hints import LogHint
-from airflow_provider_taskhub.triggers.attempt_output import AT_ONCE, LEAST, LONGEST_LINE, REMEMBERED, TaskOutput
+from airflow_provider_taskhub.triggers.attempt_output import (
+    AT_ONCE,
+    LEAST,
+    LONGEST_LINE,
+    MOST_LINES,
+    REMEMBERED,
+    TaskOutput,
+)
 
 TITLE = "load #0, attempt 1"
 WHOLE = "the whole log: taskhub instances logs i --activity load"
@@ -85,13 +92,24 @@ def test_bytes_that_are_no_text_are_shown_as_far_as_they_are() -> None:
 
 def test_of_more_than_the_bound_the_newest_lines_are_shown_and_the_rest_is_said() -> None:
     logs = Logs(most=2048)
-    logs.write("".join(f"{number:09}\n" for number in range(1_000)))
+    logs.write("".join(f"{number:019}\n" for number in range(1_000)))
     head, *shown = logs.read()
-    assert shown == lines(*(f"{number:09}" for number in range(796, 1_000)))
-    assert head == f"{TITLE}: … {796 * 10} bytes left out; {WHOLE}"
+    assert shown == lines(*(f"{number:019}" for number in range(898, 1_000)))
+    assert head == f"{TITLE}: … {898 * 20} bytes left out; {WHOLE}"
     assert logs.read_bytes == 2048
     logs.write("next\n")
     assert logs.read() == lines("next")
+
+
+def test_of_too_many_lines_the_newest_are_shown_and_the_others_counted() -> None:
+    logs = Logs(most=1 << 20)
+    logs.write("".join(f"{number}\n" for number in range(MOST_LINES + 7)))
+    head, *shown = logs.read()
+    assert head == f"{TITLE}: … 7 lines left out; {WHOLE}"
+    assert shown == lines(*map(str, range(7, MOST_LINES + 7)))
+    for task_id in range(2):
+        logs.write("x\n" * MOST_LINES, task_id=task_id)
+    assert sum(" | x" in line for line in logs.read()) == MOST_LINES, "two logs share the bound"
 
 
 def test_a_long_line_whose_beginning_is_left_out_begins_with_a_whole_character() -> None:

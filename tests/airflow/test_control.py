@@ -205,6 +205,17 @@ def test_a_missing_instance_may_be_no_error_for_a_termination(hub: FakeHub) -> N
     assert task(TaskHubTerminateOperator, missing_ok=True).run(Ti()) is None
 
 
+@pytest.mark.parametrize("rendered", ["None", "", None])
+def test_a_teardown_whose_setup_has_started_nothing_ends_with_success(hub: FakeHub, rendered: str | None) -> None:
+    one = task(TaskHubTerminateOperator, missing_ok=True)
+    one.operator.instance_id = rendered
+    assert one.run(Ti()) is None
+    assert not hub.requests
+    one.operator.missing_ok = False
+    with pytest.raises(AirflowFailException, match=f"instance_id is {rendered!r} after rendering"):
+        one.run(Ti())
+
+
 def test_a_termination_that_takes_long_waits_in_the_triggerer_and_then_confirms(hub: FakeHub) -> None:
     hub.put("i", Status.RUNNING)
     hub.slow = True

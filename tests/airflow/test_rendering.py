@@ -16,10 +16,9 @@ from airflow_provider_taskhub.decorators.orchestration import orchestration_task
 from airflow_provider_taskhub.engine.events import Status
 from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.notifications.taskhub import TaskHubRaiseEventNotifier
-from airflow_provider_taskhub.operators.control import TaskHubRaiseEventOperator
+from airflow_provider_taskhub.operators.control import TaskHubRaiseEventOperator, TaskHubTerminateOperator
 from airflow_provider_taskhub.operators.taskhub import TaskHubOperator
 from airflow_provider_taskhub.sensors.taskhub import TaskHubSensor
-from airflow_provider_taskhub.triggers.rendering import python_text
 from tests.airflow.conftest import Task, Ti
 from tests.airflow.fake import FakeHub
 
@@ -170,19 +169,52 @@ def test_python_text_of_a_dict_is_refused_in_an_event_too(hub: FakeHub) -> None:
     assert not hub.requests["raise_event"]
 
 
+@pytest.mark.parametrize("value", [[1, 2], [], {}, ("a",), {"b"}, ["a"], [datetime(2026, 1, 1, tzinfo=UTC)]])
+@pytest.mark.parametrize("template", ["{{ params.it }}", " {% if true %}{{ params.it }}{% endif %}"])
+def test_a_template_of_a_container_is_refused_whatever_is_in_it(hub: FakeHub, template: str, value: Any) -> None:
+    with dag(native=False) as other:
+        one = TaskHubOperator(task_id="t", orchestrator="o", input=["a", template])
+    one.render_template_fields({"params": {"it": value}, "dag": other})
+    with pytest.raises(AirflowFailException, match=r"input\[1\] is .*, which makes Python text of a dict or list"):
+        Task(one).run(Ti())
+    assert hub.starts == []
+
+
 @pytest.mark.parametrize(
     ("template", "text"),
     [
-        ("{{ params.config | tojson }}", '{"a": 1}'),
-        ("{{ params.numbers }}", "[1, 2]"),
+        ("{{ params.it | tojson }}", "[1, 2]"),
+        ("{{ params.text }}", "[1, 2]"),
         ("{'a': 1}", "{'a': 1}"),
-        ("config: {{ params.config }}", "config: {'a': 1}"),
-        ("{{ level }}", "[INFO]"),
-        ("{{ x }}", "{x}"),
-        ("{{ x }}", "{"),
-        ("{{ x }}", ""),
-        ("{{ params.a }} {{ params.a }}", "{'a': 1} {'a': 1}"),
+        (["[1, 2]", "of {{ params.it }}"], ["[1, 2]", "of [1, 2]"]),
+        ("found: {{ params.it }}", "found: [1, 2]"),
+        ("{{ params.it }} {{ params.it }}", "[1, 2] [1, 2]"),
+        ("{{ params.it | length }}", "2"),
+        ("{{ '' }}", ""),
     ],
 )
-def test_other_texts_are_inputs(template: str, text: str) -> None:
-    assert python_text({"a": [template]}, {"a": [text]}, "input") is None
+def test_other_texts_are_inputs(hub: FakeHub, template: Any, text: Any) -> None:
+    with dag(native=False) as other:
+        one = TaskHubOperator(task_id="t", orchestrator="o", input=["a", template])
+    one.render_template_fields({"params": {"it": [1, 2], "text": "[1, 2]"}, "dag": other})
+    Task(one).start(Ti())
+    assert (one._python_text, one.input) == (None, ["a", text])
+    assert len(hub.starts) == 1
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **given: TaskHubTerminateOperator(missing_ok=True, **given),
+        TaskHubSensor,
+        lambda **given: TaskHubOperator(orchestrator="o", **given),
+    ],
+)
+def test_the_ids_of_several_instances_are_no_id(hub: FakeHub, make: Any, native: bool) -> None:
+    with dag(native=native) as other:
+        one = make(task_id="t", instance_id="{{ params.ids }}")
+    one.render_template_fields({"params": {"ids": ["a", "b"]}, "dag": other})
+    with pytest.raises(AirflowFailException, match=r"instance_id is '\{\{ params.ids \}\}', .* give one id"):
+        Task(one).run(Ti())
+    assert hub.starts == []

@@ -103,6 +103,7 @@ def test_the_event_of_another_wait_ends_nothing(hub: FakeHub, other: dict[str, s
     [
         ({"instance_id": ""}, "TaskHubSensor 'wait': instance_id is ''"),
         ({"statuses": "Running"}, "give a list, for example"),
+        ({"statuses": 5}, "statuses is 5: give a list, for example"),
         ({"statuses": ["Runing"]}, "'Runing': choose from Pending, Running"),
         ({"custom_status": "rows >"}, "custom_status is 'rows >'"),
         ({"event_name": " "}, "event_name is ' '"),
@@ -130,6 +131,10 @@ def test_a_rendered_argument_that_cannot_be_right_fails_for_good(
         setattr(task.operator, name, value)
     with pytest.raises(AirflowFailException, match=text):
         task.run(Ti())
+
+
+def test_statuses_that_are_not_given_are_none() -> None:
+    assert TaskHubSensor(task_id="wait", instance_id="i", statuses=None).statuses == []
 
 
 def test_the_statuses_are_the_engines() -> None:

@@ -71,6 +71,14 @@ async def test_rows_of_a_mapped_task_and_other_runs_are_told_apart(airflow: Airf
     assert sorted(airflow.asked, key=str) == [("other", ["m"], 1), ("r", ["m"], None)]
 
 
+async def test_a_row_is_not_taken_for_a_task_of_the_same_name(airflow: Airflow) -> None:
+    """Airflow's answer has the key ``load_1`` for row 1 of ``load`` and for the task ``load_1``."""
+    airflow.may_answer.release(2)
+    found = await asyncio.gather(state_of(task("load", map_index=1)), state_of(task("load_1")))
+    assert airflow.asked == [("r", ["load"], 1), ("r", ["load_1"], -1)]
+    assert found == [{"r": {"load": 1}}, {"r": {"load_1": 2}}]
+
+
 async def test_an_error_is_everybodys_and_the_next_question_is_asked_anew(airflow: Airflow) -> None:
     airflow.error = ConnectionError("no answer")
     airflow.may_answer.release(2)

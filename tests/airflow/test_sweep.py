@@ -18,6 +18,7 @@ from airflow_provider_taskhub.errors import AccessDenied, Unavailable
 from airflow_provider_taskhub.hooks.deployment import deployment, swept_connections
 from airflow_provider_taskhub.hooks.taskhub import TaskHubHook, settings_without_connection
 from airflow_provider_taskhub.hub.watches import Watch
+from airflow_provider_taskhub.triggers.airflow_tasks import requests_of
 from airflow_provider_taskhub.triggers.sweep import AT_ONCE, EVERY, QUESTIONS, RUNS, SETTLE, TASKS, Sweep
 from airflow_provider_taskhub.triggers.watcher import MOST_FAILURES, Watcher
 from airflow_provider_taskhub.virtual_time import VirtualClock, run
@@ -258,6 +259,39 @@ def test_a_dag_with_many_tasks_costs_few_questions(hub: FakeHub) -> None:
         assert {instance_id for instance_id, _ in hub.terminated} == {f"i{n}" for n in range(1, 3 * TASKS, 2)}
 
     sweep(hub, airflow, scenario)
+
+
+@pytest.mark.parametrize(("row", "task", "ended"), [("deferred", "failed", "task"), ("failed", "deferred", "row")])
+def test_a_row_of_a_mapped_task_is_not_taken_for_a_task_of_the_same_name(
+    hub: FakeHub, row: str, task: str, ended: str
+) -> None:
+    """Airflow's answer has the key ``load_1`` for row 1 of ``load`` and for the task ``load_1``."""
+
+    class Airflow(FakeAirflow):
+        async def states(
+            self, dag_id: str, task_ids: Sequence[str], run_ids: Sequence[str]
+        ) -> dict[str, dict[str, str | None]]:
+            answers = {"load": ("load_1", row), "load_1": ("load_1", task)}
+            return {"r": dict(answers[task_id] for task_id in task_ids)}
+
+    watched(hub, replace(WATCH, instance_id="row", task_id="load", map_index=1))
+    watched(hub, replace(WATCH, instance_id="task", task_id="load_1"))
+    sweep(hub, Airflow())
+    assert {instance_id for instance_id, _ in hub.terminated} == {ended}
+
+
+@pytest.mark.parametrize(
+    ("task_ids", "size", "requests"),
+    [
+        (("b", "a", "c"), 2, [["a", "b"], ["c"]]),
+        (("a", "a_1", "a_1_2", "a_x", "b_1"), 9, [["a", "a_1_2", "a_x", "b_1"], ["a_1"]]),
+        (("a_1", "a_2"), 9, [["a_1", "a_2"]]),
+    ],
+)
+def test_tasks_whose_rows_could_have_the_same_key_are_in_different_requests(
+    task_ids: tuple[str, ...], size: int, requests: list[list[str]]
+) -> None:
+    assert requests_of(task_ids, size) == requests
 
 
 def test_a_turn_is_bounded_and_all_have_their_turn(hub: FakeHub) -> None:

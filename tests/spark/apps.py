@@ -330,6 +330,19 @@ def publish_days(spark: SparkSession, call: dict[str, object]) -> list[list[int]
 
 
 @app.spark_activity
+def publish_column(spark: SparkSession, call: list[str]) -> list[object]:
+    """Append a row with a column of a name and a type; return the columns and rows of a reader, or its error."""
+    target, name, kind = call
+    with publish(target, mode="append") as path:
+        spark.sql(f"SELECT 1 AS id, CAST('7' AS {kind}) AS {name}").write.parquet(path)
+    try:
+        found = read_published(spark, target)
+        return [sorted(found.columns), sorted((row.asDict() for row in found.collect()), key=str)]
+    except Exception as error:
+        return [str(error).splitlines()[0]]
+
+
+@app.spark_activity
 def plain_read(spark: SparkSession, target: str) -> str:
     """What a reader gets that knows nothing of commits."""
     try:

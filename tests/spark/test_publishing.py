@@ -51,5 +51,12 @@ async def test_spark_publishes_and_reads_partitions_of_several_attempts(
     paths, error, count = await value("empty", str(tmp_path / "empty"), action_id="k6")
     assert (paths, count) == ([], 0)
     assert "the published data have no rows and no files: pass schema=" in error
+    columns = str(tmp_path / "columns")
+    assert await value("publish_column", [columns, "a", "INT"], action_id="k7") == [["a", "id"], [{"id": 1, "a": 7}]]
+    assert await value("publish_column", [columns, "b", "STRING"], action_id="k8") == [
+        ["a", "b", "id"],
+        [{"id": 1, "a": 7, "b": None}, {"id": 1, "a": None, "b": "7"}],
+    ], "the columns of both attempts"
+    assert "CANNOT_MERGE_SCHEMA" in str(await value("publish_column", [columns, "a", "BINARY"], action_id="k9"))
     refusal = await value("through_the_jvm", str(tmp_path / "hadoop"))
     assert "takes such a path for one of 'hdfs': write 'hdfs://…' or 'file://…'" in refusal

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
 
 from airflow_provider_taskhub.clock import Clock
 from airflow_provider_taskhub.retries import Retries
@@ -22,7 +24,20 @@ from airflow_provider_taskhub.workers.executors.scheduling import (
 
 STARTS = Retries(after=(ExecutorError,), first=1.0, longest=30.0)
 """Pauses before an executor is started again in a seat, from the second failure in a row on (:attr:`Seat.backoff`)."""
-MAKES_PLACE = "its place is for another Spark application"
+
+
+class Leave(StrEnum):
+    """Why an executor leaves its seat although it is well. The values are for its log."""
+
+    IDLE = "it had no activity for a long time"
+    MAKES_PLACE = "its place is for another Spark application"
+
+
+class Leaving(NamedTuple):
+    """An executor that has left its seat and has not ended yet."""
+
+    executor: Executor
+    why: Leave
 
 
 class Ticket:
@@ -50,7 +65,7 @@ class Seat:
     :param need: what the executor is started for; None: nothing yet.
     :ivar next: the need that gets this seat as soon as no attempt runs here. Until then the seat takes no attempts.
     :ivar starting: True while an executor is being started.
-    :ivar leaving: the executor that was here before and has to end first, and the reason.
+    :ivar leaving: the executor that was here before and has to end first.
     :ivar served: False until an executor is ready in the turn of the need.
     :ivar changed: set when the seat was given to another need.
     :ivar since: monotonic time, in seconds, at which the turn of its need began.
@@ -69,7 +84,7 @@ class Seat:
         self.kind, self.need = kind, need
         self.next: Need | None = None
         self.starting = False
-        self.leaving: tuple[Executor, str] | None = None
+        self.leaving: Leaving | None = None
         self.changed = asyncio.Event()
         self.since = self.used = now
         self.served = False
@@ -102,16 +117,20 @@ class Seat:
         if not self.served:
             self.served, self.since = True, now  # its turn does not begin before
 
-    def vacate(self, why: str) -> None:
-        """Let the executor leave this seat. No attempt may run in it. :param why: for its log."""
+    def vacate(self, why: Leave) -> None:
+        """Let the executor, if there is one, leave this seat. No attempt may run in it."""
         if self.executor is not None:
-            self.leaving, self.executor = (self.executor, why), None
+            self.leaving, self.executor = Leaving(self.executor, why), None
+        self.rest()
+
+    def rest(self) -> None:
+        """Start no executor here until somebody waits for one."""
         self.served = False
         self.wanted.clear()
 
     def change(self, now: float) -> None:
         """Give this seat to its next need. No attempt may run here, and no executor may be starting."""
-        self.vacate(MAKES_PLACE)
+        self.vacate(Leave.MAKES_PLACE)
         self.need, self.next = self.next, None
         self.since, self.failures, self.broken = now, 0, False
         self.worn.clear()

@@ -23,7 +23,8 @@ from airflow_provider_taskhub.virtual_time import VirtualClock, run
 from airflow_provider_taskhub.workers.executors.assignment import Seat
 from airflow_provider_taskhub.workers.executors.attempt_values import ActivityOutcome, ActivityRequest
 from airflow_provider_taskhub.workers.executors.executor import ExecutorError
-from airflow_provider_taskhub.workers.executors.pool import OWN_IDLE, ExecutorConfig, ExecutorLimits, ExecutorPool
+from airflow_provider_taskhub.workers.executors.keeping import OWN_IDLE
+from airflow_provider_taskhub.workers.executors.pool import ExecutorConfig, ExecutorLimits, ExecutorPool
 from airflow_provider_taskhub.workers.executors.protocol import Configure
 from airflow_provider_taskhub.workers.executors.scheduling import IDLE, SPARK, TURN
 from tests.workers.conftest import Logs, PoolMaker, request
@@ -86,6 +87,8 @@ class Pool(ExecutorPool):
         super().__init__(config, size=4, processes=1, applications=applications, logs=Logs(), clock=clock, **more)
         self.clock, self.made, self.most, self._start = clock, list[StandIn](), 0, start
         self.fails: dict[str, str] | None = None
+        self._configure = self._keeper._starter.configure
+        self._keeper._starter.start = self._started  # type: ignore[method-assign]
 
     @property
     def now(self) -> float:
@@ -100,8 +103,8 @@ class Pool(ExecutorPool):
     def spark(self) -> list[Seat]:
         return self._seats[1:]
 
-    async def _started(self, seat: Seat) -> Any:
-        configure = self._configure(seat, f"{seat.kind}-{self._seats.index(seat) + 1}.{seat.starts}", None)
+    async def _started(self, seat: Seat, name: str) -> Any:
+        configure = self._configure(seat, name, None)
         await self.clock.sleep(self._start)
         if self.fails is not None and self.fails.items() <= configure.conf.items():
             raise ExecutorError("Spark does not start")
@@ -135,7 +138,7 @@ def kept(work: Callable[[Pool], Awaitable[None]], applications: int, *, most: in
         await asyncio.sleep(BEFORE)
         pool = Pool(applications, **more)
         for number, seat in enumerate(pool.spark):
-            pool.supervisor.keep(f"seat {number}", partial(pool._keep, seat))
+            pool.supervisor.keep(f"seat {number}", partial(pool._keeper.keep, seat))
         pool.supervisor.keep("places", pool._arrange)
         try:
             await work(pool)

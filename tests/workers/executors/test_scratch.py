@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_taskhub.workers.executors.pool import _names_place
 from airflow_provider_taskhub.workers.executors.scratch import Scratch, remove_left
+from airflow_provider_taskhub.workers.executors.starting import _names_place
 
 HOLDS = """
 import sys
 from pathlib import Path
-from airflow_provider_taskhub.workers.executors.pool import _names_place
+from airflow_provider_taskhub.workers.executors.starting import _names_place
 from airflow_provider_taskhub.workers.executors.scratch import Scratch
 
 scratch = Scratch(Path(sys.argv[1]))
