@@ -339,7 +339,7 @@ def publish_column(spark: SparkSession, call: list[str]) -> list[object]:
         found = read_published(spark, target)
         return [sorted(found.columns), sorted((row.asDict() for row in found.collect()), key=str)]
     except Exception as error:
-        return [str(error).splitlines()[0]]
+        return [str(error)]
 
 
 @app.spark_activity
