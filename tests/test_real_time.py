@@ -117,7 +117,14 @@ ALLOWED: dict[str, dict[str, str]] = {
     "hub/partitions/test_virtual_time.py": {
         "test_time_stands_still_while_a_thread_works": "a thread that works for a moment, which may take longer"
     },
-    "spark/apps.py": {"_meet": POLL, "_forever": WORK, "careless": POLL, "endless": WORK, "in_two_stages": POLL},
+    "spark/apps.py": {
+        "_meet": POLL,
+        "_forever": WORK,
+        "careless": POLL,
+        "endless": WORK,
+        "in_two_stages": POLL,
+        "leaves_hidden": POLL,
+    },
     "spark/connect_apps.py": {"_slow": WORK, "dies_once": POLL, "settings": POLL},
     "storage/contract/test_tables.py": {
         "test_a_subscriber_without_news_waits_only_the_given_seconds": "the wait that ends by itself; longer is as good"

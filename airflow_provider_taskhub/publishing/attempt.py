@@ -10,7 +10,7 @@ from airflow_provider_taskhub.errors import InputError
 from airflow_provider_taskhub.publishing import layout
 from airflow_provider_taskhub.publishing.layout import Commit, PublishMode, Writer
 from airflow_provider_taskhub.publishing.log import CommitLog
-from airflow_provider_taskhub.publishing.stores import Files, files_of
+from airflow_provider_taskhub.publishing.stores import Files, LocalFiles, files_of
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Publication:
         def decide(newest: Commit) -> Commit | None:
             if not layout.may_publish(newest, self._writer):
                 return None
-            if partitions is None:
+            if partitions is None or (not partitions and not self._is_shared()):
                 raise InputError(
                     f"publish({self._target!r}): nothing was written to {self.path}, the path that the block has got. "
                     "Write to this path. If Spark writes on other machines, the target must be on a disk that they and "
@@ -86,6 +86,16 @@ class Publication:
         except Exception as error:  # the data are published; the next publication removes what is left
             _log.warning("%s: what is not needed any more was not removed: %r", self._target, error)
         return won
+
+    def _is_shared(self) -> bool:
+        """Return whether a place without data is that of a DataFrame without rows.
+
+        If the executors of a cluster write to disks of their own, this machine gets only the mark of Spark's end.
+        """
+        files, place = self._files, layout.data_path(self._writer.place)
+        if not isinstance(files, LocalFiles):
+            return True
+        return all(files.is_shared(f"{place}/{name}") for name in files.names(place))
 
     def discard(self) -> None:
         """Remove what this attempt has written."""

@@ -103,6 +103,25 @@ def default_scheme() -> str | None:
     return str(context._jvm.org.apache.hadoop.fs.FileSystem.getDefaultUri(conf).getScheme())
 
 
+def executors_see(path: str) -> bool:
+    """Return whether the executors of the active session's cluster see a file on this machine's disk.
+
+    :returns: True also without a classic session, and for a local Spark.
+    """
+    context = _context()
+    if context is None or str(context.master).startswith("local"):
+        return True
+
+    def sees(_: int) -> bool:
+        import os
+
+        return os.path.exists(path)
+
+    sees.__module__ = "__main__"  # PySpark sends its code then: the executors need not have this package
+    count = context.defaultParallelism
+    return all(context.parallelize(range(count), count).map(sees).collect())
+
+
 def _context() -> Any:
     """Return the context of the active classic session, or None. A session of Spark Connect has no context."""
     if "pyspark.sql" not in sys.modules:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from airflow_provider_taskhub.errors import ConfigurationError, InputError
-from airflow_provider_taskhub.publishing.hadoop import HadoopFiles, default_scheme
+from airflow_provider_taskhub.publishing.hadoop import HadoopFiles, default_scheme, executors_see
 from airflow_provider_taskhub.publishing.objects import ObjectFiles
 
 HADOOP = ("hdfs", "viewfs", "ofs")
@@ -106,6 +106,10 @@ class LocalFiles:
             if os.path.isdir(full):
                 shutil.rmtree(full)
 
+    def is_shared(self, path: str) -> bool:
+        """Return whether the machines that write with the active Spark session see a file."""
+        return executors_see(self._path(path))
+
     def _path(self, path: str) -> str:
         return os.path.join(self._root, path)
 
@@ -133,6 +137,11 @@ def files_of(target: str, storage_options: Mapping[str, Any] | None) -> Files:
         raise InputError(
             f"the target {target!r} has one of the signs % ? #, which Spark and pyarrow read in different ways in a "
             "file: URL: use a folder without them in its path"
+        )
+    if scheme in ("", "file") and (signs := [sign for sign in "*?[]{}\\" if sign in target]):
+        raise InputError(
+            f"the target {target!r} has the sign {signs[0]}, which Spark takes for a part of a pattern when it reads: "
+            "use a folder without it in its path"
         )
     if scheme not in ("", "file"):
         known = ", ".join(("file", *HADOOP, *OBJECTS))

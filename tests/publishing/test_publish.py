@@ -12,7 +12,7 @@ from airflow_provider_taskhub import activity
 from airflow_provider_taskhub.activity import ActivityCancelled, ActivityInfo, Attempt, entered, output_path, publish
 from airflow_provider_taskhub.app import App, OrchestrationContext
 from airflow_provider_taskhub.errors import InputError, OrchestrationError, PublishSuperseded, TaskHubError
-from airflow_provider_taskhub.publishing import published, remove_unpublished
+from airflow_provider_taskhub.publishing import published, remove_unpublished, stores
 from airflow_provider_taskhub.testing import run
 from tests.publishing.test_stores import container
 
@@ -117,6 +117,32 @@ def test_an_activity_that_was_asked_to_stop_does_not_publish(target: str) -> Non
         body()
     assert published(target) is None
     assert files(Path(target)) == []
+
+
+def test_data_that_a_cluster_wrote_to_disks_of_its_own_are_not_published_as_none(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark's mark of the end is all that such a write leaves on this machine, as a write of no rows does."""
+
+    def written(path: str) -> None:
+        os.makedirs(path)
+        Path(path, "_SUCCESS").touch()
+
+    asked: list[str] = []
+    monkeypatch.setattr(stores, "executors_see", lambda path: asked.append(path))
+    with (
+        entered(attempt()),
+        pytest.raises(InputError, match="the target must be on a disk that they and this machine"),
+        publish(target) as path,
+    ):
+        written(path)
+    assert asked == [f"{path}/_SUCCESS"]
+    monkeypatch.setattr(stores, "executors_see", lambda path: True)
+    with entered(attempt()), publish(target) as path:
+        written(path)
+    found = published(target)
+    assert found is not None
+    assert found.paths == ()
 
 
 def test_wrong_uses_are_refused(target: str) -> None:

@@ -70,6 +70,7 @@ def test_files_in_an_object_store(container: tuple[str, dict[str, str]]) -> None
         ("", "the target '' is no folder"),
         ("monthly", "is a relative path"),
         ("file:monthly", "is a relative path"),
+        ("/lake/month[1]", r"has the sign \[, which Spark takes for a part of a pattern"),
         ("file:///a%20target", "Spark and pyarrow read in different ways"),
         ("file:///a?b", "use a folder without them in its path"),
         ("ftp://host/a", "has the scheme 'ftp'; publish\\(\\) knows file, hdfs, viewfs, ofs, s3"),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
+import importlib
 import os
 import pathlib
 import signal
@@ -370,6 +373,103 @@ def empty(spark: SparkSession, target: str) -> list[object]:
     except Exception as error:
         return [found.paths, str(error), read_published(spark, target, schema=frame.schema).count()]
     return []
+
+
+@app.spark_activity
+def batch_keys(spark: SparkSession, folder: str) -> list[str]:
+    """The key of this attempt, and the key that its function sees in a batch, which the JVM calls."""
+    seen: list[str] = []
+    done = threading.Event()
+
+    def batch(frame: DataFrame, number: int) -> None:
+        print("a batch")
+        seen.append(activity_info().idempotency_key)
+        done.set()
+
+    pathlib.Path(folder, "in").mkdir()
+    spark.range(1).write.parquet(f"{folder}/in/0")
+    read = spark.readStream.schema("id LONG").parquet(f"{folder}/in/*")
+    query = read.writeStream.option("checkpointLocation", f"{folder}/cp").foreachBatch(batch).start()
+    query.processAllAvailable()
+    assert done.is_set()
+    return [activity_info().idempotency_key, *seen]
+
+
+@functools.lru_cache
+def kept() -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    return SparkSession.builder.getOrCreate()
+
+
+_POOL = ThreadPoolExecutor(1)
+
+
+@app.spark_activity
+def keeps_session(spark: SparkSession, view: str) -> list[object]:
+    """What a session that was kept from the first attempt, and one in a thread of an old pool, have to do with this."""
+    from pyspark.sql import SparkSession
+
+    before = [table.name for table in kept().catalog.listTables()]
+    spark.range(1).createOrReplaceTempView(view)
+    kept().conf.set("spark.sql.shuffle.partitions", "7")
+    found = _POOL.submit(lambda: [one.name for one in SparkSession.builder.getOrCreate().catalog.listTables()])
+    after = [table.name for table in kept().catalog.listTables()]
+    return [before, after, found.result(), spark.conf.get("spark.sql.shuffle.partitions")]
+
+
+@app.spark_activity
+def leaves_hidden(spark: SparkSession, folder: str) -> None:
+    """Leave what is hard to see: a stream of another session, a job of another group, a checkpoint."""
+    own = spark.newSession()
+    stream = own.readStream.format("rate").load().writeStream.format("noop")
+    stream.option("checkpointLocation", f"{folder}/stream").start()
+
+    def job() -> None:
+        spark.sparkContext.setJobGroup("mine", "a group of the user")
+        with contextlib.suppress(Exception):
+            spark.range(10**12).selectExpr("sum(id % 7)").collect()
+
+    threading.Thread(target=job, daemon=True).start()
+    spark.sparkContext.setCheckpointDir(f"{folder}/checkpoints")
+    spark.range(10).checkpoint()
+    while not spark.sparkContext.statusTracker().getJobIdsForGroup("mine"):
+        threading.Event().wait(0.01)
+
+
+@app.spark_activity
+def left_hidden(spark: SparkSession, folder: str) -> list[object]:
+    """What the attempt before has left."""
+    context = spark.sparkContext
+    streams = spark._jsparkSession.sharedState().activeStreamingQueries().size()
+    running = context.statusTracker().getActiveJobsIds()
+    return [streams, running, context.getCheckpointDir(), os.listdir(f"{folder}/checkpoints")]
+
+
+@app.spark_activity
+def module_version(spark: SparkSession, at: list[str]) -> list[int]:
+    """The version of an added module, as the driver and as Spark's Python workers import it."""
+    folder, version = at
+    pathlib.Path(folder, "versioned.py").write_text(f"V = {version}\n")
+    spark.sparkContext.addPyFile(f"{folder}/versioned.py")
+    seen = spark.sparkContext.parallelize([0], 1).map(lambda _: importlib.import_module("versioned").V).collect()
+    return [importlib.import_module("versioned").V, *seen]
+
+
+@app.spark_activity
+def places(spark: SparkSession) -> list[str]:
+    """Where the JVM has its temporary files."""
+    return [
+        str(spark._jvm.java.lang.System.getProperty("java.io.tmpdir")),
+        *spark.sparkContext.getConf().get("spark.local.dir", "").split(","),
+    ]
+
+
+@app.spark_activity
+def sees(spark: SparkSession, path: str) -> bool:
+    from airflow_provider_taskhub.publishing.hadoop import executors_see
+
+    return executors_see(path)
 
 
 @app.spark_activity

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import _thread
+import functools
 import os
 import pathlib
 import queue
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from airflow_provider_taskhub.app import App
+from airflow_provider_taskhub.publishing.hadoop import executors_see
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,6 +38,33 @@ def _slow(spark: SparkSession, folder: str, tasks: int = 2) -> int:
             time.sleep(0.05)
 
     return spark.range(0, tasks, 1, tasks).select(udf(tick)("id")).collect()[0][0]
+
+
+@functools.lru_cache
+def kept() -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    return SparkSession.builder.getOrCreate()
+
+
+_POOL = ThreadPoolExecutor(1)
+
+
+@app.spark_activity
+def keeps_session(spark: SparkSession, view: str) -> list[object]:
+    """What a session that was kept from the first attempt, and one in a thread of an old pool, have to do with this."""
+    from pyspark.sql import SparkSession
+
+    before = [table.name for table in kept().catalog.listTables()]
+    spark.range(1).createOrReplaceTempView(view)
+    found = _POOL.submit(lambda: [one.name for one in SparkSession.builder.getOrCreate().catalog.listTables()])
+    return [before, [table.name for table in kept().catalog.listTables()], found.result()]
+
+
+@app.spark_activity
+def sees(spark: SparkSession, path: str) -> bool:
+    """Whether the executors of the cluster see a file."""
+    return executors_see(path)
 
 
 @app.activity

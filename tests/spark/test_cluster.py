@@ -38,6 +38,9 @@ async def test_attempts_run_on_a_cluster_are_cancelled_there_and_leave_nothing_w
     heard: list[ActivityProgress] = []
     outcome = await pool.run(spark("total", 7), progress=heard.append)
     assert value(outcome) == 21
+    (tmp_path / "there").touch()
+    for name in ("there", "nowhere"):
+        assert value(await pool.run(spark("sees", str(tmp_path / name)))) == (name == "there")
     assert [heard[0].application_id] == cluster.applications()
     assert heard[0].spark_ui is not None
     page = heard[0].spark_ui.replace("localhost", "127.0.0.1")

@@ -80,6 +80,11 @@ async def test_concurrent_attempts_have_sessions_of_their_own(pool: ExecutorPool
         }
 
 
+async def test_a_session_that_user_code_keeps_is_that_of_the_attempt_which_uses_it(pool: ExecutorPool) -> None:
+    for name in ("one", "two"):
+        assert value(await pool.run(spark("keeps_session", name, action_id=name))) == [[], [name], [name]]
+
+
 async def test_an_attempt_says_where_it_runs_and_leaves_no_session(pool: ExecutorPool, connect: Servers) -> None:
     heard: list[ActivityProgress] = []
     name = f"{connect.master}/;user_id=tester;session_id=5b6b2f4e-52a2-4f0a-8c3e-0123456789ab"

@@ -53,6 +53,49 @@ async def test_what_an_attempt_sets_for_hadoop_ends_with_it(pool: ExecutorPool) 
     assert value(await pool.run(spark("sets_hadoop_settings", False, action_id="reads"))) == first
 
 
+async def test_an_attempt_sees_its_own_version_of_an_added_module(pool: ExecutorPool, tmp_path: pathlib.Path) -> None:
+    for version in (1, 2):
+        outcome = await pool.run(spark("module_version", [str(tmp_path), str(version)], action_id=f"v{version}"))
+        assert value(outcome) == [version, version]
+
+
+async def test_a_function_that_the_jvm_calls_runs_in_the_attempt_that_has_given_it(
+    pool: ExecutorPool, tmp_path: pathlib.Path
+) -> None:
+    for name in ("one", "two"):
+        (folder := tmp_path / name).mkdir()
+        outcome = await pool.run(spark("batch_keys", str(folder), action_id=name))
+        assert value(outcome) == [name, name]
+        assert "a batch" in outcome.log_tail
+
+
+async def test_a_session_that_user_code_keeps_is_that_of_the_attempt_which_uses_it(pool: ExecutorPool) -> None:
+    for name in ("one", "two"):
+        seen = value(await pool.run(spark("keeps_session", name, action_id=name)))
+        assert seen == [[], [name], [name], "7"]
+
+
+async def test_streams_jobs_and_checkpoints_that_are_hard_to_see_end_with_their_attempt(
+    pool: ExecutorPool, tmp_path: pathlib.Path
+) -> None:
+    value(await pool.run(spark("leaves_hidden", str(tmp_path))))
+    assert value(await pool.run(spark("left_hidden", str(tmp_path)))) == [0, [], None, []]
+
+
+@pytest.mark.process
+async def test_nothing_of_spark_and_java_stays_where_the_user_wants_their_files(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java, local = tmp_path / "java", tmp_path / "local"
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", f"-Djava.io.tmpdir={java}")
+    async with spark_pool("local[2]", conf={"spark.local.dir": str(local)}) as pool:
+        found = value(await pool.run(spark("places")))
+        assert [os.path.dirname(path) for path in found] == [str(java), str(local)]
+        value(await pool.run(spark("shuffled")))
+        assert len(os.listdir(found[1])) > 1
+    assert [*java.iterdir(), *local.iterdir()] == []
+
+
 OF_NO_APPLICATION = {
     "acls",
     "admin",

@@ -42,7 +42,7 @@ from airflow_provider_taskhub.workers.executors.protocol import (
 )
 from airflow_provider_taskhub.workers.executors.reaper import Reaper
 from airflow_provider_taskhub.workers.executors.remote_attempt import ProgressListener, RemoteAttempt
-from airflow_provider_taskhub.workers.executors.scratch import Scratch
+from airflow_provider_taskhub.workers.executors.scratch import SparkScratch
 
 _LOG_SLACK = 1024
 """Room above the limit of an attempt's log, in bytes, for the line "log truncated" that the child process adds."""
@@ -93,7 +93,7 @@ class Executor:
         clock: Clock,
         times: ExecutorTimes,
         resumed: Callable[[], None] = lambda: None,
-        scratch: Scratch | None = None,
+        scratch: SparkScratch | None = None,
     ) -> None:
         self.name = configure.name
         self._resumed = resumed

@@ -20,13 +20,12 @@ from airflow_provider_taskhub.workers.executors.process import ExecutorTimes
 from airflow_provider_taskhub.workers.executors.protocol import Configure
 from airflow_provider_taskhub.workers.executors.reaper import Reaper
 from airflow_provider_taskhub.workers.executors.scheduling import ExecutorKind
-from airflow_provider_taskhub.workers.executors.scratch import Scratch, remove_left
+from airflow_provider_taskhub.workers.executors.scratch import SparkScratch
 
 _log = structlog.get_logger()
 
 MAX_LOG = 10 * 1024 * 1024
 """Largest size, in bytes, of the log of one attempt and of the log of one executor."""
-_LOCAL_DIR = "spark.local.dir"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +83,10 @@ class ExecutorStarter:
         :raises ExecutorError: if it did not become ready.
         """
         began = self._clock.monotonic()
-        scratch = await asyncio.to_thread(self._new_scratch, seat.kind)
+        environment = dict(os.environ if self._config.environment is None else self._config.environment)
+        scratch = None
+        if seat.kind is ExecutorKind.SPARK and not self._config.spark.master.startswith("sc://"):
+            scratch = await asyncio.to_thread(self._new_scratch, seat, environment)
         executor = Executor(
             self.configure(seat, name, scratch),
             reaper=self._reaper,
@@ -95,11 +97,12 @@ class ExecutorStarter:
             resumed=self._resumed,
             scratch=scratch,
         )
-        environment = self._config.environment
         if seat.kind is ExecutorKind.SPARK:
             # PySpark converts timestamps to the time zone of its process, and the result does not name the zone. A
             # reader takes such a time for UTC.
-            environment = {"TZ": _zone(environment), **(os.environ if environment is None else environment)}
+            environment["TZ"] = _zone(environment)
+        if scratch is not None:
+            environment |= scratch.variables
         try:
             await executor.start(environment)
         except BaseException as error:
@@ -113,24 +116,20 @@ class ExecutorStarter:
         _log.info("executor_ready", executor=name, pid=executor.pid, seconds=seconds)
         return executor
 
-    def _new_scratch(self, kind: ExecutorKind) -> Scratch | None:
-        """Make a folder for the temporary files of a local Spark. None: somebody else says where they are, or the
-        folder cannot be made.
-        """
-        environment = os.environ if self._config.environment is None else self._config.environment
-        local = self._config.spark.master.startswith("local")
-        if kind is not ExecutorKind.SPARK or not local or _names_place(self._config.spark.conf, environment):
-            return None
+    def _new_scratch(self, seat: Seat, environment: Mapping[str, str]) -> SparkScratch | None:
+        """Make the folders for the temporary files of a Spark driver. None: they cannot be made."""
         try:
-            remove_left()
-            return Scratch()
+            return SparkScratch(self._config.spark.master, self._conf(seat), environment)
         except OSError as error:
             _log.warning("no_scratch_folder", error=str(error))
             return None
 
-    def configure(self, seat: Seat, name: str, scratch: Scratch | None) -> Configure:
-        """Return the first message to the executor of a seat. :param scratch: its folder for temporary files."""
-        places = {} if scratch is None else {_LOCAL_DIR: str(scratch.path)}
+    def _conf(self, seat: Seat) -> dict[str, str]:
+        return {**self._config.spark.conf, **dict(seat.need.application if seat.need else ())}
+
+    def configure(self, seat: Seat, name: str, scratch: SparkScratch | None) -> Configure:
+        """Return the first message to the executor of a seat. :param scratch: its folders for temporary files."""
+        places = dict[str, str]()
         if not self._config.spark.master.startswith("sc://"):
             places["spark.app.name"] = f"taskhub {self._name} {name}"  # tells the workers of a cluster apart
         if not self._config.spark.master.startswith(("local", "sc://")):
@@ -140,25 +139,12 @@ class ExecutorStarter:
             apps=self._config.apps,
             spark=seat.kind is ExecutorKind.SPARK,
             master=self._config.spark.master,
-            conf={**places, **self._config.spark.conf, **dict(seat.need.application if seat.need else ())},
+            conf={**places, **self._conf(seat), **({} if scratch is None else scratch.conf)},
             lock_fd=self._config.lock_fd,
             max_result=self._config.max_result,
             max_log=self._config.max_log,
             kept_results=str(self._config.kept_results),
         )
-
-
-def _names_place(conf: Mapping[str, str], environment: Mapping[str, str]) -> bool:
-    """Return whether the user says where Spark's temporary files are: in a setting, a variable or Spark's own file."""
-    home = environment.get("SPARK_HOME")
-    folder = environment.get("SPARK_CONF_DIR") or (home and os.path.join(home, "conf"))
-    file = Path(folder, "spark-defaults.conf") if folder else None
-    try:
-        lines = file.read_text().splitlines() if file is not None else []
-    except OSError:
-        lines = []
-    named = any(line.split("=")[0].split()[:1] == [_LOCAL_DIR] for line in lines)
-    return named or _LOCAL_DIR in conf or "SPARK_LOCAL_DIRS" in environment
 
 
 def _zone(environment: Mapping[str, str] | None) -> str:

@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_taskhub.workers.executors.scratch import Scratch, remove_left
-from airflow_provider_taskhub.workers.executors.starting import _names_place
+from airflow_provider_taskhub.workers.executors.scratch import Scratch, SparkScratch, named_folders, remove_left
 
 HOLDS = """
 import sys
 from pathlib import Path
-from airflow_provider_taskhub.workers.executors.starting import _names_place
 from airflow_provider_taskhub.workers.executors.scratch import Scratch
 
 scratch = Scratch(Path(sys.argv[1]))
@@ -60,20 +58,41 @@ def test_the_folder_of_a_process_that_was_killed_is_removed_by_the_next(tmp_path
 @pytest.mark.parametrize(
     ("conf", "variables", "file", "named"),
     [
-        ({}, {}, None, False),
-        ({"spark.local.dir": "/fast"}, {}, None, True),
-        ({}, {"SPARK_LOCAL_DIRS": "/fast"}, None, True),
-        ({}, {"SPARK_CONF_DIR": ""}, "spark.master local\nspark.local.dir  /fast", True),
-        ({}, {"SPARK_CONF_DIR": ""}, "spark.local.dir=/fast", True),
-        ({}, {"SPARK_HOME": ""}, "# spark.local.dir /fast", False),
+        ({}, {}, None, []),
+        ({"spark.local.dir": "/fast, /other"}, {}, None, ["/fast", "/other"]),
+        ({"spark.local.dir": "/fast"}, {"SPARK_LOCAL_DIRS": "/faster"}, None, ["/faster"]),
+        ({}, {"SPARK_CONF_DIR": ""}, "spark.master local\nspark.local.dir  /fast", ["/fast"]),
+        ({}, {"SPARK_CONF_DIR": ""}, "spark.local.dir=/fast", ["/fast"]),
+        ({}, {"SPARK_HOME": ""}, "# spark.local.dir /fast", []),
     ],
 )
-def test_who_says_where_the_files_are_gets_no_folder(
-    conf: dict[str, str], variables: dict[str, str], file: str | None, named: bool, tmp_path: Path
+def test_where_the_user_wants_sparks_files(
+    conf: dict[str, str], variables: dict[str, str], file: str | None, named: list[str], tmp_path: Path
 ) -> None:
     if file is not None:
         (tmp_path / "conf").mkdir()
         (tmp_path / "conf" / "spark-defaults.conf").write_text(file)
         folders = {"SPARK_HOME": str(tmp_path), "SPARK_CONF_DIR": str(tmp_path / "conf")}
         variables = {name: folders[name] for name in variables}
-    assert _names_place(conf, variables) == named
+    assert named_folders(conf, variables) == named
+
+
+def test_an_executor_gets_new_folders_in_those_that_the_user_has_named(tmp_path: Path) -> None:
+    places = [tmp_path / name for name in ("java", "a", "b")]
+    variables = {"JAVA_TOOL_OPTIONS": f"-Xss4m -Djava.io.tmpdir={places[0]}", "SPARK_SUBMIT_OPTS": "-Dx=1"}
+    scratch = SparkScratch("local[2]", {"spark.local.dir": f"{places[1]},{places[2]}"}, variables)
+    (java,), (one,), (other,) = ([*place.iterdir()] for place in places)
+    assert scratch.conf == {"spark.local.dir": f"{one},{other}"}
+    assert scratch.variables == {"SPARK_SUBMIT_OPTS": f'-Dx=1 -Djava.io.tmpdir="{java}"'}
+    by_variable = SparkScratch("local", {}, {**variables, "SPARK_LOCAL_DIRS": str(places[1])})
+    assert by_variable.variables["SPARK_LOCAL_DIRS"].startswith(f"{places[1]}/")
+    on_yarn = SparkScratch("yarn", {"spark.local.dir": str(places[1])}, variables)
+    assert (on_yarn.conf, [*on_yarn.variables]) == ({}, ["SPARK_SUBMIT_OPTS"]), "its containers get the setting too"
+    for each in (scratch, by_variable, on_yarn):
+        each.remove()
+    assert [*places[0].iterdir()] == []
+    assert not any(path.exists() for path in (java, one, other))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        SparkScratch("local", {"spark.local.dir": f"{places[2]},{tmp_path / 'file'}"}, variables)
+    assert [*places[2].iterdir()] == [], "nothing stays of folders that could not all be made"

@@ -6,6 +6,7 @@ changes nothing, so an attempt would read the file of an earlier one.
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import sys
@@ -13,6 +14,8 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+_MODULES = (".py", ".zip", ".egg", ".jar")
+"""Endings of files that Python can import from."""
 _KINDS = ("Files", "Archives")
 _ALL = "default"
 """The key under which Spark keeps what belongs to the whole application."""
@@ -30,8 +33,12 @@ class AddedFiles:
         self._kept = {_name(url) for urls in self._first.values() for url in urls}
         self._includes, self._path = list(context._python_includes), list(sys.path)
 
-    def remove_new(self) -> None:
-        """Remove what was added since the start. Call it only while no attempt runs that may need it."""
+    def remove_new(self) -> bool:
+        """Remove what was added since the start. Call it only while no attempt runs that may need it.
+
+        :returns: whether Python may have imported a module of it.
+        """
+        modules = False
         for kind in _KINDS:
             if self._count(kind) == len(self._first[kind]):
                 continue
@@ -40,6 +47,8 @@ class AddedFiles:
                 if added.contains(_ALL):
                     added.apply(_ALL).remove(url)
                 self._remove_copy(_name(url))
+                modules |= _name(url).endswith(_MODULES)
+        return modules
 
     def _remove_copy(self, name: str) -> None:
         """Remove the driver's copy of a file, and its place in the search paths of Python."""
@@ -47,7 +56,14 @@ class AddedFiles:
 
         if name in ("", ".", "..") or name in self._kept:
             return
-        path = os.path.join(SparkFiles.getRootDirectory(), name)
+        root = SparkFiles.getRootDirectory()
+        path = os.path.join(root, name)
+        for module, loaded in [*sys.modules.items()]:
+            file = getattr(loaded, "__file__", None) or ""
+            if file == path or file.startswith(f"{path}{os.sep}"):
+                del sys.modules[module]
+        for compiled in glob.glob(f"{glob.escape(root)}/__pycache__/{glob.escape(name.removesuffix('.py'))}.*"):
+            os.unlink(compiled)  # another version of the same second and size would be taken for this one
         with suppress(FileNotFoundError):
             shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
         if path not in self._path:

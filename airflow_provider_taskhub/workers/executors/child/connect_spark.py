@@ -13,7 +13,8 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.spark_connect import ConnectServer
@@ -27,6 +28,7 @@ from airflow_provider_taskhub.workers.executors.child.connect_control import (
     explained,
     open_session,
 )
+from airflow_provider_taskhub.workers.executors.child.ended_session import hand_over
 from airflow_provider_taskhub.workers.executors.child.spark import SparkAttempt, SparkPlace, SparkStart, configure
 from airflow_provider_taskhub.workers.executors.child.spark_work import Operations, SparkWork
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _log = logging.getLogger(__name__)
+_session: ContextVar[Any] = ContextVar("taskhub_connect_session")
 
 _LOOK_EVERY = 2.0
 """Seconds between two looks at the server."""
@@ -112,8 +115,12 @@ class ConnectSpark:
             session.registerProgressHandler(self._operations.setdefault(attempt.job_group, Operations()))
             # Spark gives the settings of a session to its jobs as local properties, so listeners see them too.
             configure(session, {**self._conf, **attempt.conf})
-            with capture.threads_run_as(inheritable_thread_target(session)):
-                yield session
+            token = _session.set(session)
+            try:
+                with capture.threads_run_as(inheritable_thread_target(session)):
+                    yield session
+            finally:
+                _session.reset(token)
         finally:
             self._sessions.pop(attempt.job_group, None)
             self._operations.pop(attempt.job_group, None)
@@ -121,6 +128,7 @@ class ConnectSpark:
             if session is not None:
                 with suppress(Exception):  # a channel that is broken needs no closing
                     session.client.close()
+                hand_over(session, _session)
 
     def work(self, job_group: str) -> SparkWork | None:
         found = self._operations.get(job_group)

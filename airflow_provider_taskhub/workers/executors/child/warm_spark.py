@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from airflow_provider_taskhub.errors import ConfigurationError
 from airflow_provider_taskhub.workers.executors.child import capture
 from airflow_provider_taskhub.workers.executors.child.added_files import AddedFiles
 from airflow_provider_taskhub.workers.executors.child.cluster_executors import ClusterExecutors
+from airflow_provider_taskhub.workers.executors.child.ended_session import hand_over
 from airflow_provider_taskhub.workers.executors.child.hadoop_settings import HadoopSettings
 from airflow_provider_taskhub.workers.executors.child.spark import (
     LaunchError,
@@ -42,6 +43,7 @@ from airflow_provider_taskhub.workers.executors.child.spark_work import SparkWor
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQueryManager
 
 _log = logging.getLogger(__name__)
 _session: ContextVar[Any] = ContextVar("taskhub_spark_session")
@@ -91,6 +93,7 @@ class WarmSpark:
         """What all sessions share: cached data and global temporary views."""
         self._fields: dict[str, Any] = {}
         self._files, self._hadoop = AddedFiles(context), HadoopSettings(context)
+        self._checkpoints = self._scala.getCheckpointDir()
         self._gone = gone
         self._executors = ClusterExecutors()
         self._lock = threading.Lock()
@@ -111,8 +114,9 @@ class WarmSpark:
         """
         try:
             from pyspark import SparkConf, SparkContext
-            from pyspark.java_gateway import launch_gateway
+            from pyspark.java_gateway import ensure_callback_server_started, launch_gateway
             from pyspark.sql import SparkSession
+            from pyspark.sql.utils import ForeachBatchFunction
         except ImportError as error:
             raise ConfigurationError(
                 f"a Spark activity needs PySpark in the worker's environment ({error}): install TaskHub again with its "
@@ -138,9 +142,17 @@ class WarmSpark:
                 "Spark needs Java 17 or newer (JAVA_HOME, or `java` on PATH), and valid Spark settings"
             ) from error
         threading.Thread(target=_watch, args=(gateway.proc, start.gone), name="spark-jvm", daemon=True).start()
-        context = SparkContext(conf=settings, gateway=gateway)
+        try:
+            context = SparkContext(conf=settings, gateway=gateway)
+        except Exception as error:
+            raise ConfigurationError(
+                f"Spark {start.master!r} did not start: {_first_line(error)}. Check that the master answers, and the "
+                "settings of the worker (TASKHUB_SPARK__CONF, or its Airflow connection) and of the activity"
+            ) from error
         root = SparkSession(context)
-        _isolate(SparkSession, SparkContext)
+        # Here, and not in an attempt: the server's threads would run in the context of the attempt for ever.
+        ensure_callback_server_started(gateway)
+        _isolate(SparkSession, SparkContext, ForeachBatchFunction)
         spark = cls(context, root, start.gone)
         threading.Thread(target=spark._watch_context, name="spark-context", daemon=True).start()
         return spark
@@ -164,6 +176,7 @@ class WarmSpark:
                 for name, value in attempt.conf.items():
                     self._context.setLocalProperty(name, value)
                 # A copy of the properties for each thread: Spark also keeps the SQL execution of the thread in them.
+                self._context.addJobTag(attempt.job_group)  # user code may set another job group
                 with capture.threads_run_as(lambda run: inheritable_thread_target(session)(run)):
                     yield session
             except Exception as error:
@@ -173,6 +186,7 @@ class WarmSpark:
             finally:
                 _session.reset(token)
                 self._remove_what_is_left(slot, attempt.job_group, session)
+                hand_over(session, _session)
         except BaseException:
             if self._has_stopped() is not False:
                 # The thread that watches the JVM, or the one that watches the context, sends the reason and ends this
@@ -195,14 +209,20 @@ class WarmSpark:
     def cancel(self, job_group: str) -> None:
         if job_group in self._sessions:
             self._cancelled.add(job_group)
-        self._scala.cancelJobGroupAndFutureJobs(job_group)
+        self._cancel_jobs(job_group)
         if (session := self._sessions.get(job_group)) is not None:
-            threading.Thread(target=_stop_streams, args=(session,), daemon=True).start()  # each may take ten seconds
+            streams = session.streams
+            threading.Thread(target=_stop_streams, args=(streams,), daemon=True).start()  # each may take ten seconds
         time.sleep(_STOPPING)
         with self._lock:
             # The cancelled attempt may have ended already. No attempt can begin while this thread has the lock.
             if not set(self._slots.values()) - {job_group}:
                 _kill_python_workers()
+
+    def _cancel_jobs(self, job_group: str) -> None:
+        """Cancel the jobs of an attempt, and those that it would still start. User code may have set another group."""
+        self._scala.cancelJobGroupAndFutureJobs(job_group)
+        self._context.cancelJobsWithTag(job_group)
 
     def _tell_plan(self, job_group: str) -> None:
         """Write the plan of the query that has failed into the log of the attempt. Its error often names no column."""
@@ -216,20 +236,46 @@ class WarmSpark:
         configuration. Spark does not tell which attempt has made them.
         """
         try:
-            self._scala.cancelJobGroupAndFutureJobs(job_group)
+            self._cancel_jobs(job_group)
             if self._used(session._jsparkSession.sessionState(), "streamingQueryManager") is not None:
-                _stop_streams(session)
+                _stop_streams(session.streams)
         except Exception as error:  # the result of the attempt counts all the same
             _not_removed(error)
         with self._lock:
             del self._slots[slot]  # in the same step: of two attempts that end together, one finds itself alone
             if self._slots:
                 return
-            for remove in (self._remove_cached, self._remove_views, self._files.remove_new, self._hadoop.restore):
+            for remove in (
+                self._stop_left_streams,
+                self._remove_cached,
+                self._remove_checkpoints,
+                self._remove_views,
+                self._remove_files,
+                self._hadoop.restore,
+            ):
                 try:
                     remove()
                 except Exception as error:
                     _not_removed(error)
+
+    def _stop_left_streams(self) -> None:
+        """Stop the streaming queries of other sessions, which user code has made with ``newSession()``."""
+        if not (streams := self._shared.activeStreamingQueries()).isEmpty():
+            for stream in list(streams.values()):
+                stream.stop()
+
+    def _remove_checkpoints(self) -> None:
+        """Remove the folder of a checkpoint directory that an attempt has set. Nothing reads it in another session."""
+        folder = self._scala.getCheckpointDir()
+        if str(folder) == str(self._checkpoints):
+            return
+        path = self._context._jvm.org.apache.hadoop.fs.Path(folder.get())
+        path.getFileSystem(self._context._jsc.hadoopConfiguration()).delete(path, True)
+        getattr(self._scala, "checkpointDir_$eq")(self._checkpoints)
+
+    def _remove_files(self) -> None:
+        if self._files.remove_new():
+            _kill_python_workers()  # they keep the modules that they have imported
 
     def _remove_cached(self) -> None:
         if not self._shared.cacheManager().isEmpty():
@@ -380,17 +426,33 @@ def _is_of_spark(error: BaseException) -> bool:
     return any(type(one).__module__.partition(".")[0] in ("pyspark", "py4j") for one in seen)
 
 
-def _stop_streams(session: SparkSession) -> None:
+def _stop_streams(streams: StreamingQueryManager) -> None:
     """Stop the streaming queries that were started with a session."""
-    for query in session.streams.active:
+    for query in streams.active:
         try:
             query.stop()
         except Exception as error:  # its code does not end in time: the others are stopped all the same
             _log.warning("streaming query %s was not stopped: %s", query.id, str(error).splitlines()[:1])
 
 
-def _isolate(session_class: Any, context_class: Any) -> None:
-    """Make PySpark's current session the session of the attempt, and make ``stop()`` raise an error inside attempts."""
+def _first_line(error: Exception) -> str:
+    """Return the first line of an error of Java that says what is wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    found = [line.removeprefix(": ") for line in lines if line.startswith(": ")]
+    return (found or lines or [type(error).__name__])[0][:600]
+
+
+def _isolate(session_class: Any, context_class: Any, batch_class: Any) -> None:
+    """Make PySpark's current session the session of the attempt, make ``stop()`` raise an error inside attempts, and
+    run the functions of ``foreachBatch``, which the JVM calls, in the context of the attempt that has given them.
+    """
+    made = batch_class.__init__
+
+    def made_in_attempt(batch: Any, session: Any, function: Callable[..., Any]) -> None:
+        context = copy_context()
+        made(batch, session, lambda *given: context.copy().run(function, *given))
+
+    batch_class.__init__ = made_in_attempt
 
     active = session_class.getActiveSession.__func__
 
