@@ -5,10 +5,13 @@ The module reaches into PySpark's gateway, because PySpark has no public way to 
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Any
 
 from airflow_provider_taskhub.errors import ConfigurationError
+
+_log = logging.getLogger(__name__)
 
 
 class HadoopFiles:
@@ -106,7 +109,7 @@ def default_scheme() -> str | None:
 def executors_see(path: str) -> bool:
     """Return whether the executors of the active session's cluster see a file on this machine's disk.
 
-    :returns: True also without a classic session, and for a local Spark.
+    :returns: True also without a classic session, for a local Spark, and if the executors cannot be asked.
     """
     context = _context()
     if context is None or str(context.master).startswith("local"):
@@ -118,8 +121,12 @@ def executors_see(path: str) -> bool:
         return os.path.exists(path)
 
     sees.__module__ = "__main__"  # PySpark sends its code then: the executors need not have this package
-    count = context.defaultParallelism
-    return all(context.parallelize(range(count), count).map(sees).collect())
+    count = max(1, int(context.defaultParallelism))
+    try:
+        return all(context.parallelize(range(count), count).map(sees).collect())
+    except Exception as error:  # executors without Python
+        _log.warning("whether the executors see %s is not known: %s", path, str(error).splitlines()[:1])
+        return True
 
 
 def _context() -> Any:

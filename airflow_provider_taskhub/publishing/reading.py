@@ -61,7 +61,7 @@ def read_published(
 ) -> DataFrame:
     """Return the data that were published last as a DataFrame, with the columns of its partitions.
 
-    If more than one attempt has written them, Spark merges the columns of all files (its option ``mergeSchema``).
+    If more than one attempt has written Parquet or ORC, Spark merges the columns of all files (``mergeSchema``).
     Otherwise it would take the columns of one file, and the columns that only others have would be missing. Where the
     types of a column do not fit together, Spark raises an error.
 

@@ -130,7 +130,7 @@ class TaskHubSensor(PlacedTask, BaseSensorOperator):  # type: ignore[misc]  # Ai
     ) -> None:
         super().__init__(**kwargs)
         self.instance_id = instance_id
-        self.statuses = list(statuses or ()) if isinstance(statuses, tuple | None) else statuses
+        self.statuses = list(statuses or ()) if isinstance(statuses, tuple | set | frozenset | None) else statuses
         self.custom_status = custom_status
         self.event_name = event_name
         self.taskhub_conn_id = taskhub_conn_id

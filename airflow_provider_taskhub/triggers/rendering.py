@@ -114,8 +114,13 @@ class PythonTexts:
         self._made: set[str] = set()
 
     def seen_by(self, environment: Environment) -> Environment:
-        """Return an environment like this one. It tells what values its templates write into texts."""
-        return environment.overlay(finalize=self._see)
+        """Return a copy of the environment that notes the containers which its templates write into texts."""
+        given = environment.finalize
+        if given is None:
+            return environment.overlay(finalize=self._see)
+        if hasattr(given, "jinja_pass_arg"):  # it takes more than the value
+            return environment
+        return environment.overlay(finalize=lambda value: self._see(given(value)))
 
     def _see(self, value: Any) -> Any:
         if isinstance(value, Mapping | Sequence | Set) and not isinstance(value, str | bytes):
@@ -141,7 +146,7 @@ class PythonTexts:
         if not isinstance(given, str):
             return next(filter(None, (self.error(*pair) for pair in _pairs(given, rendered, path))), None)
         text = getattr(rendered, "value", rendered)  # of Airflow's LiteralValue
-        if not is_template(given) or not isinstance(text, str) or text.strip() not in self._made:
+        if not is_template(given) or "tojson" in given or not isinstance(text, str) or text.strip() not in self._made:
             return None
         template = given.strip()
         if path == "instance_id":

@@ -190,6 +190,10 @@ def test_a_template_of_a_container_is_refused_whatever_is_in_it(hub: FakeHub, te
         ("found: {{ params.it }}", "found: [1, 2]"),
         ("{{ params.it }} {{ params.it }}", "[1, 2] [1, 2]"),
         ("{{ params.it | length }}", "2"),
+        (
+            ["of {{ params.it }}", "{{ params.it }}{{ '' }}!", "{{ params.it | tojson }}"],
+            ["of [1, 2]", "[1, 2]!", "[1, 2]"],
+        ),
         ("{{ '' }}", ""),
     ],
 )
@@ -218,3 +222,12 @@ def test_the_ids_of_several_instances_are_no_id(hub: FakeHub, make: Any, native:
     with pytest.raises(AirflowFailException, match=r"instance_id is '\{\{ params.ids \}\}', .* give one id"):
         Task(one).run(Ti())
     assert hub.starts == []
+
+
+def test_what_the_user_makes_of_each_value_stays(hub: FakeHub) -> None:
+    kwargs = {"finalize": lambda value: "" if value is None else value}
+    with DAG("d", schedule=None, jinja_environment_kwargs=kwargs) as other:
+        one = TaskHubOperator(task_id="t", orchestrator="o", input=["{{ none }}", "{{ params.it }}"])
+    one.render_template_fields({"params": {"it": [1]}, "dag": other})
+    assert one.input == ["", "[1]"]
+    assert "input[1] is" in str(one._python_text)

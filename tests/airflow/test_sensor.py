@@ -135,6 +135,7 @@ def test_a_rendered_argument_that_cannot_be_right_fails_for_good(
 
 def test_statuses_that_are_not_given_are_none() -> None:
     assert TaskHubSensor(task_id="wait", instance_id="i", statuses=None).statuses == []
+    assert TaskHubSensor(task_id="wait", instance_id="i", statuses={"Running"}).statuses == ["Running"]
 
 
 def test_the_statuses_are_the_engines() -> None:

@@ -18,9 +18,6 @@ from airflow_provider_taskhub.workers.executors.starting import ExecutorStarter
 
 _log = structlog.get_logger()
 
-OWN_PATIENCE = 30.0
-"""Seconds after which an attempt fails whose Spark executor with settings of its own does not start. Most often the
-settings are the reason."""
 OWN_IDLE = 600.0
 """Seconds without an attempt after which a Spark executor that has settings of its own ends."""
 _LOOKED_EVERY = 1.0
@@ -212,8 +209,7 @@ class SeatKeeper:
             seat.broken = True
             assert seat.need is not None
             if not any(other.open for other in self._seats if other.need == seat.need):
-                patience = min(OWN_PATIENCE, self._patience) if seat.need.application else self._patience
-                self._assignment.give_up(seat.need, error, patience=patience, worker=self._name)
+                self._assignment.give_up(seat.need, error, patience=self._patience, worker=self._name)
             waiting = self._assignment.waits(seat.need)
             if not waiting:
                 # No request waits, so further tries to start an executor would only fill the log. The next request sets

@@ -57,7 +57,7 @@ class SparkScratch:
 
     def __init__(self, master: str, conf: Mapping[str, str], environment: Mapping[str, str]) -> None:
         options = [environment.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "SPARK_SUBMIT_OPTS")]
-        java = re.findall(rf"{re.escape(_JAVA_DIR)}(\S+)", " ".join(options))
+        java = re.findall(rf"{re.escape(_JAVA_DIR)}(\"[^\"]*\"|'[^']*'|\S+)", " ".join(options))
         self._folders: list[Scratch] = []
         self._environment = environment
         try:
@@ -104,7 +104,7 @@ def named_folders(conf: Mapping[str, str], environment: Mapping[str, str]) -> li
     folder = environment.get("SPARK_CONF_DIR") or (home and os.path.join(home, "conf"))
     file = Path(folder, "spark-defaults.conf") if folder else None
     try:
-        lines = file.read_text().splitlines() if file is not None else []
+        lines = file.read_text(errors="replace").splitlines() if file is not None else []
     except OSError:
         lines = []
     pairs = (re.split(r"[\s=:]+", line.strip(), maxsplit=1) for line in lines)

@@ -78,8 +78,8 @@ def test_where_the_user_wants_sparks_files(
 
 
 def test_an_executor_gets_new_folders_in_those_that_the_user_has_named(tmp_path: Path) -> None:
-    places = [tmp_path / name for name in ("java", "a", "b")]
-    variables = {"JAVA_TOOL_OPTIONS": f"-Xss4m -Djava.io.tmpdir={places[0]}", "SPARK_SUBMIT_OPTS": "-Dx=1"}
+    places = [tmp_path / name for name in ("ja va", "a", "b")]
+    variables = {"JAVA_TOOL_OPTIONS": f'-Xss4m -Djava.io.tmpdir="{places[0]}"', "SPARK_SUBMIT_OPTS": "-Dx=1"}
     scratch = SparkScratch("local[2]", {"spark.local.dir": f"{places[1]},{places[2]}"}, variables)
     (java,), (one,), (other,) = ([*place.iterdir()] for place in places)
     assert scratch.conf == {"spark.local.dir": f"{one},{other}"}

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQueryManager
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 _session: ContextVar[Any] = ContextVar("taskhub_spark_session")
 
 DEFAULTS: Mapping[str, str] = {
@@ -94,6 +95,7 @@ class WarmSpark:
         self._fields: dict[str, Any] = {}
         self._files, self._hadoop = AddedFiles(context), HadoopSettings(context)
         self._checkpoints = self._scala.getCheckpointDir()
+        self._stuck: set[str] = set()
         self._gone = gone
         self._executors = ClusterExecutors()
         self._lock = threading.Lock()
@@ -175,8 +177,8 @@ class WarmSpark:
                 configure(session, attempt.conf)
                 for name, value in attempt.conf.items():
                     self._context.setLocalProperty(name, value)
-                # A copy of the properties for each thread: Spark also keeps the SQL execution of the thread in them.
                 self._context.addJobTag(attempt.job_group)  # user code may set another job group
+                # A copy of the properties for each thread: Spark also keeps the SQL execution of the thread in them.
                 with capture.threads_run_as(lambda run: inheritable_thread_target(session)(run)):
                     yield session
             except Exception as error:
@@ -186,7 +188,6 @@ class WarmSpark:
             finally:
                 _session.reset(token)
                 self._remove_what_is_left(slot, attempt.job_group, session)
-                hand_over(session, _session)
         except BaseException:
             if self._has_stopped() is not False:
                 # The thread that watches the JVM, or the one that watches the context, sends the reason and ends this
@@ -195,7 +196,8 @@ class WarmSpark:
                 threading.Event().wait(_DYING)
             raise
         finally:
-            self._sessions.pop(attempt.job_group, None)
+            if (ended := self._sessions.pop(attempt.job_group, None)) is not None:
+                hand_over(ended, _session)
             self._cancelled.discard(attempt.job_group)
             with self._lock:
                 if self._slots.get(slot) == attempt.job_group:  # it has got no session
@@ -245,33 +247,36 @@ class WarmSpark:
             del self._slots[slot]  # in the same step: of two attempts that end together, one finds itself alone
             if self._slots:
                 return
-            for remove in (
-                self._stop_left_streams,
-                self._remove_cached,
-                self._remove_checkpoints,
-                self._remove_views,
-                self._remove_files,
-                self._hadoop.restore,
-            ):
-                try:
-                    remove()
-                except Exception as error:
-                    _not_removed(error)
+            slow = [self._left_streams, self._left_checkpoints]
+            later = [done for find in slow if (done := _tried(find)) is not None]
+            for remove in (self._remove_cached, self._remove_views, self._remove_files, self._hadoop.restore):
+                _tried(remove)
+        for remove in later:  # without the lock, because it may take long: others may begin
+            _tried(remove)
 
-    def _stop_left_streams(self) -> None:
-        """Stop the streaming queries of other sessions, which user code has made with ``newSession()``."""
-        if not (streams := self._shared.activeStreamingQueries()).isEmpty():
-            for stream in list(streams.values()):
-                stream.stop()
+    def _left_streams(self) -> Callable[[], None] | None:
+        """Return what stops the streaming queries of other sessions, which user code has made with ``newSession()``."""
+        if (streams := self._shared.activeStreamingQueries()).isEmpty():
+            return None
+        found = [(str(stream.runId()), stream) for stream in list(streams.values())]
 
-    def _remove_checkpoints(self) -> None:
-        """Remove the folder of a checkpoint directory that an attempt has set. Nothing reads it in another session."""
+        def stop() -> None:
+            for name, stream in found:
+                if name not in self._stuck:
+                    self._stuck.add(name)  # who does not stop in time is not waited for again
+                    _tried(stream.stop)
+
+        return stop
+
+    def _left_checkpoints(self) -> Callable[[], None] | None:
+        """Take back the checkpoint directory that an attempt has set. Return what removes Spark's folder in it, which
+        nothing reads in another session."""
         folder = self._scala.getCheckpointDir()
         if str(folder) == str(self._checkpoints):
-            return
-        path = self._context._jvm.org.apache.hadoop.fs.Path(folder.get())
-        path.getFileSystem(self._context._jsc.hadoopConfiguration()).delete(path, True)
+            return None
         getattr(self._scala, "checkpointDir_$eq")(self._checkpoints)
+        path = self._context._jvm.org.apache.hadoop.fs.Path(folder.get())
+        return lambda: path.getFileSystem(self._context._jsc.hadoopConfiguration()).delete(path, True)
 
     def _remove_files(self) -> None:
         if self._files.remove_new():
@@ -411,6 +416,15 @@ def _kill_python_workers() -> None:
             if parent is not None and "pyspark.daemon" in parent.cmdline():
                 for worker in (*process.children(recursive=True), process):
                     worker.kill()
+
+
+def _tried(call: Callable[[], T]) -> T | None:
+    """Return the result of a call, or None after an error. What an attempt has left does not change its result."""
+    try:
+        return call()
+    except Exception as error:
+        _not_removed(error)
+        return None
 
 
 def _not_removed(error: Exception) -> None:
