@@ -22,7 +22,7 @@ AT_ONCE = 16
 LEAST = 1024
 """The smallest number of bytes that one reading reads of a log, if the log has grown so far."""
 MOST_LINES = 200
-"""The largest number of lines that one reading adds for one task. Each log has an equal share, and at least ten."""
+"""About how many lines one reading adds for one task at most. Each log gets an equal share, but at least ten lines."""
 REMEMBERED = 256
 """The largest number of logs of one task whose offsets are remembered. An instance can run many attempts."""
 LONGEST_LINE = 4000

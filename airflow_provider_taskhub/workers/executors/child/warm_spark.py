@@ -96,6 +96,7 @@ class WarmSpark:
         self._files, self._hadoop = AddedFiles(context), HadoopSettings(context)
         self._checkpoints = self._scala.getCheckpointDir()
         self._stuck: set[str] = set()
+        """Streaming queries that did not stop in time. Spark still runs them, and no attempt waits for them again."""
         self._gone = gone
         self._executors = ClusterExecutors()
         self._lock = threading.Lock()
@@ -261,9 +262,10 @@ class WarmSpark:
         found = [(str(stream.runId()), stream) for stream in list(streams.values())]
 
         def stop() -> None:
+            self._stuck &= {name for name, _ in found}  # forget those that have ended
             for name, stream in found:
                 if name not in self._stuck:
-                    self._stuck.add(name)  # who does not stop in time is not waited for again
+                    self._stuck.add(name)
                     _tried(stream.stop)
 
         return stop
@@ -450,7 +452,7 @@ def _stop_streams(streams: StreamingQueryManager) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of an error of Java that says what is wrong."""
+    """Return the line of a Java error that says what is wrong."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     found = [line.removeprefix(": ") for line in lines if line.startswith(": ")]
     return (found or lines or [type(error).__name__])[0][:600]
