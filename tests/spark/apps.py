@@ -430,9 +430,9 @@ def leaves_hidden(spark: SparkSession, folder: str) -> None:
         with contextlib.suppress(Exception):
             spark.range(10**12).selectExpr("sum(id % 7)").collect()
 
-    threading.Thread(target=job, daemon=True).start()
     spark.sparkContext.setCheckpointDir(f"{folder}/checkpoints")
     spark.range(10).checkpoint()
+    threading.Thread(target=job, daemon=True).start()  # last, because its tasks take all cores
     while not spark.sparkContext.statusTracker().getJobIdsForGroup("mine"):
         threading.Event().wait(0.01)
 
